@@ -1,0 +1,1 @@
+"""Interpreters: functions from trace to trace, and `evaluate`, from trace to values."""

@@ -1,0 +1,124 @@
+"""Evaluate a trace: the reference semantics, against which every other interpreter and executor is tested.
+
+It runs plain PyTorch ops, so autograd, `torch.func` and outer tracers see them as they see any PyTorch code.
+Variables are numbered in binding order, so the environment is a list that grows: `env[i]` is the value of `vi`.
+
+Source: autodidax part 1 (`eval_jaxpr`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.errors import MissingRule, TraceTypeError, located
+from thunder_fn.trace import Arg, Equation, Literal, TensorType, Trace, Type, Var, short_dtype
+
+EvaluateRule = Callable[..., Sequence[Any]]
+
+EVALUATE_RULES: dict[str, EvaluateRule] = {}
+"""Structured ops by name: `rule(bodies, *args, **kwargs)` gives the values of the equation's outputs."""
+
+
+def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Run a trace on values.
+
+    Law: ``evaluate(trace(f, *xs), xs) == f(*xs)``.
+
+    Args:
+        trace: closed and checked.
+        inputs: one value for each of the trace's inputs.
+
+    Returns:
+        One value for each of the trace's outputs.
+
+    Raises:
+        TraceTypeError: the number of inputs, or an input's dtype or shape, is not what the trace takes.
+        MissingRule: a structured op has no rule; names it and the user's line.
+        Exception: what an op raises, with a note that names the equation and the user's line.
+    """
+    _check_inputs(trace, inputs)
+    env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
+    for equation in trace.equations:
+        args = [_value(env, arg) for arg in equation.args]
+        kwargs = {key: _value(env, arg) for key, arg in equation.kwargs}
+        env.extend(_apply(equation, env, args, kwargs))
+    return tuple(_value(env, atom) for atom in trace.outputs)
+
+
+def _value(env: list[Any], arg: Arg) -> Any:
+    match arg:
+        case Var():
+            return env[arg.index]
+        case Literal():
+            return arg.value
+        case tuple():
+            return [_value(env, item) for item in arg]
+
+
+def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The values of the equation's outputs. Errors get a note, once, that names the innermost equation."""
+    try:
+        match equation.op.kind:
+            case "leaf":
+                results = evaluate_leaf(equation, args, kwargs)
+            case "composite":
+                results = evaluate(equation.body, [env[var.index] for var in equation.operands])
+            case "structured":
+                results = evaluate_rule(equation)(equation.bodies, *args, **kwargs)
+        return [value for _, value in zip(equation.outputs, results, strict=True)]
+    except MissingRule:
+        raise
+    except Exception as error:
+        if not getattr(error, "__notes__", None):
+            error.add_note(located("while thunder_fn evaluated", equation=_text(equation), source=equation.source))
+        raise
+
+
+def evaluate_leaf(equation: Equation, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Call a leaf's overload; its results in the order of the equation's outputs."""
+    result = ops.overload(equation.op)(*args, **kwargs)
+    return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
+
+
+def evaluate_rule(equation: Equation) -> EvaluateRule:
+    """The rule of a structured op."""
+    try:
+        return EVALUATE_RULES[equation.op.name]
+    except KeyError:
+        what = f"{equation.op}: evaluate has no rule for this structured op"
+        fix = "Import the module that defines the op, or add its rule to EVALUATE_RULES."
+        raise MissingRule(located(what, equation=_text(equation), source=equation.source, fix=fix)) from None
+
+
+def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:
+    if len(inputs) != len(trace.inputs):
+        raise TraceTypeError(f"{trace.name}: expected {len(trace.inputs)} inputs, given {len(inputs)}")
+    for position, (var, value) in enumerate(zip(trace.inputs, inputs, strict=True)):
+        if not _fits(var.type, value):
+            raise TraceTypeError(f"{trace.name}: input {position} ({var}) must be {var.type}, given {_describe(value)}")
+
+
+def _fits(type: Type, value: Any) -> bool:
+    """Tensors must have the dtype and the static sizes of the type; symbolic sizes fit whatever they meet."""
+    if not isinstance(type, TensorType):
+        return not isinstance(value, torch.Tensor)
+    if not isinstance(value, torch.Tensor) or value.dtype != type.dtype or value.dim() != len(type.shape):
+        return False
+    sizes = zip(type.shape, value.shape, strict=True)
+    return all(want == have for want, have in sizes if isinstance(want, int) and isinstance(have, int))
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{short_dtype(value.dtype)}[{', '.join(map(str, value.shape))}]"
+    return type(value).__name__
+
+
+def _text(equation: Equation) -> str:
+    from thunder_fn.pretty import format_equation
+
+    return format_equation(equation)
