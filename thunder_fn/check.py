@@ -1,0 +1,216 @@
+"""Check that a trace keeps the rules of its grammar. All tests run this after every interpreter.
+
+Variables are bound once and before use, with one type; bodies are closed and agree with their equations; the types of a
+leaf's outputs are what the op gives for its operands' types (PyTorch's own meta functions, on fake tensors); constants
+agree with their variables; constraints are over symbols that the trace binds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from thunder_fn import ops
+from thunder_fn.errors import InvalidTrace, MissingRule, TraceTypeError, located
+from thunder_fn.pretty import format_equation
+from thunder_fn.trace import Arg, Equation, Literal, NoneType, NumberType, Op, TensorType, Trace, Type, Var
+from thunder_fn.trace import map_arg, subtraces, type_of, type_of_value
+
+CHECK_RULES: dict[str, Callable[[Equation], None]] = {}
+"""Structured ops by name: `rule(equation)` raises where the equation's types and bodies disagree."""
+
+_LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
+"""Ops whose bounds depend on the storage of their input, which a type does not describe."""
+
+
+def check(trace: Trace) -> None:
+    """Raise if a trace, or a trace inside it, breaks a rule.
+
+    Law: every interpreter maps checked traces to checked traces.
+
+    Raises:
+        InvalidTrace: a variable is unbound, a body is missing, a constraint has unknown symbols.
+        TraceTypeError: two types disagree; names the equation and the user's line.
+        MissingRule: a structured op has no rule in CHECK_RULES.
+    """
+    for current in subtraces(trace):
+        _check_trace(current)
+
+
+def _check_trace(trace: Trace) -> None:
+    bound = [*trace.inputs, *(constant.var for constant in trace.constants)]
+    for constant in trace.constants:
+        found = type_of_value(constant.tensor)
+        if found != constant.var.type:
+            raise TraceTypeError(f"{trace.name}: constant {constant.var} is {constant.var.type}, but its tensor is {found}")
+    for equation in trace.equations:
+        for var in equation.operands:
+            _check_bound(var, bound, trace, equation)
+        _check_equation(equation)
+        bound.extend(equation.outputs)
+    for atom in trace.outputs:
+        if isinstance(atom, Var):
+            _check_bound(atom, bound, trace, None)
+        type_of(atom)
+    _check_constraints(trace, bound)
+
+
+def _check_bound(var: Var, bound: list[Var], trace: Trace, equation: Equation | None) -> None:
+    use = f"{trace.name}: {var} is used" if equation else f"{trace.name}: {var} is returned"
+    if not 0 <= var.index < len(bound):
+        raise InvalidTrace(_at(f"{use} before it is bound", equation, "Bodies are closed: pass what they use as inputs."))
+    known = bound[var.index].type
+    if known != var.type:
+        raise TraceTypeError(_at(f"{use} as {var.type}, but it is bound as {known}", equation))
+
+
+def _at(what: str, equation: Equation | None, fix: str | None = None) -> str:
+    if equation is None:
+        return what
+    return located(what, equation=format_equation(equation), source=equation.source, fix=fix)
+
+
+def _check_constraints(trace: Trace, bound: list[Var]) -> None:
+    known = {symbol for var in bound for symbol in _symbols(var.type)}
+    for constraint in trace.constraints:
+        unknown = sorted(str(symbol) for symbol in constraint.value.free_symbols - known)
+        if unknown:
+            raise InvalidTrace(f"{trace.name}: the constraint {constraint} is over {', '.join(unknown)}, which nothing binds")
+
+
+def _symbols(type: Type) -> Iterator[Any]:
+    if isinstance(type, TensorType):
+        for dim in type.shape:
+            if not isinstance(dim, int):
+                yield from dim.value.free_symbols
+
+
+def _check_equation(equation: Equation) -> None:
+    match equation.op.kind:
+        case "leaf":
+            _check_leaf(equation)
+        case "composite":
+            _check_composite(equation)
+        case "structured":
+            if equation.op.name not in CHECK_RULES:
+                fix = "Import the module that defines the op, or add its rule to CHECK_RULES."
+                raise MissingRule(_at(f"{equation.op}: check has no rule for this structured op", equation, fix))
+            CHECK_RULES[equation.op.name](equation)
+
+
+def _check_leaf(equation: Equation) -> None:
+    ops.overload(equation.op)
+    if equation.bodies:
+        raise InvalidTrace(_at(f"{equation.op}: a leaf has no bodies, but this one has {len(equation.bodies)}", equation))
+    fix = "Take the types of outputs from the op: `check.fake_result_types(equation)` gives them."
+    try:
+        types = fake_result_types(equation)
+    except Exception as error:
+        what = f"{equation.op}: the op rejects its operands: {error}"
+        raise TraceTypeError(_at(what, equation, "Look at the types of the operands.")) from error
+    if types is not None:
+        check_types(equation, types, "the op gives", fix)
+
+
+def _check_composite(equation: Equation) -> None:
+    if len(equation.bodies) != 1:
+        raise InvalidTrace(_at(f"{equation.op}: a composite has one body, but this one has {len(equation.bodies)}", equation))
+    check_operands(equation, equation.operands, equation.body)
+    check_types(equation, equation.body.output_types, "the body returns", "Build the equation from its body's output types.")
+
+
+def check_operands(equation: Equation, operands: tuple[Var, ...], body: Trace) -> None:
+    """Raise unless a body takes exactly these operands."""
+    fix = "A body has one input for each operand, in order, with repeats."
+    if len(operands) != len(body.inputs):
+        what = f"{equation.op}: the body takes {len(body.inputs)} inputs, but there are {len(operands)} operands"
+        raise InvalidTrace(_at(what, equation, fix))
+    for var, parameter in zip(operands, body.inputs, strict=True):
+        if var.type != parameter.type:
+            what = f"{equation.op}: the body takes {parameter}: {parameter.type}, but the operand {var} is {var.type}"
+            raise TraceTypeError(_at(what, equation, fix))
+
+
+def check_types(equation: Equation, types: tuple[Type, ...], giver: str, fix: str | None = None) -> None:
+    """Raise unless the outputs of an equation have these types."""
+    if len(types) != len(equation.outputs):
+        what = f"{equation.op}: the equation has {len(equation.outputs)} outputs, but {giver} {len(types)}"
+        raise InvalidTrace(_at(what, equation, fix))
+    for position, (var, type) in enumerate(zip(equation.outputs, types, strict=True)):
+        if var.type != type:
+            what = f"{equation.op}: output {position} ({var}) is {var.type}, but {giver} {type}"
+            raise TraceTypeError(_at(what, equation, fix))
+
+
+def fake_result_types(equation: Equation) -> tuple[Type, ...] | None:
+    """The types that a leaf gives for the types of its operands, or None where types alone do not tell.
+
+    They do not where a size is symbolic, where an operand is a number, where the result depends on data or on strides,
+    and for custom ops without a fake implementation.
+    """
+    if not all(_is_static(var.type) for var in equation.operands):
+        return None
+    args = tuple(map_arg(_type, arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(_type, arg)) for key, arg in equation.kwargs)
+    return _fake_result_types(equation.op, args, kwargs)
+
+
+def _type(var: Var) -> Type:
+    return var.type
+
+
+def _is_static(type: Type) -> bool:
+    match type:
+        case TensorType():
+            return all(isinstance(dim, int) for dim in type.shape)
+        case NumberType():
+            return False
+        case NoneType():
+            return True
+
+
+@lru_cache(maxsize=16384)
+def _fake_result_types(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Type, ...] | None:
+    try:
+        result = fake_result(op, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
+        return None
+    except RuntimeError:
+        if op.name.split(".")[1] in _LAYOUT_DEPENDENT:
+            return None
+        raise
+    return () if ops.returns_nothing(op) else tuple(type_of_value(value) for value in ops.flatten_result(result))
+
+
+def fake_result(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    """Run a leaf on fake tensors, untouched by the modes that are on. In the arguments, types stand for variables."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), FakeTensorMode():
+        return ops.overload(op)(*map(_fake, args), **{key: _fake(arg) for key, arg in kwargs})
+
+
+def _fake(arg: Arg | Type) -> Any:
+    match arg:
+        case TensorType(dtype, shape, device):
+            return torch.empty(tuple(map(_size, shape)), dtype=dtype, device=device)
+        case Literal():
+            return arg.value
+        case tuple():
+            return [_fake(item) for item in arg]
+        case _:
+            return None
+
+
+def _size(dim: object) -> int:
+    if not isinstance(dim, int):
+        raise InvalidTrace(f"the size {dim} is symbolic; a fake tensor needs a number")
+    return dim
