@@ -1,0 +1,198 @@
+"""From the recorder's tree of scopes to a nested trace: a pure function.
+
+Each scope becomes a composite whose inputs are what it uses and did not define and whose outputs are its results and
+whatever else later equations use. Equal bodies become one object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from thunder_fn import ops
+from thunder_fn.capture.recorder import Leaf, Recorder, Scope
+from thunder_fn.trace import Atom, Equation, Trace, Var, _vars_in, canonical, map_arg
+
+Item = Leaf | Scope
+
+
+def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
+    """The trace of everything that was recorded and is needed for the outputs."""
+    root = recorder.root
+    live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)})
+    traffic = _traffic(root, live, outputs)
+    bodies: dict[Trace, Trace] = {}
+    equations = _equations(root, live, traffic, bodies)
+    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)
+
+
+def _leaves(scope: Scope) -> Iterator[tuple[Leaf, Scope]]:
+    for item in scope.items:
+        if isinstance(item, Scope):
+            yield from _leaves(item)
+        else:
+            yield item, scope
+
+
+def _uses(leaf: Leaf) -> Iterator[Var]:
+    return _vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
+
+
+def _live(root: Scope, wanted: set[int]) -> set[int]:
+    """Indices of the variables that are needed. Random ops count as needed: eager would have drawn their numbers."""
+    for leaf, _ in reversed(list(_leaves(root))):
+        needed = any(var.index in wanted for var in leaf.outputs)
+        if needed or not leaf.outputs or ops.is_random(leaf.op) or ops.is_effectful(leaf.op):
+            wanted.update(var.index for var in leaf.outputs)
+            wanted.update(var.index for var in _uses(leaf))
+    return wanted
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What crosses each scope's border: imports in order of use, exports in order of definition."""
+
+    imports: dict[Scope, dict[int, Var]] = field(default_factory=dict)
+    exports: dict[Scope, dict[int, Var]] = field(default_factory=dict)
+
+
+def _is_live(leaf: Leaf, live: set[int]) -> bool:
+    return not leaf.outputs or any(var.index in live for var in leaf.outputs)
+
+
+def _traffic(root: Scope, live: set[int], outputs: tuple[Atom, ...]) -> _Traffic:
+    traffic = _Traffic()
+    home: dict[int, Scope] = {}
+
+    def use(var: Var, scope: Scope) -> None:
+        definition = home.get(var.index, root)
+        while scope.depth > definition.depth or not _contains(scope, definition):
+            traffic.imports.setdefault(scope, {}).setdefault(var.index, var)
+            scope = _parent(scope)
+        while definition is not scope:
+            traffic.exports.setdefault(definition, {}).setdefault(var.index, var)
+            definition = _parent(definition)
+
+    for leaf, scope in _leaves(root):
+        if _is_live(leaf, live):
+            for var in _uses(leaf):
+                use(var, scope)
+            home.update((var.index, scope) for var in leaf.outputs)
+    for atom in outputs:
+        if isinstance(atom, Var):
+            use(atom, root)
+    return traffic
+
+
+def _parent(scope: Scope) -> Scope:
+    assert scope.parent is not None, "the root contains every scope"
+    return scope.parent
+
+
+def _contains(outer: Scope, inner: Scope) -> bool:
+    while inner.depth > outer.depth:
+        inner = _parent(inner)
+    return inner is outer
+
+
+def _equations(scope: Scope, live: set[int], traffic: _Traffic, bodies: dict[Trace, Trace]) -> list[Equation]:
+    equations: list[Equation] = []
+    for item in scope.items:
+        if isinstance(item, Scope):
+            equations.extend(_composite(item, live, traffic, bodies))
+        elif _is_live(item, live):
+            source = dataclasses.replace(item.source, module=scope.module) if item.source and scope.module else item.source
+            equations.append(Equation(item.op, item.args, item.kwargs, item.outputs, item.bodies, source))
+    return equations
+
+
+def _composite(scope: Scope, live: set[int], traffic: _Traffic, bodies: dict[Trace, Trace]) -> list[Equation]:
+    """The scope as one equation; as its only equation where a name of its own would say nothing new."""
+    equations = _equations(scope, live, traffic, bodies)
+    if not equations:
+        return []
+    imports, exports = traffic.imports.get(scope, {}), traffic.exports.get(scope, {})
+    if len(equations) == 1 and _says_nothing(scope, equations[0], exports):
+        return equations
+    faithful = _is_faithful(scope, imports, exports, live)
+    results = scope.results if faithful and scope.results is not None else ()
+    outputs = (*results, *(var for var in exports.values() if var not in results))
+    if len(equations) == 1 and scope.kind == "function" and equations[0].op.kind == "composite":
+        equations = _spliced(equations[0])
+    if faithful:
+        args, kwargs = scope.args or (), scope.kwargs or ()
+    else:
+        args, kwargs = tuple(imports.values()), ()
+    operands = tuple(_vars_in((args, tuple(value for _, value in kwargs))))
+    body = _close(scope, operands, equations, outputs, bodies)
+    source = dataclasses.replace(scope.source, module=scope.module) if scope.source else None
+    op = ops.composite(scope.name if faithful else scope.name.rsplit(".", 1)[-1])
+    return [Equation(op, args, kwargs, outputs, (body,), source)]
+
+
+def _says_nothing(scope: Scope, equation: Equation, exports: dict[int, Var]) -> bool:
+    """A torch function that is one ATen op: `torch.mul` is `aten.mul`."""
+    if scope.kind != "function" or equation.op.kind != "leaf":
+        return False
+    short = scope.name.rsplit(".", 1)[-1]
+    return not scope.name.startswith("torch.nn.functional.") or equation.op.name.split(".")[1].lstrip("_") == short
+
+
+def _is_faithful(scope: Scope, imports: dict[int, Var], exports: dict[int, Var], live: set[int]) -> bool:
+    """The equation can be written as the user's call: same arguments, and its outputs are the call's results."""
+    if scope.args is None or scope.results is None:
+        return False
+    given = {var.index for var in _vars_in((scope.args, tuple(value for _, value in scope.kwargs or ())))}
+    results = {var.index for var in scope.results}
+    return (
+        set(imports) <= given
+        and given <= live
+        and results <= live
+        and not results & given
+        and set(exports) <= results
+        and len(results) == len(scope.results)
+    )
+
+
+def _spliced(equation: Equation) -> list[Equation]:
+    """The body's equations in place of a composite: `F.layer_norm` need not hold `torch.layer_norm`."""
+    body = equation.body
+    names = {inner.index: outer for inner, outer in zip(body.inputs, equation.operands, strict=True)}
+    for inner, outer in zip(body.outputs, equation.outputs, strict=True):
+        if not isinstance(inner, Var) or inner.index in names:
+            return [equation]
+        names[inner.index] = outer
+    if body.constants:
+        return [equation]
+    offset = 1 + max((var.index for var in (*equation.operands, *equation.outputs)), default=0) + 1_000_000
+
+    def rename(var: Var) -> Var:
+        return names.setdefault(var.index, Var(var.index + offset, var.type))
+
+    return [
+        Equation(
+            inner.op,
+            tuple(map_arg(rename, arg) for arg in inner.args),
+            tuple((key, map_arg(rename, arg)) for key, arg in inner.kwargs),
+            tuple(map(rename, inner.outputs)),
+            inner.bodies,
+            inner.source,
+        )
+        for inner in body.equations
+    ]
+
+
+def _close(
+    scope: Scope, operands: tuple[Var, ...], equations: list[Equation], outputs: tuple[Var, ...], bodies: dict[Trace, Trace]
+) -> Trace:
+    """The body: one input for each operand; where an operand repeats, the first is the one that is used."""
+    seen: set[int] = set()
+    spare = 2_000_000_000
+    inputs: list[Var] = []
+    for var in operands:
+        inputs.append(Var(spare + len(inputs), var.type) if var.index in seen else var)
+        seen.add(var.index)
+    body = canonical(tuple(inputs), tuple(equations), outputs, name=scope.name.rsplit(".", 1)[-1])
+    return bodies.setdefault(body, body)
+

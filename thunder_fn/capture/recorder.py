@@ -1,0 +1,328 @@
+"""The recorder: what PyTorch does below autograd, as a tree of scopes with leaf records in them.
+
+Three mechanisms of PyTorch stack up, outermost first:
+
+1. a TorchFunctionMode (`scopes.py`) sees each torch function, lifts foreign tensors into tracers and opens scopes;
+2. FunctionalTensorMode turns in-place code and views into pure ops;
+3. a fake tensor mode computes types and reports every op to the recorder.
+
+A tracer is a FunctionalTensor around a fake tensor; the recorder knows the variable of each fake tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn import torch_internals as internals
+from thunder_fn.errors import CaptureError, EscapedTracer, UnsupportedInput, located
+from thunder_fn.trace import Arg, Constant, Literal, Op, Source, Type, Var, type_of_value
+
+_current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
+
+ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift.default"}
+RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"}
+RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
+LIFTS = {"aten.lift_fresh.default", "aten.lift_fresh_copy.default"}
+LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+def current() -> Recorder | None:
+    """The recorder of the capture that this thread is in, if any."""
+    return _current.get()
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One recorded op: an equation whose variables are still provisional."""
+
+    op: Op
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outputs: tuple[Var, ...]
+    source: Source | None
+    bodies: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """A call that becomes a composite: a torch function, a module or a `@composite` function.
+
+    `args`, `kwargs` and `results` are the call as the user wrote it, None where it cannot be written with variables
+    and literals.
+    """
+
+    name: str
+    kind: str
+    parent: Scope | None
+    depth: int
+    source: Source | None = None
+    module: str = ""
+    items: list[Leaf | Scope] = field(default_factory=list)
+    args: tuple[Arg, ...] | None = None
+    kwargs: tuple[tuple[str, Arg], ...] | None = None
+    results: tuple[Var, ...] | None = None
+    detached: dict[int, Var] = field(default_factory=dict)
+
+
+class _EscapedTracer(internals.FunctionalTensor):
+    """What a tracer becomes when its capture has ended."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise escaped_error(func)
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return "EscapedTracer()"
+
+
+def escaped_error(func: Any = None) -> EscapedTracer:
+    used = f" by {getattr(func, '__name__', func)}" if func is not None else ""
+    return EscapedTracer(
+        located(
+            f"a tracer was used{used} after the function that made it had been traced",
+            fix="Return the value from the traced function instead of storing it in a global, a closure or an attribute.",
+        )
+    )
+
+
+class Recorder:
+    """Records one run of one function. Lives only inside `capture`."""
+
+    def __init__(self, *, track_no_grad: bool = True) -> None:
+        self.mode = internals.RecordingMode(self._on_op)
+        self.functional_mode = internals.FunctionalTensorMode()
+        self.track_no_grad = track_no_grad
+        self.base_grad = torch.is_grad_enabled()
+        self.root = Scope("", "root", None, 0)
+        self.scope = self.root
+        self.inputs: list[Var] = []
+        self.constants: list[Constant] = []
+        self.detaching = False
+        self.source: Source | None = None
+        self.module_paths: dict[torch.nn.Module, str] = {}
+        self._next = 0
+        self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
+        self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
+        self._off: set[int] = set()
+        self._tracers: list[weakref.ref[torch.Tensor]] = []
+
+    # ---- running ----
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """PyTorch's modes around the traced function."""
+        from thunder_fn.capture.scopes import ScopeMode, module_scopes
+
+        token = _current.set(self)
+        try:
+            with ExitStack() as stack:
+                for context in (
+                    internals.isolated(),
+                    internals.compiling(),
+                    internals.no_autocast_cache(),
+                    module_scopes(),
+                    self.mode,
+                    self.functional_mode,
+                    ScopeMode(self),
+                ):
+                    stack.enter_context(context)
+                yield
+        finally:
+            _current.reset(token)
+
+    @contextmanager
+    def open(self, scope: Scope) -> Iterator[None]:
+        """What is recorded inside belongs to the scope."""
+        outer = self.scope
+        outer.items.append(scope)
+        self.scope = scope
+        try:
+            yield
+        finally:
+            self.scope = outer
+
+    # ---- tensors and variables ----
+
+    def fresh(self, type: Type) -> Var:
+        var = Var(self._next, type)
+        self._next += 1
+        return var
+
+    def input(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tracer for an argument."""
+        tracer, var = self._trace_like(tensor)
+        self.inputs.append(var)
+        return tracer
+
+    def lift(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder is returned as it is."""
+        if isinstance(tensor, internals.FunctionalTensor) and self.owns(tensor):
+            return tensor
+        known = self._lifted.get(id(tensor))
+        if known is not None:
+            return known[1]
+        if isinstance(tensor, internals.FakeTensor) and id(tensor) in self._vars:
+            return tensor
+        if is_wrapped(tensor):
+            return tensor
+        tracer, var = self._trace_like(tensor)
+        self.constants.append(Constant(var, tensor))
+        self._lifted[id(tensor)] = (tensor, tracer, var)
+        return tracer
+
+    def owns(self, tracer: torch.Tensor) -> bool:
+        """The tracer was made by this recorder."""
+        if isinstance(tracer, _EscapedTracer):
+            raise escaped_error()
+        fake = torch._from_functional_tensor(tracer.elem)  # type: ignore[attr-defined]
+        return getattr(fake, "fake_mode", None) is self.mode
+
+    def _trace_like(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Var]:
+        check_supported(tensor)
+        fake = internals.fake_like(self.mode, tensor)
+        var = self.fresh(type_of_value(fake))
+        self._vars[id(fake)] = (fake, var)
+        tracer = internals.functionalize(fake, self.functional_mode)
+        if tensor.requires_grad:
+            tracer.requires_grad_(True)
+        self.remember(tracer)
+        return tracer, var
+
+    def remember(self, tracer: torch.Tensor) -> None:
+        """Keep track of a tracer, weakly, to tell it when the capture has ended."""
+        self._tracers.append(weakref.ref(tracer))
+
+    def poison(self) -> None:
+        """Turn the tracers that outlived the capture into values that say so when used."""
+        for reference in self._tracers:
+            tracer = reference()
+            if type(tracer) is internals.FunctionalTensor:
+                tracer.__class__ = _EscapedTracer
+
+    def var_of(self, tensor: torch.Tensor) -> Var | None:
+        """The variable that a tracer stands for now, None if it is no tracer of this recorder at the base level."""
+        if isinstance(tensor, internals.FunctionalTensor):
+            entry = self._vars.get(id(internals.inner_fake(tensor)))
+            return entry[1] if entry else None
+        if id(tensor) in self._lifted:
+            return self.var_of(self._lifted[id(tensor)][1])
+        return None
+
+    def lifted(self) -> list[tuple[torch.Tensor, torch.Tensor, Var]]:
+        """Closed-over tensors: (tensor, its tracer, its variable)."""
+        return list(self._lifted.values())
+
+    # ---- ops ----
+
+    def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not isinstance(func, torch._ops.OpOverload):
+            raise CaptureError(located(f"PyTorch's higher-order op {func} cannot be captured", source=self.source))
+        if func.namespace in ("prim", "prims") and func.name() == "prim::device":
+            return
+        name = str(func)
+        if name in LIFTS:
+            self._bind_fresh(args[0], result)
+        elif name in ALIASES and not (name == "aten.detach.default" and self.detaching and self.track_no_grad):
+            self._vars[id(result)] = (result, self._read(args[0]))
+        else:
+            self._record(RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
+
+    def _bind_fresh(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        """A tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
+        if id(tensor) in self._vars:
+            self._vars[id(result)] = (result, self._vars[id(tensor)][1])
+            return
+        var = self.fresh(type_of_value(result))
+        self.constants.append(Constant(var, tensor, owned=True))
+        self._vars[id(result)] = (result, var)
+
+    def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        new_args = tuple(self._encode(arg) for arg in args)
+        new_kwargs = tuple((key, self._encode(value)) for key, value in kwargs.items())
+        values = () if ops.returns_nothing(op) else ops.flatten_result(result)
+        outputs = tuple(self.fresh(type_of_value(value)) for value in values)
+        self.scope.items.append(Leaf(op, new_args, new_kwargs, outputs, self.source))
+        for value, var in zip(values, outputs, strict=True):
+            self.bind(value, var)
+
+    def bind(self, value: Any, var: Var) -> None:
+        """`value`, a fake tensor, is what `var` stands for from now on."""
+        if isinstance(value, torch.Tensor):
+            self._vars[id(value)] = (value, var)
+            if self.track_no_grad and not torch.is_grad_enabled():
+                self._off.add(var.index)
+
+    def _encode(self, value: Any) -> Arg:
+        if isinstance(value, torch.Tensor):
+            return self._read(value)
+        if isinstance(value, (list, tuple)):
+            return tuple(self._encode(item) for item in value)
+        return encode_literal(value, self.source)
+
+    def _read(self, tensor: torch.Tensor) -> Var:
+        entry = self._vars.get(id(tensor))
+        if entry is None:
+            return self._foreign(tensor)
+        return self.stop(entry[1])
+
+    def stop(self, var: Var) -> Var:
+        """The variable as grad sees it here: made where gradients were off and read where they are on, it is constant."""
+        if var.index not in self._off or not torch.is_grad_enabled() or not self.track_no_grad or not self.base_grad:
+            return var
+        known = self.scope.detached.get(var.index)
+        if known is None:
+            known = self.scope.detached[var.index] = self.fresh(var.type)
+            self.scope.items.append(Leaf(ops.STOP_GRADIENT, (var,), (), (known,), self.source))
+        return known
+
+    def _foreign(self, tensor: torch.Tensor) -> Var:
+        """A tensor that reached the dispatcher without passing a torch function."""
+        if isinstance(tensor, internals.FakeTensor):
+            raise escaped_error()
+        check_supported(tensor)
+        var = self.fresh(type_of_value(tensor))
+        self.constants.append(Constant(var, tensor))
+        self._vars[id(tensor)] = (tensor, var)
+        return var
+
+
+def encode_literal(value: Any, source: Source | None = None) -> Literal:
+    """A Python value as a literal of the trace."""
+    if isinstance(value, LITERALS):
+        return Literal(value)
+    raise UnsupportedInput(
+        located(
+            f"an op was called with a {type(value).__name__}, which cannot be part of a trace: {value!r:.80}",
+            source=source,
+            fix="Pass tensors, numbers, strings, dtypes, devices or None; for random numbers use the default generator.",
+        )
+    )
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """A torch.func wrapper: made inside the traced function, it stays as it is."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_supported(tensor: torch.Tensor) -> None:
+    """Raise for tensors that have no type in a trace."""
+    if isinstance(tensor, _EscapedTracer):
+        raise escaped_error()
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise UnsupportedInput(
+            located(
+                f"a {kind} tensor cannot be traced: the type of a tensor is its dtype, shape and device",
+                fix="Convert it with `.to_dense()`, or pass its components as separate tensors.",
+            )
+        )
+    if getattr(tensor, "is_quantized", False):
+        raise UnsupportedInput("a quantized tensor cannot be traced; pass its integer values and scales as separate tensors")

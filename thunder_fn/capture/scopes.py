@@ -1,0 +1,263 @@
+"""Scopes: torch functions, module calls and `@composite` functions as the recorder sees them begin and end."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.capture.recorder import LITERALS, Recorder, Scope, current
+from thunder_fn.errors import DataDependentBranch, DataDependentShape, DataDependentValue, located
+from thunder_fn.trace import Arg, Literal, Source, Var
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TORCH = torch.__file__.rsplit("/", 1)[0]
+_HERE = __file__.rsplit("/", 2)[0]
+_INTERNAL = (_TORCH, *(f"{_HERE}/{part}" for part in ("capture", "jit", "interpreters", "structured", "derive.py", "api.py")))
+
+Tensor = torch.Tensor
+_PROPERTIES = "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
+_QUERIES = "size dim ndimension stride storage_offset numel nelement is_contiguous is_floating_point is_complex is_signed"
+METADATA: frozenset[Any] = frozenset(
+    {
+        *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
+        *(getattr(Tensor, name) for name in _QUERIES.split()),
+        *(Tensor.get_device, Tensor.element_size, Tensor.__len__, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference),
+        *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch.is_conj),
+    }
+)
+DETACHES = {Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__}
+BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
+UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
+
+
+class ScopeMode(TorchFunctionMode):
+    """Lifts the tensors that a torch function is called with, and makes the call a scope."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder = self.recorder
+        if func in METADATA or current() is not recorder:
+            return func(*args, **kwargs)
+        args, kwargs = lift_call(recorder, args, kwargs)
+        outermost = recorder.scope.kind != "function"
+        if outermost:
+            recorder.source = user_source(recorder)
+        name = function_name(func)
+        try:
+            if name is None:
+                return self._run(func, args, kwargs)
+            return in_scope(recorder, name, "function", lambda: self._run(func, args, kwargs), args, kwargs)
+        except (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE) as error:
+            raise data_dependent_error(func, error, recorder.source) from None
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
+        if func in DETACHES:
+            recorder.detaching, before = True, recorder.detaching
+            try:
+                return func(*args, **kwargs)
+            finally:
+                recorder.detaching = before
+        if isinstance(func, types.FunctionType):
+            with self:
+                result = internals.without_torch_function_checks(func)(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+        if isinstance(result, internals.FunctionalTensor):
+            recorder.remember(result)
+        return result
+
+
+def lift_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The call with tracers in place of tensors from outside."""
+    return tuple(_lift(recorder, arg) for arg in args), {key: _lift(recorder, value) for key, value in kwargs.items()}
+
+
+def _lift(recorder: Recorder, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return recorder.lift(value)
+    if type(value) in (list, tuple) and value:
+        return type(value)(_lift(recorder, item) for item in value)
+    if type(value) is dict:
+        return {key: _lift(recorder, item) for key, item in value.items()}
+    return value
+
+
+def in_scope(recorder: Recorder, name: str, kind: str, run: Callable[[], R], args: Any = None, kwargs: Any = None, module: str = "") -> R:
+    """Run inside a new scope, which keeps the call as the user wrote it."""
+    outer = recorder.scope
+    scope = Scope(name, kind, outer, outer.depth + 1, recorder.source, module or outer.module)
+    if args is not None:
+        scope.args, scope.kwargs = encode_call(recorder, args, kwargs or {})
+    with recorder.open(scope):
+        result = run()
+    if scope.args is not None:
+        scope.results = encode_results(recorder, result)
+    return result
+
+
+def encode_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[tuple[Arg, ...] | None, tuple[tuple[str, Arg], ...] | None]:
+    """The call's arguments with variables and literals in place of values; None if that cannot be."""
+    try:
+        return tuple(_encode(recorder, arg) for arg in args), tuple((key, _encode(recorder, value)) for key, value in kwargs.items())
+    except _NotEncodable:
+        return None, None
+
+
+def encode_results(recorder: Recorder, result: Any) -> tuple[Var, ...] | None:
+    try:
+        leaves = pytree.flatten(result)[0]
+        return tuple(var for leaf in leaves if isinstance(leaf, Tensor) and isinstance(var := _encode(recorder, leaf), Var))
+    except _NotEncodable:
+        return None
+
+
+class _NotEncodable(Exception):
+    pass
+
+
+def _encode(recorder: Recorder, value: Any) -> Arg:
+    if isinstance(value, Tensor):
+        var = recorder.var_of(value)
+        if var is None:
+            raise _NotEncodable
+        return var
+    if isinstance(value, (list, tuple)):
+        return tuple(_encode(recorder, item) for item in value)
+    if isinstance(value, LITERALS):
+        return Literal(value)
+    raise _NotEncodable
+
+
+@functools.lru_cache(maxsize=None)
+def function_name(func: Any) -> str | None:
+    """The name of a torch function's composite, None for those that are no scope of their own.
+
+    A method has the name of the function that does the same: `Tensor.matmul` and `@` are `torch.matmul`.
+    """
+    short = getattr(func, "__name__", "")
+    if short in UNSCOPED or short in BRANCHES or func in DETACHES or not short:
+        return None
+    name = resolve_name(func) or getattr(func, "__qualname__", short)
+    if not name.startswith("torch.Tensor."):
+        return name if name.startswith("torch.") else None
+    plain = short.strip("_").removeprefix("r") if short.startswith("__r") else short.strip("_")
+    return f"torch.{plain}" if hasattr(torch, plain) else name
+
+
+def data_dependent_error(func: Any, error: Exception, source: Source | None) -> Exception:
+    """The error for Python code that needs to know what is in a tensor."""
+    name = getattr(func, "__name__", str(func))
+    if isinstance(error, internals.DATA_DEPENDENT_SHAPE):
+        text = f"`{name}` has a result whose shape depends on the values in its input, which are not known while tracing"
+        fix = "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
+        return DataDependentShape(located(text, source=source, fix=fix))
+    if name in BRANCHES:
+        text = "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), but its values are not known while tracing"
+        fix = "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
+        return DataDependentBranch(located(text, source=source, fix=fix))
+    text = f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing"
+    fix = "Keep it a tensor, or pass the number as an argument (see `static_argnums`)."
+    return DataDependentValue(located(text, source=source, fix=fix))
+
+
+# ---- where the user is ----
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_internal(file: str) -> bool:
+    return file.startswith(_INTERNAL) or file.startswith("<")
+
+
+def user_source(recorder: Recorder | None = None) -> Source | None:
+    """The innermost frame that belongs neither to PyTorch nor to this package."""
+    frame = sys._getframe(1)
+    while frame is not None and _is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    module = recorder.scope.module if recorder is not None else ""
+    return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, module)
+
+
+# ---- modules ----
+
+_patch_lock = threading.Lock()
+_patch_users = 0
+_original_call = torch.nn.Module.__call__
+
+
+def _scoped_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    recorder = current()
+    if recorder is None:
+        return _original_call(self, *args, **kwargs)
+    return in_scope(
+        recorder, type(self).__name__, "module", lambda: _original_call(self, *args, **kwargs), module=module_path(recorder, self)
+    )
+
+
+def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
+    """Where the module sits in the outermost module that is being called."""
+    if module not in recorder.module_paths:
+        recorder.module_paths.update({child: path for path, child in module.named_modules() if child not in recorder.module_paths})
+    return recorder.module_paths[module]
+
+
+@contextmanager
+def module_scopes() -> Iterator[None]:
+    """Calls of modules become scopes, in captures; other threads see no difference. Undone with the last capture."""
+    global _patch_users
+    with _patch_lock:
+        if _patch_users == 0:
+            torch.nn.Module.__call__ = _scoped_call  # type: ignore[method-assign]
+        _patch_users += 1
+    try:
+        yield
+    finally:
+        with _patch_lock:
+            _patch_users -= 1
+            if _patch_users == 0:
+                torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+
+
+# ---- the user's own composites ----
+
+
+def composite(f: Callable[P, R]) -> Callable[P, R]:
+    """Make a function one equation of the trace, whose body is what it does.
+
+    Law: ``trace(composite(f), x)`` evaluates as ``trace(f, x)``.
+
+    Example:
+        >>> @composite
+        ... def double(x):
+        ...     return x + x
+    """
+
+    @functools.wraps(f)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        recorder = current()
+        if recorder is None:
+            return f(*args, **kwargs)
+        recorder.source = user_source(recorder)
+        new_args, new_kwargs = lift_call(recorder, args, kwargs)
+        name = f.__qualname__.rsplit("<locals>.", 1)[-1]
+        return in_scope(recorder, name, "composite", lambda: f(*new_args, **new_kwargs), new_args, new_kwargs)
+
+    return wrapper

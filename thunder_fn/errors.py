@@ -1,0 +1,108 @@
+"""Every exception that thunder_fn raises on purpose.
+
+An error says what happened, in which equation, at which user line, and what to write instead.
+Each is a subclass of `ThunderError`; those that a Python user expects to be a `TypeError` or a `ValueError` are that too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thunder_fn.trace import Source
+
+
+class ThunderError(Exception):
+    """Base class of all errors of thunder_fn."""
+
+
+class TraceTypeError(ThunderError, TypeError):
+    """Values or equations whose types disagree. Look at the two types that the message names."""
+
+
+class InvalidTrace(ThunderError, ValueError):
+    """A trace breaks a rule of its grammar (see `thunder_fn.trace`). The interpreter that built it has a bug."""
+
+
+class MissingRule(ThunderError, NotImplementedError):
+    """An interpreter has no rule for an op. Decompose the op, or register a rule for it."""
+
+
+class CaptureError(ThunderError):
+    """A function could not be turned into a trace."""
+
+
+class UnsupportedInput(CaptureError, TypeError):
+    """An argument is neither a tensor nor a value that can be baked in. Convert it, or close over it."""
+
+
+class UnsupportedOutput(CaptureError, TypeError):
+    """A traced function returned something that a program cannot give back."""
+
+
+class DataDependentBranch(CaptureError, TypeError):
+    """Python asked for the truth of a traced tensor. Use `torch.where` or `cond`."""
+
+
+class DataDependentValue(CaptureError, TypeError):
+    """Python asked for a number inside a traced tensor (`.item()`, `int(x)`, `.tolist()`). Keep it a tensor."""
+
+
+class DataDependentShape(CaptureError, TypeError):
+    """The shape of a result depends on the values of its inputs. Use an op with a static shape, such as `torch.where`."""
+
+
+class EscapedTracer(CaptureError, RuntimeError):
+    """A tracer outlived the function that was being traced. Return it from the function instead of storing it."""
+
+
+class TracedFunctionError(CaptureError):
+    """The user's function raised while it was traced. It is an instance of the original exception's type too."""
+
+
+class GradError(ThunderError):
+    """Base class of misuse of the derivatives."""
+
+
+class NonScalarLoss(GradError, TypeError):
+    """`grad` needs a function that returns one real number. Reduce the result, or use `vjp` or `jacrev`."""
+
+
+class ArgnumError(GradError, ValueError):
+    """An argnum points at no argument."""
+
+
+class NotDifferentiable(GradError, TypeError):
+    """An integer or boolean input was to be differentiated. Cast it to a floating dtype, or leave it out of argnums."""
+
+
+class CotangentError(GradError, TypeError):
+    """A cotangent's structure, shape or dtype differs from the output that it belongs to."""
+
+
+class JitError(ThunderError):
+    """Base class of misuse of jit."""
+
+
+class UnknownOption(JitError, TypeError):
+    """An option that jit does not have."""
+
+
+class UnhashableStatic(JitError, TypeError):
+    """A static argument has no hash. Make it a tuple or a frozen dataclass."""
+
+
+class DonatedTensorError(JitError, RuntimeError):
+    """A donated tensor was used after it was given away, or was passed twice."""
+
+
+def located(what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None) -> str:
+    """Lay out an error text: what happened, the equation, the user's line, what to write instead."""
+    lines = [what]
+    if equation is not None:
+        lines.append(f"in equation:  {equation}")
+    if source is not None:
+        lines.append(f"from:         {source}")
+    if fix is not None:
+        lines.append(fix)
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""The vocabulary: which ops there are and what is known of each.
+
+A leaf is a functional `OpOverload` of ATen or of a custom library, named `namespace.op.overload`.
+Facts about leaves come from PyTorch's own schemas and tags; nothing here is written by hand that PyTorch knows.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn.errors import InvalidTrace
+from thunder_fn.trace import Equation, Op
+
+STOP_GRADIENT = Op("leaf", "aten.detach.default")
+
+
+@lru_cache(maxsize=None)
+def leaf(overload: torch._ops.OpOverload) -> Op:
+    """The leaf op of a PyTorch overload."""
+    return Op("leaf", str(overload))
+
+
+@lru_cache(maxsize=None)
+def overload(op: Op) -> torch._ops.OpOverload:
+    """The PyTorch overload of a leaf op."""
+    if op.kind != "leaf":
+        raise InvalidTrace(f"{op} is a {op.kind} op and has no PyTorch overload")
+    namespace, name, variant = op.name.split(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), variant)
+    except AttributeError:
+        raise InvalidTrace(f"PyTorch has no op {op.name}; is the library that defines it imported?") from None
+
+
+def composite(name: str) -> Op:
+    """A composite op: its meaning is its body."""
+    return Op("composite", name)
+
+
+@lru_cache(maxsize=None)
+def is_random(op: Op) -> bool:
+    """Draws from a random number generator: never merged, never drawn again."""
+    return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
+
+
+@lru_cache(maxsize=None)
+def is_effectful(op: Op) -> bool:
+    """Does something besides computing its outputs, so it is never dropped."""
+    if op.kind != "leaf":
+        return False
+    schema = overload(op)._schema
+    return schema.is_mutable or not schema.returns
+
+
+@lru_cache(maxsize=None)
+def is_view(op: Op) -> bool:
+    """Its output shares memory with an input."""
+    return op.kind == "leaf" and any(
+        argument.alias_info is not None and not argument.alias_info.is_write for argument in overload(op)._schema.arguments
+    )
+
+
+def flatten_result(result: Any) -> tuple[Any, ...]:
+    """The results of a leaf in the order of its equation's outputs: lists and tuples are spread, None stays."""
+    if isinstance(result, (list, tuple)):
+        return tuple(leaf for item in result for leaf in (item if isinstance(item, (list, tuple)) else (item,)))
+    return (result,)
+
+
+@lru_cache(maxsize=None)
+def returns_nothing(op: Op) -> bool:
+    """The leaf has no results, such as an assertion."""
+    return op.kind == "leaf" and not overload(op)._schema.returns
+
+
+def has_random(equation: Equation) -> bool:
+    """The equation or anything in its bodies draws random numbers."""
+    return is_random(equation.op) or any(has_random(inner) for body in equation.bodies for inner in body.equations)

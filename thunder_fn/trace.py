@@ -1,0 +1,457 @@
+"""The data: traces, equations, variables and their types.
+
+    Trace     ::= inputs: Var*  constants: Constant*  equations: Equation*  outputs: Atom*  constraints: Expr*
+    Equation  ::= outputs: Var* = op(args, kwargs)  bodies: Trace*  source
+    Arg       ::= Var | Literal | (Arg, ...)
+    Var       ::= index : Type
+    Type      ::= TensorType(dtype, shape, device) | NumberType(kind) | NoneType
+    Dim       ::= int | Expr
+    Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, scan, ...)
+
+Everything is frozen. Variables are numbered densely in binding order (inputs, constants, then the outputs of each
+equation), so `==` is equality up to renaming and the hash is structural. Bodies are closed: what a body uses from
+outside is one of its inputs. The operands of an equation are the variables in its args and kwargs, in order, with
+repeats; a composite's body has exactly one input for each operand.
+
+Sources, names and spans are for people: they take no part in equality.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal as Choice, TypeAlias
+
+import torch
+
+from thunder_fn.errors import InvalidTrace
+
+if TYPE_CHECKING:
+    import sympy
+
+Kind: TypeAlias = Choice["leaf", "composite", "structured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """An expression over the trace's symbols, such as `s0 + 1` or `s0 > 5`. The algebra is sympy's."""
+
+    value: sympy.Basic
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+Dim: TypeAlias = int | Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The type of a tensor: dtype, shape, device. Strides are not part of it."""
+
+    dtype: torch.dtype
+    shape: tuple[Dim, ...]
+    device: torch.device = torch.device("cpu")
+
+    def __str__(self) -> str:
+        text = f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        return text if self.device.type == "cpu" else f"{self.device} {text}"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberType:
+    """The type of a Python number: bool, int, float or complex."""
+
+    kind: type[bool] | type[int] | type[float] | type[complex]
+
+    def __str__(self) -> str:
+        return self.kind.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class NoneType:
+    """The type of a result that an op does not compute, such as a gradient that was masked out."""
+
+    def __str__(self) -> str:
+        return "None"
+
+
+Type: TypeAlias = TensorType | NumberType | NoneType
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """`torch.float32` as `f32`, `torch.int64` as `i64`, `torch.bool` as `bool`."""
+    name = str(dtype).removeprefix("torch.")
+    for long, short in (("bfloat", "bf"), ("float8_", "f8_"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i")):
+        if name.startswith(long):
+            return short + name[len(long) :]
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A variable: bound once, by an input, a constant or an equation."""
+
+    index: int
+    type: Type
+
+    def __str__(self) -> str:
+        return f"v{self.index}"
+
+    def __hash__(self) -> int:
+        return self.index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """A value written into the trace. Equal only if the types are equal too: 1, 1.0 and True are three literals."""
+
+    value: Any
+
+    def _key(self) -> tuple[type, Any]:
+        match self.value:
+            case float():
+                return float, self.value.hex()
+            case complex():
+                return complex, (self.value.real.hex(), self.value.imag.hex())
+            case value:
+                return type(value), value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literal) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+Atom: TypeAlias = Var | Literal
+Arg: TypeAlias = "Var | Literal | tuple[Arg, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What an equation does. `name` is `aten.add.Tensor` for a leaf, a function's or a module class's name otherwise."""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The user's line that an equation comes from, and the path of the module that was running."""
+
+    file: str
+    line: int
+    function: str
+    module: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.module})" if self.module else ""
+        return f"{self.file}:{self.line} in {self.function}{where}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A closed-over tensor, by reference: never copied, never inlined.
+
+    `owned` tensors were made by the traced function from Python data (`torch.tensor([1, 2])`); nobody else holds
+    them, so two of them are equal if their contents are. The others are equal only if they are the same tensor.
+    """
+
+    var: Var
+    tensor: torch.Tensor = field(repr=False)
+    owned: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or self.var != other.var or self.owned != other.owned:
+            return False
+        return self.tensor is other.tensor or (self.owned and _same_bits(self.tensor, other.tensor))
+
+    def __hash__(self) -> int:
+        return hash((self.var.index, self.owned) if self.owned else (self.var.index, id(self.tensor)))
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bitwise equality, so that NaN equals NaN and 0.0 differs from -0.0."""
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        return False
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """`outputs = op(*args, **kwargs)`; a composite or structured op owns its bodies."""
+
+    op: Op
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outputs: tuple[Var, ...]
+    bodies: tuple[Trace, ...] = ()
+    source: Source | None = field(default=None, compare=False)
+
+    @property
+    def operands(self) -> tuple[Var, ...]:
+        """The variables in args and kwargs, in order, with repeats."""
+        return tuple(_vars_in((self.args, tuple(value for _, value in self.kwargs))))
+
+    @property
+    def body(self) -> Trace:
+        """The only body of a composite."""
+        (body,) = self.bodies
+        return body
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """A closed program. See the grammar at the top of this module.
+
+    Law: two traces are equal exactly if they differ only in names and sources.
+    """
+
+    inputs: tuple[Var, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Atom, ...]
+    constants: tuple[Constant, ...] = ()
+    constraints: tuple[Expr, ...] = ()
+    name: str = "program"
+    _hash: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_numbering(self)
+        parts = (self.inputs, self.equations, self.outputs, self.constants, self.constraints)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Trace) or self._hash != other._hash:
+            return False
+        return (
+            self.inputs == other.inputs
+            and self.outputs == other.outputs
+            and self.constants == other.constants
+            and self.constraints == other.constraints
+            and self.equations == other.equations
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild through the constructor: hashes differ from process to process."""
+        return Trace, (self.inputs, self.equations, self.outputs, self.constants, self.constraints, self.name)
+
+    def __str__(self) -> str:
+        from thunder_fn.pretty import to_text
+
+        return to_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations, {len(self.outputs)} outputs>"
+
+    def python_callable(self) -> Callable[..., tuple[Any, ...]]:
+        """The printed program, compiled by Python. Law: it computes what `evaluate` does."""
+        from thunder_fn.pretty import python_callable
+
+        return python_callable(self)
+
+    def to_fx(self) -> torch.fx.GraphModule:
+        """The trace, inlined, as an FX graph module of ATen calls."""
+        from thunder_fn.fx import to_fx
+
+        return to_fx(self)
+
+    @property
+    def input_types(self) -> tuple[Type, ...]:
+        return tuple(var.type for var in self.inputs)
+
+    @property
+    def output_types(self) -> tuple[Type, ...]:
+        return tuple(type_of(atom) for atom in self.outputs)
+
+    def renamed(self, name: str) -> Trace:
+        """The same program under another name."""
+        return dataclasses.replace(self, name=name)
+
+
+def type_of(atom: Atom) -> Type:
+    """The type of a variable, or of the number or None that a literal holds."""
+    if isinstance(atom, Var):
+        return atom.type
+    match atom.value:
+        case None:
+            return NoneType()
+        case bool() | int() | float() | complex():
+            return NumberType(type(atom.value))
+        case other:
+            raise InvalidTrace(f"a literal of type {type(other).__name__} has no type in a trace; only numbers and None do")
+
+
+def type_of_value(value: Any) -> Type:
+    """The type of a runtime value: a tensor, a number or None."""
+    match value:
+        case torch.Tensor():
+            return TensorType(value.dtype, tuple(value.shape), value.device)
+        case None:
+            return NoneType()
+        case bool() | int() | float() | complex():
+            return NumberType(type(value))
+        case _:
+            raise InvalidTrace(f"a {type(value).__name__} has no type in a trace")
+
+
+def _vars_in(arg: Any) -> Iterator[Var]:
+    if isinstance(arg, Var):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from _vars_in(item)
+
+
+def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
+    """Apply f to every variable in an argument; literals and tuples stay."""
+    if isinstance(arg, Var):
+        return f(arg)
+    if isinstance(arg, tuple):
+        return tuple(map_arg(f, item) for item in arg)
+    return arg
+
+
+def _check_numbering(trace: Trace) -> None:
+    bound = 0
+    for var in (*trace.inputs, *(constant.var for constant in trace.constants)):
+        if var.index != bound:
+            raise InvalidTrace(f"variables are numbered densely in binding order, but {var} is bound where v{bound} is due")
+        bound += 1
+    for equation in trace.equations:
+        for var in equation.outputs:
+            if var.index != bound:
+                raise InvalidTrace(
+                    f"variables are numbered densely in binding order, but {var} is bound by {equation.op} where v{bound} is due"
+                )
+            bound += 1
+
+
+class TraceBuilder:
+    """Appends equations and numbers their variables; `build` gives the frozen trace.
+
+    The one mutable thing here, and it never leaves the interpreter that makes it. Vars that it hands out are
+    provisional: `build` numbers them in binding order.
+    """
+
+    def __init__(self, name: str = "program") -> None:
+        self.name = name
+        self.inputs: list[Var] = []
+        self.constants: list[Constant] = []
+        self.equations: list[Equation] = []
+        self.constraints: list[Expr] = []
+        self._next = 0
+        self._constant_vars: dict[int, Var] = {}
+
+    def fresh(self, type: Type) -> Var:
+        var = Var(self._next, type)
+        self._next += 1
+        return var
+
+    def input(self, type: Type) -> Var:
+        var = self.fresh(type)
+        self.inputs.append(var)
+        return var
+
+    def constant(self, tensor: torch.Tensor, type: Type | None = None, *, owned: bool = False) -> Var:
+        """The variable of a closed-over tensor: the same one each time."""
+        known = self._constant_vars.get(id(tensor))
+        if known is not None:
+            return known
+        var = self.fresh(type or type_of_value(tensor))
+        self.constants.append(Constant(var, tensor, owned))
+        self._constant_vars[id(tensor)] = var
+        return var
+
+    def add(
+        self,
+        op: Op,
+        args: tuple[Arg, ...],
+        output_types: tuple[Type, ...],
+        *,
+        kwargs: tuple[tuple[str, Arg], ...] = (),
+        bodies: tuple[Trace, ...] = (),
+        source: Source | None = None,
+    ) -> tuple[Var, ...]:
+        """Append an equation and return the variables that it binds."""
+        outputs = tuple(self.fresh(type) for type in output_types)
+        self.equations.append(Equation(op, args, kwargs, outputs, bodies, source))
+        return outputs
+
+    def copy(self, equation: Equation, read: Callable[[Var], Arg], **changes: Any) -> tuple[Var, ...]:
+        """Append an equation of another trace, its operands read through `read`."""
+        args = tuple(map_arg(read, arg) for arg in changes.pop("args", equation.args))
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in changes.pop("kwargs", equation.kwargs))
+        outputs = tuple(self.fresh(var.type) for var in equation.outputs)
+        fields = {"bodies": equation.bodies, "op": equation.op, "source": equation.source, **changes}
+        self.equations.append(Equation(args=args, kwargs=kwargs, outputs=outputs, **fields))
+        return outputs
+
+    def build(self, outputs: tuple[Atom, ...]) -> Trace:
+        """Freeze: number the variables in binding order."""
+        return canonical(
+            tuple(self.inputs), tuple(self.equations), outputs, tuple(self.constants), tuple(self.constraints), self.name
+        )
+
+
+def canonical(
+    inputs: tuple[Var, ...],
+    equations: tuple[Equation, ...],
+    outputs: tuple[Atom, ...],
+    constants: tuple[Constant, ...] = (),
+    constraints: tuple[Expr, ...] = (),
+    name: str = "program",
+) -> Trace:
+    """A trace of the given parts, its variables renumbered in binding order. Unused constants are left out."""
+    used = {var.index for equation in equations for var in equation.operands}
+    used |= {atom.index for atom in outputs if isinstance(atom, Var)}
+    constants = tuple(constant for constant in constants if constant.var.index in used)
+    names: dict[int, Var] = {}
+
+    def bind(var: Var) -> Var:
+        if var.index in names:
+            raise InvalidTrace(f"{var} is bound twice")
+        new = names[var.index] = var if var.index == len(names) else Var(len(names), var.type)
+        return new
+
+    def read(var: Var) -> Var:
+        try:
+            return names[var.index]
+        except KeyError:
+            raise InvalidTrace(f"{var}: {var.type} is used before it is bound") from None
+
+    new_inputs = tuple(bind(var) for var in inputs)
+    new_constants = tuple(Constant(bind(constant.var), constant.tensor, constant.owned) for constant in constants)
+    new_equations = tuple(_rebind(equation, read, bind) for equation in equations)
+    new_outputs = tuple(map_arg(read, atom) for atom in outputs)
+    return Trace(new_inputs, new_equations, new_outputs, new_constants, constraints, name)
+
+
+def _rebind(equation: Equation, read: Callable[[Var], Var], bind: Callable[[Var], Var]) -> Equation:
+    args = tuple(map_arg(read, arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+    return Equation(equation.op, args, kwargs, tuple(map(bind, equation.outputs)), equation.bodies, equation.source)
+
+
+def subtraces(trace: Trace) -> Iterator[Trace]:
+    """The trace and every distinct trace inside it, each once, outermost first."""
+    seen: set[Trace] = set()
+    pending = [trace]
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            yield current
+            pending.extend(body for equation in reversed(current.equations) for body in reversed(equation.bodies))
