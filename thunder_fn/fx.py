@@ -1,69 +1,302 @@
 """Traces to and from `torch.fx`, where FX tools, `torch.compile` backends and `torch.export` meet them.
 
-The FX form is flat: composites are inlined down to their leaves. Nodes keep the type and the user's line of their
-equation in `meta["thunder_fn_type"]` and `meta["thunder_fn_source"]`, and the line in `stack_trace` as FX expects it.
+The FX form is flat: composites are inlined down to their leaves. Each node keeps the type of what it computes in
+`meta["thunder_fn_type"]` (a tuple of types where it computes several things, nested as the op nests them), its
+equation's source in `meta["thunder_fn_source"]`, and the user's line in `stack_trace`, as FX expects it.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import torch
+import torch.fx
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder_fn import ops
 from thunder_fn.check import fake_result
-from thunder_fn.errors import CaptureError, MissingRule, TraceTypeError, located
+from thunder_fn.errors import CaptureError, MissingRule, located
 from thunder_fn.pretty import format_equation
-from thunder_fn.trace import Arg, Equation, Expr, Literal, NoneType, NumberType, Source, TensorType, Trace, TraceBuilder
-from thunder_fn.trace import Type, Var, map_arg
+from thunder_fn.trace import Arg, Atom, Equation, Expr, Literal, NoneType, NumberType, Source, TensorType, Trace
+from thunder_fn.trace import TraceBuilder, Var, map_arg, type_of_value
+
+_LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def to_fx(trace: Trace) -> torch.fx.GraphModule:
     """The trace as an FX graph module: a placeholder for each input, a call for each leaf, a tuple of outputs.
 
-    Law: ``to_fx(t)(*xs)`` is bitwise ``evaluate(t, xs)``, and ``from_fx(to_fx(t))`` evaluates as ``t`` does.
+    Closed-over tensors become its buffers and parameters, by reference.
+
+    Law: ``to_fx(t)(*xs)`` is bitwise ``evaluate(t, xs)``.
 
     Raises:
         MissingRule: the trace has a structured op, which has no ATen overload.
     """
     graph = torch.fx.Graph()
-    inputs = [_typed(graph.placeholder(str(var)), var.type) for var in trace.inputs]
-    attributes: dict[str, torch.Tensor] = {}
-    outputs = _inline(graph, trace, inputs, attributes)
-    graph.output(outputs)
-    return torch.fx.GraphModule(attributes, graph, class_name="program")
+    inputs = [_placeholder(graph, var) for var in trace.inputs]
+    constants: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
+    graph.output(_inline(graph, trace, inputs, constants))
+    attributes = {str(node.target): tensor for node, tensor in constants.values()}
+    return torch.fx.GraphModule(attributes, graph, class_name=trace.name)
 
 
-def _typed(node: torch.fx.Node, *types: Type) -> torch.fx.Node:
-    node.meta["thunder_fn_type"] = ", ".join(map(str, types))
+def _placeholder(graph: torch.fx.Graph, var: Var) -> torch.fx.Node:
+    node = graph.placeholder(str(var))
+    node.meta["thunder_fn_type"] = var.type
     return node
 
 
-def _inline(graph: torch.fx.Graph, trace: Trace, inputs: Sequence[Any], attributes: dict[str, torch.Tensor]) -> tuple[Any, ...]:
-    """Append a trace's leaves to the graph. Like evaluate, with nodes for values."""
-    env = [*inputs, *(_constant(graph, c.tensor, c.owned, attributes) for c in trace.constants)]
+def _inline(graph: torch.fx.Graph, trace: Trace, inputs: list[Any], constants: dict[int, Any]) -> tuple[Any, ...]:
+    """Append the leaves of a trace, as evaluate does with nodes for values. Returns its outputs."""
+    env = [*inputs, *(_attribute(graph, c.tensor, c.owned, constants) for c in trace.constants)]
     for equation in trace.equations:
         match equation.op.kind:
             case "leaf":
-                env.extend(_leaf_nodes(graph, equation, env))
+                env.extend(_call(graph, equation, env))
             case "composite":
-                env.extend(_inline(graph, equation.body, [env[var.index] for var in equation.operands], attributes))
+                env.extend(_inline(graph, equation.body, [env[var.index] for var in equation.operands], constants))
             case "structured":
-                what = f"{equation.op}: a structured op has no ATen overload, so to_fx cannot express it"
-                fix = "Lower the trace, which turns structured ops into calls, before to_fx."
+                what = f"{equation.op}: to_fx cannot express a structured op as ATen calls"
+                fix = "Run the trace with an executor, or apply to_fx to the bodies of the equation."
                 raise MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
-    return tuple(_node_arg(env, atom) for atom in trace.outputs)
+    return tuple(_read(env, atom) for atom in trace.outputs)
 
 
-def _constant(graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, attributes: dict[str, torch.Tensor]) -> torch.fx.Node:
-    """One attribute for each tensor, whichever bodies close over it."""
-    known = (name for name, other in attributes.items() if other is tensor)
-    name = next(known, f"constant_{len(attributes)}")
-    attributes[name] = tensor
-    node = graph.get_attr(name, type_expr=None) if name in _owners(graph) else _new_attribute(graph, name)
-    node.meta["thunder_fn_owned"] = owned
-    return node
+def _read(env: list[Any], arg: Arg) -> Any:
+    match arg:
+        case Var():
+            return env[arg.index]
+        case Literal():
+            return arg.value
+        case tuple():
+            return [_read(env, item) for item in arg]
+
+
+def _attribute(graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, constants: dict[int, Any]) -> torch.fx.Node:
+    """The node of a closed-over tensor: one for each tensor, whichever bodies close over it."""
+    if id(tensor) not in constants:
+        node = graph.create_node("get_attr", f"constant_{len(constants)}")
+        node.meta |= {"thunder_fn_type": type_of_value(tensor), "thunder_fn_owned": owned}
+        constants[id(tensor)] = node, tensor
+    return constants[id(tensor)][0]
+
+
+def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any]:
+    """The nodes of a leaf's outputs: its call, or items of it. A result that is None needs no node."""
+    args = tuple(_read(env, arg) for arg in equation.args)
+    call = graph.call_function(ops.overload(equation.op), args, {key: _read(env, arg) for key, arg in equation.kwargs})
+    paths = _result_paths(equation)
+    types: tuple[Any, ...] = tuple(var.type for var in equation.outputs)
+    call.meta["thunder_fn_type"] = types[0] if paths == [()] else _nest(paths, types)
+    _locate(call, equation.source)
+    items: dict[tuple[int, ...], torch.fx.Node] = {(): call}
+    return [None if isinstance(t, NoneType) else _item(graph, items, p, t) for p, t in zip(paths, types, strict=True)]
+
+
+def _item(graph: torch.fx.Graph, items: dict[tuple[int, ...], torch.fx.Node], path: tuple[int, ...], type: Any) -> torch.fx.Node:
+    """The node of one result, `call[0][1]` for the path (0, 1)."""
+    if path not in items:
+        parent = _item(graph, items, path[:-1], None)
+        items[path] = graph.call_function(operator.getitem, (parent, path[-1]))
+    if type is not None:
+        items[path].meta["thunder_fn_type"] = type
+    return items[path]
+
+
+def _nest(paths: list[tuple[int, ...]], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Values arranged as their paths say: paths (0,), (1, 0), (1, 1) give `(a, (b, c))`."""
+    nested: dict[int, Any] = {}
+    for path, value in zip(paths, values, strict=True):
+        nested[path[0]] = (*nested.get(path[0], ()), value) if len(path) == 2 else value
+    return tuple(nested.get(position, ()) for position in range(max(nested, default=-1) + 1))
+
+
+def _result_paths(equation: Equation) -> list[tuple[int, ...]]:
+    """Where each output of a leaf is in the op's result: `()` where it is the result, `(1, 0)` for `result[1][0]`."""
+    returns = ops.overload(equation.op)._schema.returns
+    lists = [isinstance(result.type, torch.ListType) for result in returns]
+    if len(returns) == 1:
+        return [(i,) for i in range(len(equation.outputs))] if lists[0] else [()]
+    if sum(lists) <= 1:
+        length = len(equation.outputs) - lists.count(False)
+        return _paths([length if is_list else None for is_list in lists])
+    args, kwargs = map_arg(_var_type, equation.args), tuple((key, map_arg(_var_type, arg)) for key, arg in equation.kwargs)
+    result = fake_result(equation.op, args, kwargs)
+    return _paths([len(item) if is_list else None for item, is_list in zip(result, lists, strict=True)])
+
+
+def _var_type(var: Var) -> Any:
+    return var.type
+
+
+def _paths(lengths: list[int | None]) -> list[tuple[int, ...]]:
+    """The paths of results of which some are lists of a length."""
+    paths: list[tuple[int, ...]] = []
+    for position, length in enumerate(lengths):
+        paths += [(position,)] if length is None else [(position, i) for i in range(length)]
+    return paths
+
+
+def _locate(node: torch.fx.Node, source: Source | None) -> None:
+    if source is not None:
+        node.meta["thunder_fn_source"] = source
+        node.stack_trace = f'  File "{source.file}", line {source.line}, in {source.function}\n'
+
+
+def from_fx(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> Trace:
+    """A trace of the ATen calls of an FX graph module, as make_fx, torch.export, AOTAutograd or `to_fx` give it.
+
+    Law: ``evaluate(from_fx(to_fx(t)), xs)`` is bitwise ``evaluate(t, xs)``.
+
+    Args:
+        graph_module: calls of functional overloads. Its attributes become constants, by reference.
+        example_inputs: real or fake; the types come from running on their fakes. Without them the types come from
+            each node's `meta["val"]` or `meta["thunder_fn_type"]`.
+
+    Raises:
+        CaptureError: a node is not a functional ATen call, or has no type; names the node and the user's line.
+    """
+    types = {} if example_inputs is None else _run_fakes(graph_module, example_inputs)
+    builder = TraceBuilder()
+    env: dict[torch.fx.Node, Any] = {}
+    for node in graph_module.graph.nodes:
+        match node.op:
+            case "placeholder":
+                env[node] = builder.input(_node_types(node, types))
+            case "get_attr":
+                env[node] = builder.constant(_tensor(graph_module, node), owned=node.meta.get("thunder_fn_owned", False))
+            case "call_function" if node.target is operator.getitem:
+                env[node] = _getitem(env, node)
+            case "call_function" if isinstance(node.target, torch._ops.OpOverload):
+                env[node] = _equation(builder, env, node, types)
+            case "output":
+                return builder.build(tuple(_atoms(_arg(env, node.args[0], node))))
+            case _:
+                fix = "Pass a graph of ATen calls, such as make_fx, torch.export and AOTAutograd give."
+                _fail(node, f"{node.op} of {node.target} is no call of an ATen overload", fix)
+    raise CaptureError("from_fx: the graph has no output")
+
+
+def _fail(node: torch.fx.Node, what: str, fix: str | None = None) -> NoReturn:
+    raise CaptureError(located(f"from_fx: node '{node.name}': {what}", source=_source(node), fix=fix))
+
+
+def _source(node: torch.fx.Node) -> Source | None:
+    """The source that `to_fx` kept, or the innermost frame of the node's stack trace."""
+    if "thunder_fn_source" in node.meta:
+        return node.meta["thunder_fn_source"]
+    frames = re.findall(r'File "(.*)", line (\d+), in (.*)', node.stack_trace or "")
+    return Source(frames[-1][0], int(frames[-1][1]), frames[-1][2].strip()) if frames else None
+
+
+class _TypeRecorder(torch.fx.Interpreter):
+    """Runs a graph and keeps the type of what each node computes."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.types: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op in ("placeholder", "call_function"):
+            self.types[n] = _types_of(result)
+        return result
+
+
+def _run_fakes(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[torch.fx.Node, Any]:
+    mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in example_inputs]
+    recorder = _TypeRecorder(graph_module)
+    with torch.no_grad(), mode:
+        recorder.run(*fakes)
+    return recorder.types
+
+
+def _types_of(value: Any) -> Any:
+    """The type of a node's value; a tuple of types for several."""
+    match value:
+        case tuple() | list():
+            return tuple(map(_types_of, list[Any](value)))
+        case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+            return NumberType({torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)])
+        case torch.Tensor():
+            return TensorType(value.dtype, tuple(map(_dim, value.shape)), value.device)
+        case _:
+            return type_of_value(value)
+
+
+def _dim(size: Any) -> int | Expr:
+    if isinstance(size, int):
+        return size
+    return int(size.node.expr) if size.node.expr.is_Integer else Expr(size.node.expr)
+
+
+def _node_types(node: torch.fx.Node, types: dict[torch.fx.Node, Any]) -> Any:
+    if node in types:
+        return types[node]
+    if "val" in node.meta:
+        return _types_of(node.meta["val"])
+    if "thunder_fn_type" in node.meta:
+        return node.meta["thunder_fn_type"]
+    return _fail(node, "its type is not known", "Pass example_inputs, from which types are computed.")
+
+
+def _tensor(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
+    value = operator.attrgetter(str(node.target))(graph_module)
+    if not isinstance(value, torch.Tensor):
+        _fail(node, f"the attribute {node.target} is a {type(value).__name__}, and only tensors can be constants")
+    return value
+
+
+def _getitem(env: dict[torch.fx.Node, Any], node: torch.fx.Node) -> Any:
+    container, position = (_arg(env, arg, node) for arg in node.args)
+    if not isinstance(container, tuple) or not isinstance(position, Literal):
+        _fail(node, "operator.getitem picks from the results of a call, not from inside a tensor")
+    return container[position.value]
+
+
+def _equation(builder: TraceBuilder, env: dict[torch.fx.Node, Any], node: torch.fx.Node, types: dict[torch.fx.Node, Any]) -> Any:
+    """Append a call; its variables, nested as the op nests its results."""
+    op = ops.leaf(node.target)  # pyright: ignore[reportArgumentType]
+    if ops.overload(op)._schema.is_mutable:
+        _fail(node, f"{op} writes to its inputs", "Functionalize the graph first (torch.func.functionalize).")
+    args = tuple(_arg(env, arg, node) for arg in node.args)
+    kwargs = tuple((key, _arg(env, arg, node)) for key, arg in node.kwargs.items())
+    nested = () if ops.returns_nothing(op) else _node_types(node, types)
+    outputs = iter(builder.add(op, args, tuple(_leaves(nested)), kwargs=kwargs, source=_source(node)))
+    return _fill(nested, outputs)
+
+
+def _leaves(nested: Any) -> Iterator[Any]:
+    if isinstance(nested, tuple):
+        for item in nested:
+            yield from _leaves(item)
+    else:
+        yield nested
+
+
+def _fill(nested: Any, values: Iterator[Any]) -> Any:
+    """The values, in order, in the places of what is nested."""
+    return tuple(_fill(item, values) for item in nested) if isinstance(nested, tuple) else next(values)
+
+
+def _arg(env: dict[torch.fx.Node, Any], value: Any, node: torch.fx.Node) -> Any:
+    match value:
+        case torch.fx.Node():
+            return env[value]
+        case tuple() | list():
+            return tuple(_arg(env, item, node) for item in list[Any](value))
+        case _ if isinstance(value, _LITERALS):
+            return Literal(value)
+        case _:
+            return _fail(node, f"an argument of type {type(value).__name__} has no place in a trace")
+
+
+def _atoms(arg: Any) -> Iterator[Atom]:
+    """The outputs of a graph, flattened."""
+    return _leaves(arg)
