@@ -79,3 +79,16 @@ def returns_nothing(op: Op) -> bool:
 def has_random(equation: Equation) -> bool:
     """The equation or anything in its bodies draws random numbers."""
     return is_random(equation.op) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
+
+
+def is_call(op: Op) -> bool:
+    """A composite that is a call of a torch function as its user wrote it, such as `torch.nn.functional.linear`."""
+    return op.kind == "composite" and op.name.startswith("torch.")
+
+
+def short_name(op: Op) -> str:
+    """The last part of a composite's name: `linear` of `torch.nn.functional.linear`."""
+    return op.name.rsplit(".", 1)[-1]
+
+
+aten = torch.ops.aten

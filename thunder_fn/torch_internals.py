@@ -32,6 +32,7 @@ __all__ = [
     "compiling",
     "fake_like",
     "functionalize",
+    "only_mode",
     "inner_fake",
     "isolated",
     "without_torch_function_checks",
@@ -80,17 +81,18 @@ class RecordingMode(FakeTensorMode):
             self._silent -= 1
 
 
+@contextlib.contextmanager
+def only_mode(mode: RecordingMode) -> Iterator[None]:
+    """Tensors made inside are fake tensors of mode, and nothing is reported."""
+    with torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
+        yield
+
+
 def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor of mode with the dtype, sizes, strides and device of `tensor`, unrelated to it otherwise."""
-    return fake_empty(mode, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
-
-
-def fake_empty(
-    mode: RecordingMode, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """A fake tensor of mode, made without being reported."""
-    with torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    with only_mode(mode):
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
 
 
 def functionalize(fake: torch.Tensor, mode: FunctionalTensorMode) -> torch.Tensor:
@@ -181,3 +183,17 @@ def without_torch_function_checks(function: Callable[..., Any]) -> Callable[...,
     copy = type(function)(code, patched, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+# ---- decompositions ----
+
+
+def decomposition_of(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """PyTorch's decomposition of an op: from its Python tables, or the C++ one of a composite op."""
+    from torch._decomp import decomposition_table
+
+    if overload in decomposition_table:
+        return decomposition_table[overload]
+    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
+        return overload.decompose
+    return None

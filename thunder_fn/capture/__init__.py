@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.recorder import Recorder, current, is_wrapped
-from thunder_fn.capture.scopes import composite, user_source
+from thunder_fn.capture.scopes import ScopeMode, composite, is_internal, module_scopes, user_source
 from thunder_fn.errors import CaptureError, ThunderError, TracedFunctionError, UnsupportedOutput, located
 from thunder_fn.trace import Atom, Source, Trace, Var
 
@@ -88,12 +87,11 @@ def capture(
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     recorder = Recorder(track_no_grad=track_no_grad)
     name = getattr(f, "__name__", type(f).__name__)
-    with recorder.running():
+    with recorder.running(module_scopes(), ScopeMode(recorder)):
         tracers = {i: recorder.input(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         inputs = list(recorder.inputs)
         new_args, new_kwargs = pytree.unflatten(in_spec, [tracers.get(i, leaf) for i, leaf in enumerate(leaves)])
-        with module_state_kept():
-            result = _run(f, new_args, new_kwargs, name, recorder)
+        result = _run(f, new_args, new_kwargs, name)
         out_leaves, out_spec = pytree.flatten(result)
         outputs = [_output(recorder, leaf, name) for leaf in out_leaves if isinstance(leaf, torch.Tensor)]
         writes, written = _writes(recorder, leaves, tracers, inputs)
@@ -109,13 +107,7 @@ def _identifier(name: str) -> str:
     return name if name.isidentifier() else "program"
 
 
-def module_state_kept() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
-
-
-def _run(f: Callable[..., Any], args: Any, kwargs: Any, name: str, recorder: Recorder) -> Any:
+def _run(f: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
     try:
         return f(*args, **kwargs)
     except ThunderError:
@@ -138,13 +130,11 @@ def traced_function_error(error: Exception, name: str) -> Exception:
 
 
 def _raised_at(error: Exception) -> Source | None:
-    from thunder_fn.capture.scopes import _is_internal
-
     found = None
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        if not _is_internal(code.co_filename):
+        if not is_internal(code.co_filename):
             found = Source(code.co_filename, step.tb_lineno, code.co_name)
         step = step.tb_next
     return found
@@ -191,6 +181,3 @@ def _written(
             )
         )
     return [(Write(target), after)]
-
-
-_ = internals

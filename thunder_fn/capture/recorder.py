@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import CaptureError, EscapedTracer, UnsupportedInput, located
-from thunder_fn.trace import Arg, Constant, Literal, Op, Source, Type, Var, type_of_value
+from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
 
@@ -117,10 +117,8 @@ class Recorder:
     # ---- running ----
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """PyTorch's modes around the traced function."""
-        from thunder_fn.capture.scopes import ScopeMode, module_scopes
-
+    def running(self, *around: AbstractContextManager[Any]) -> Iterator[None]:
+        """PyTorch's modes around the traced function, and then `around`."""
         token = _current.set(self)
         try:
             with ExitStack() as stack:
@@ -128,10 +126,9 @@ class Recorder:
                     internals.isolated(),
                     internals.compiling(),
                     internals.no_autocast_cache(),
-                    module_scopes(),
                     self.mode,
                     self.functional_mode,
-                    ScopeMode(self),
+                    *around,
                 ):
                     stack.enter_context(context)
                 yield
@@ -162,6 +159,14 @@ class Recorder:
         self.inputs.append(var)
         return tracer
 
+    def input_of_type(self, type: TensorType) -> torch.Tensor:
+        """A tracer for an input of which only the type is known."""
+        with internals.only_mode(self.mode):
+            fake = torch.empty(type.shape, dtype=type.dtype, device=type.device)
+        tracer, var = self._trace_fake(fake)
+        self.inputs.append(var)
+        return tracer
+
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder is returned as it is."""
         if isinstance(tensor, internals.FunctionalTensor) and self.owns(tensor):
@@ -187,12 +192,15 @@ class Recorder:
 
     def _trace_like(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Var]:
         check_supported(tensor)
-        fake = internals.fake_like(self.mode, tensor)
+        tracer, var = self._trace_fake(internals.fake_like(self.mode, tensor))
+        if tensor.requires_grad:
+            tracer.requires_grad_(True)
+        return tracer, var
+
+    def _trace_fake(self, fake: torch.Tensor) -> tuple[torch.Tensor, Var]:
         var = self.fresh(type_of_value(fake))
         self._vars[id(fake)] = (fake, var)
         tracer = internals.functionalize(fake, self.functional_mode)
-        if tensor.requires_grad:
-            tracer.requires_grad_(True)
         self.remember(tracer)
         return tracer, var
 

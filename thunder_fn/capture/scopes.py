@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _HERE = __file__.rsplit("/", 2)[0]
-_INTERNAL = (_TORCH, *(f"{_HERE}/{part}" for part in ("capture", "jit", "interpreters", "structured", "derive.py", "api.py")))
+_OUTER = tuple(f"{_HERE}/{part}" for part in ("demo", "benchmarks", "testing"))
 
 Tensor = torch.Tensor
 _PROPERTIES = "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
@@ -181,14 +181,15 @@ def data_dependent_error(func: Any, error: Exception, source: Source | None) -> 
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_internal(file: str) -> bool:
-    return file.startswith(_INTERNAL) or file.startswith("<")
+def is_internal(file: str) -> bool:
+    """PyTorch's files and this package's, but not those of the package that are programs of their own."""
+    return file.startswith((_TORCH, _HERE, "<")) and not file.startswith(_OUTER)
 
 
 def user_source(recorder: Recorder | None = None) -> Source | None:
     """The innermost frame that belongs neither to PyTorch nor to this package."""
     frame = sys._getframe(1)
-    while frame is not None and _is_internal(frame.f_code.co_filename):
+    while frame is not None and is_internal(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return None

@@ -1,0 +1,222 @@
+"""Rules of leaf ops, derived from PyTorch's own formulas.
+
+To derive the vjp of one equation, run the op on tracers that require grad, ask autograd for the gradients, and record
+both. What was recorded before the question is the forward, what came after is the backward; what the backward reads
+of the forward are the residuals. Where PyTorch has no derivative, the op is decomposed and its parts are asked.
+
+Every result is memoised by the equation (op, static arguments, input types) and by what is wanted of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal as Choice
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.recorder import Leaf, Recorder
+from thunder_fn.errors import MissingRule
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Type, Var, canonical, map_arg
+
+Mask = tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Where the backward finds a value of the forward: an input or an output that is passed again, or an extra output."""
+
+    kind: Choice["input", "output", "extra"]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A trace in two: what runs forward, and what runs backward on residuals and cotangents.
+
+    `forward` maps the inputs to the outputs and the extra residuals. `backward` maps the residuals, then one cotangent
+    for each wanted output, to gradients; `gradients` says for each wanted input which one is its own, None for zero.
+    """
+
+    forward: Trace
+    backward: Trace
+    residuals: tuple[Residual, ...]
+    gradients: tuple[int | None, ...]
+
+    @property
+    def num_extra(self) -> int:
+        return sum(residual.kind == "extra" for residual in self.residuals)
+
+
+def is_differentiable(type: Type) -> bool:
+    """Floating and complex tensors have derivatives."""
+    return isinstance(type, TensorType) and (type.dtype.is_floating_point or type.dtype.is_complex)
+
+
+def alone(equation: Equation) -> Trace:
+    """The equation as a trace of its own: one input for each operand. The key of every memo here."""
+    inputs = tuple(Var(i, var.type) for i, var in enumerate(equation.operands))
+    supply = iter(inputs)
+    args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(lambda _: next(supply), arg)) for key, arg in equation.kwargs)
+    outputs = tuple(Var(len(inputs) + i, var.type) for i, var in enumerate(equation.outputs))
+    return Trace(inputs, (Equation(equation.op, args, kwargs, outputs, equation.bodies, equation.source),), outputs)
+
+
+def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
+    """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists."""
+    if isinstance(arg, Var):
+        return read(arg)
+    if isinstance(arg, Literal):
+        return arg.value
+    return [python_arg(item, read) for item in arg]
+
+
+def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
+    """Run a leaf's overload; the results in the order of the equation's outputs."""
+    args = [python_arg(arg, read) for arg in equation.args]
+    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    result = ops.overload(equation.op)(*args, **kwargs)
+    return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
+
+
+@lru_cache(maxsize=65536)
+def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split | Trace:
+    """The split of one leaf equation, or its decomposition where PyTorch has no derivative for it.
+
+    Raises:
+        MissingRule: neither is known; names the op and the user's line.
+    """
+    (equation,) = single.equations
+    by_hand = HAND_WRITTEN.get(equation.op.name)
+    if by_hand is not None:
+        return decomposition(single, by_hand)
+    try:
+        return _ask_autograd(single, wanted_inputs, wanted_outputs)
+    except (NotImplementedError, RuntimeError) as error:
+        found = decomposition(single)
+        if found is None:
+            raise MissingRule(
+                f"vjp: PyTorch has neither a derivative nor a decomposition for {equation.op}\n"
+                f"from:         {equation.source}\n{type(error).__name__}: {error}"
+            ) from error
+        return found
+
+
+def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running(), torch.enable_grad():
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
+        results = call_leaf(equation, lambda var: tracers[var.index])
+        outputs = tuple(_atom(recorder, result) for result in results)
+        forward_items = len(recorder.root.items)
+        chosen = [result for result, wanted in zip(results, wanted_outputs, strict=True) if wanted]
+        given = [recorder.input_of_type(_tensor_type(result)) for result in chosen]
+        useful = [(result, ct) for result, ct in zip(chosen, given, strict=True) if result.requires_grad]
+        if not useful:
+            return _split(recorder, forward_items, outputs, [None] * len(asked), len(tracers))
+        grads = torch.autograd.grad([r for r, _ in useful], asked, [ct for _, ct in useful], allow_unused=True)
+        gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
+    return _split(recorder, forward_items, outputs, gradients, len(tracers))
+
+
+def _tensor_type(tensor: torch.Tensor) -> TensorType:
+    return TensorType(tensor.dtype, tuple(tensor.shape), tensor.device)
+
+
+def _atom(recorder: Recorder, value: Any) -> Atom:
+    if isinstance(value, torch.Tensor):
+        var = recorder.var_of(value)
+        assert var is not None, "results of a recorded op are tracers"
+        return var
+    return Literal(value)
+
+
+def _split(recorder: Recorder, boundary: int, outputs: tuple[Atom, ...], gradients: list[Var | None], num_inputs: int) -> Split:
+    """Cut the recording where the cotangents came in."""
+    inputs, cotangents = recorder.inputs[:num_inputs], recorder.inputs[num_inputs:]
+    leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
+    before, after = leaves[:boundary], leaves[boundary:]
+    wanted = [grad for grad in gradients if grad is not None]
+    backward, needed = _live_equations(after, wanted)
+    known = {var.index for var in cotangents} | {constant.var.index for constant in recorder.constants}
+    known |= {var.index for equation in backward for var in equation.outputs}
+    residuals = [var for var in needed if var.index not in known]
+    places = [_place(var, inputs, outputs) for var in residuals]
+    extras = [var for var, place in zip(residuals, places, strict=True) if place is None]
+    forward, _ = _live_equations(before, [*(atom for atom in outputs if isinstance(atom, Var)), *extras])
+    constants = tuple(recorder.constants)
+    counter = iter(range(len(extras)))
+    return Split(
+        canonical(tuple(inputs), tuple(forward), (*outputs, *extras), constants, name="forward"),
+        canonical((*residuals, *cotangents), tuple(backward), tuple(wanted), constants, name="backward"),
+        tuple(place or Residual("extra", next(counter)) for place in places),
+        tuple(_positions(gradients)),
+    )
+
+
+def _positions(gradients: list[Var | None]) -> list[int | None]:
+    counter = iter(range(len(gradients)))
+    return [None if grad is None else next(counter) for grad in gradients]
+
+
+def _place(var: Var, inputs: list[Var], outputs: tuple[Atom, ...]) -> Residual | None:
+    if var in inputs:
+        return Residual("input", inputs.index(var))
+    if var in outputs:
+        return Residual("output", outputs.index(var))
+    return None
+
+
+def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equation], list[Var]]:
+    """The equations that are needed for `wanted`, and every variable they and `wanted` read, in order of first use."""
+    need = {var.index for var in wanted}
+    kept: list[Equation] = []
+    for leaf in reversed(leaves):
+        equation = Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, source=leaf.source)
+        if any(var.index in need for var in leaf.outputs):
+            kept.append(equation)
+            need.update(var.index for var in equation.operands)
+    kept.reverse()
+    reads = {var.index: var for equation in kept for var in equation.operands}
+    reads |= {var.index: var for var in wanted if var.index not in reads}
+    return kept, list(reads.values())
+
+
+# ---- decompositions ----
+
+
+def decomposition(single: Trace, by_hand: Callable[..., Any] | None = None) -> Trace | None:
+    """What a leaf does in terms of other leaves, by PyTorch's own tables or by a function; None if nobody knows."""
+    (equation,) = single.equations
+    function = by_hand or internals.decomposition_of(ops.overload(equation.op))
+    if function is None:
+        return None
+    return _decomposed(single, function)
+
+
+def _decomposed(single: Trace, function: Callable[..., Any]) -> Trace | None:
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running():
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
+        kwargs = {key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs}
+        result = function(*args, **kwargs)
+        if result is NotImplemented:
+            return None
+        outputs = tuple(_atom(recorder, value) for value in ops.flatten_result(result))
+    equations, _ = _live_equations(
+        [item for item in recorder.root.items if isinstance(item, Leaf)], [atom for atom in outputs if isinstance(atom, Var)]
+    )
+    if any(inner.op == equation.op for inner in equations):
+        return None
+    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=equation.op.name)
+
+
+HAND_WRITTEN: dict[str, Callable[..., Any]] = {}

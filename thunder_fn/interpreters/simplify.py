@@ -1,0 +1,149 @@
+"""Small interpreters that keep what a trace computes: dce, cse, inline."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from thunder_fn import ops
+from thunder_fn.trace import Arg, Atom, Equation, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
+
+Mask = tuple[bool, ...]
+
+
+def inline_into(
+    builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], source: Source | None = None
+) -> tuple[Atom, ...]:
+    """Append the equations of a trace, its inputs being the arguments; the trace's outputs as atoms of the builder.
+
+    Equations that have no source get the given one.
+    """
+    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for equation in trace.equations:
+        results = builder.copy(equation, lambda var: env[var.index], source=equation.source or source)
+        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
+    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+
+
+# ---- dce ----
+
+
+def dce(trace: Trace) -> Trace:
+    """Drop what no output needs, in bodies too.
+
+    Law: same values; idempotent; never more equations. Random and effectful equations stay.
+    """
+    return _dce(trace, (True,) * len(trace.outputs))[0]
+
+
+@lru_cache(maxsize=16384)
+def _dce(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
+    """The trace cut down to the wanted outputs, and which inputs it reads. All inputs stay."""
+    outputs = tuple(atom for atom, flag in zip(trace.outputs, wanted, strict=True) if flag)
+    need = {atom.index for atom in outputs if isinstance(atom, Var)}
+    kept: list[Equation] = []
+    for equation in reversed(trace.equations):
+        flags = tuple(var.index in need for var in equation.outputs)
+        if not any(flags) and not is_kept(equation):
+            continue
+        new, reads = _dce_composite(equation, flags) if equation.op.kind == "composite" else (equation, equation.operands)
+        kept.append(new)
+        need.update(var.index for var in reads)
+    kept.reverse()
+    reads = tuple(var.index in need for var in trace.inputs)
+    if len(kept) == len(trace.equations) and all(wanted) and all(a is b for a, b in zip(kept, trace.equations, strict=True)):
+        return trace, reads
+    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), reads
+
+
+def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """The composite without the results and operands that are not needed.
+
+    One that is still the user's own call keeps its arguments: `torch.nn.functional.linear(x, w, b)` stays as written.
+    """
+    body, reads = _dce(equation.body, flags)
+    if all(flags) and (all(reads) or ops.is_call(equation.op)):
+        if body is equation.body:
+            return equation, equation.operands
+        new = Equation(equation.op, equation.args, equation.kwargs, equation.outputs, (body,), equation.source)
+        return new, new.operands
+    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
+    outputs = tuple(var for var, flag in zip(equation.outputs, flags, strict=True) if flag)
+    inputs = tuple(var for var, read in zip(body.inputs, reads, strict=True) if read)
+    closed = canonical(inputs, body.equations, body.outputs, body.constants, body.constraints, body.name)
+    op = ops.composite(ops.short_name(equation.op))
+    return Equation(op, operands, (), outputs, (closed,), equation.source), operands
+
+
+@lru_cache(maxsize=16384)
+def _body_is_kept(trace: Trace) -> bool:
+    return any(is_kept(equation) for equation in trace.equations)
+
+
+def is_kept(equation: Equation) -> bool:
+    """Dropping the equation would change the world: it draws random numbers or has an effect."""
+    if equation.op.kind == "leaf":
+        return ops.is_random(equation.op) or ops.is_effectful(equation.op)
+    return any(_body_is_kept(body) for body in equation.bodies)
+
+
+# ---- cse ----
+
+
+@lru_cache(maxsize=16384)
+def cse(trace: Trace) -> Trace:
+    """Compute equal things once, in bodies too.
+
+    Law: same values; idempotent. Random equations are never merged.
+    """
+    names: dict[int, Atom] = {}
+    seen: dict[tuple[Op, Arg, Arg, tuple[Trace, ...]], tuple[Var, ...]] = {}
+    kept: list[Equation] = []
+
+    def read(var: Var) -> Atom:
+        return names.get(var.index, var)
+
+    for equation in trace.equations:
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        bodies = tuple(cse(body) for body in equation.bodies)
+        key = (equation.op, args, kwargs, bodies)
+        if key in seen and not is_kept(equation):
+            names.update((var.index, known) for var, known in zip(equation.outputs, seen[key], strict=True))
+            continue
+        seen[key] = equation.outputs
+        kept.append(Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source))
+    outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
+    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name)
+
+
+# ---- inline ----
+
+
+@lru_cache(maxsize=1024)
+def inline(trace: Trace) -> Trace:
+    """Unfold every composite down to leaves and structured ops.
+
+    Law: same values, bitwise; idempotent.
+    """
+    builder = TraceBuilder(trace.name)
+    arguments = tuple(builder.input(var.type) for var in trace.inputs)
+    outputs = _inline(builder, trace, arguments, None)
+    builder.constraints.extend(trace.constraints)
+    return builder.build(outputs)
+
+
+def _inline(builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], source: Source | None) -> tuple[Atom, ...]:
+    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for equation in trace.equations:
+        where = equation.source or source
+        if equation.op.kind == "composite":
+            operands = tuple(env[var.index] for var in equation.operands)
+            results = _inline(builder, equation.body, operands, where)
+        else:
+            results = builder.copy(equation, lambda var: env[var.index], source=where)
+        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
+    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)

@@ -1,0 +1,335 @@
+"""Reverse mode: a trace is split into a forward that leaves residuals and a backward that uses them.
+
+Leaf rules are derived (`derive.py`). A composite is split by splitting its body, once for each distinct body and
+question, so the work grows with distinct code. Cotangents that are zero are absent, never tensors of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from thunder_fn import ops
+from thunder_fn.derive import Mask, Residual, Split, alone, is_differentiable, vjp_rule
+from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+
+aten = ops.aten
+
+
+@lru_cache(maxsize=16384)
+def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
+    """For each variable by index: does it depend, differentiably, on a wanted input?"""
+    active = [False] * _num_vars(trace)
+    for var, wanted in zip(trace.inputs, wanted_inputs, strict=True):
+        active[var.index] = wanted and is_differentiable(var.type)
+    for equation in trace.equations:
+        operands = tuple(active[var.index] for var in equation.operands)
+        if equation.op == ops.STOP_GRADIENT or not any(operands):
+            continue
+        if equation.op.kind == "composite":
+            inner = activity(equation.body, operands)
+            flags = tuple(_flag(inner, atom) for atom in equation.body.outputs)
+        else:
+            flags = tuple(is_differentiable(var.type) for var in equation.outputs)
+        for var, flag in zip(equation.outputs, flags, strict=True):
+            active[var.index] = flag
+    return tuple(active)
+
+
+def _num_vars(trace: Trace) -> int:
+    return len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+
+
+def _flag(flags: Mask, atom: Atom) -> bool:
+    return isinstance(atom, Var) and flags[atom.index]
+
+
+def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
+    """For each variable: is it active, and does a wanted output depend on it?"""
+    useful = [False] * len(active)
+
+    def mark(atom: Atom) -> None:
+        if isinstance(atom, Var) and active[atom.index]:
+            useful[atom.index] = True
+
+    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
+        if wanted:
+            mark(atom)
+    for equation in reversed(trace.equations):
+        if equation.op != ops.STOP_GRADIENT and any(useful[var.index] for var in equation.outputs):
+            for var in equation.operands:
+                mark(var)
+    return tuple(useful)
+
+
+@lru_cache(maxsize=16384)
+def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Split a trace for reverse mode.
+
+    Args:
+        trace: closed and checked.
+        wanted_inputs: one per input; True where a gradient is wanted. Only floating and complex inputs have one.
+        wanted_outputs: one per output; True where a cotangent will be given.
+
+    Returns:
+        The split: `forward` has the trace's inputs and its outputs followed by the extra residuals.
+
+    Raises:
+        MissingRule: PyTorch can differentiate neither an op nor its decomposition.
+
+    Source: autodidax part 4 (linearize and transpose in one step); rules through derive.py.
+    """
+    active = activity(trace, wanted_inputs)
+    useful = usefulness(trace, active, wanted_outputs)
+    forward = TraceBuilder(f"{trace.name}_forward")
+    env: dict[int, Atom] = {}
+    for var in trace.inputs:
+        env[var.index] = forward.input(var.type)
+    for constant in trace.constants:
+        env[constant.var.index] = forward.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    steps: list[_Step] = []
+    for equation in trace.equations:
+        operands = tuple(active[var.index] and useful[var.index] for var in equation.operands)
+        outputs = tuple(useful[var.index] for var in equation.outputs)
+        if any(operands) and any(outputs):
+            steps.append(_forward_step(forward, env, equation, operands, outputs))
+        else:
+            _bind(env, equation.outputs, forward.copy(equation, lambda var: env[var.index]))
+    return _backward(trace, forward, env, steps, wanted_inputs, wanted_outputs, useful)
+
+
+class _Step:
+    """An equation that was split: what its backward needs, as variables of the forward."""
+
+    __slots__ = ("equation", "operands", "outputs", "residuals", "split")
+
+    def __init__(self, equation: Equation, split: Split, operands: Mask, outputs: Mask, residuals: tuple[Atom, ...]) -> None:
+        self.equation = equation
+        self.split = split
+        self.operands = operands
+        self.outputs = outputs
+        self.residuals = residuals
+
+
+def _bind(env: dict[int, Atom], variables: tuple[Var, ...], values: tuple[Atom, ...]) -> None:
+    env.update((var.index, value) for var, value in zip(variables, values, strict=True))
+
+
+def split_of(equation: Equation, operands: Mask, outputs: Mask) -> Split:
+    """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
+    if equation.op.kind == "composite":
+        return split_vjp(equation.body, operands, outputs)
+    rule = vjp_rule(alone(equation), operands, outputs)
+    return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs)
+
+
+def _forward_step(forward: TraceBuilder, env: dict[int, Atom], equation: Equation, operands: Mask, outputs: Mask) -> _Step:
+    split = split_of(equation, operands, outputs)
+    read: Callable[[Var], Arg] = lambda var: env[var.index]
+    arguments = tuple(env[var.index] for var in equation.operands)
+    if split.num_extra == 0 and _computes_the_same(equation, split.forward):
+        results = forward.copy(equation, read)
+    elif equation.op.kind == "composite":
+        op = ops.composite(ops.short_name(equation.op))
+        types = split.forward.output_types
+        results = forward.add(op, arguments, types, bodies=(split.forward,), source=equation.source)
+    else:
+        results = inline_into(forward, split.forward, arguments, equation.source)
+    _bind(env, equation.outputs, tuple(results[: len(equation.outputs)]))
+    extra = results[len(equation.outputs) :]
+    places = {"input": arguments, "output": results, "extra": extra}
+    residuals = tuple(places[residual.kind][residual.index] for residual in split.residuals)
+    return _Step(equation, split, operands, outputs, residuals)
+
+
+def _computes_the_same(equation: Equation, forward: Trace) -> bool:
+    if equation.op.kind == "composite":
+        return forward == equation.body
+    return len(forward.equations) == 1 and forward.equations[0].op == equation.op
+
+
+def _backward(
+    trace: Trace,
+    forward: TraceBuilder,
+    env: dict[int, Atom],
+    steps: list[_Step],
+    wanted_inputs: Mask,
+    wanted_outputs: Mask,
+    useful: Mask,
+) -> Split:
+    backward = TraceBuilder(f"{trace.name}_backward")
+    cotangents: dict[int, Atom] = {}
+    constants = {constant.var.index: constant for constant in forward.constants}
+    carried: dict[int, Var] = {}
+
+    def accumulate(var: Var, value: Atom) -> None:
+        known = cotangents.get(var.index)
+        cotangents[var.index] = value if known is None else add(backward, known, value)
+
+    def residual(atom: Atom) -> Atom:
+        if not isinstance(atom, Var):
+            return atom
+        if atom.index in constants:
+            constant = constants[atom.index]
+            return backward.constant(constant.tensor, constant.var.type, owned=constant.owned)
+        if atom.index not in carried:
+            carried[atom.index] = backward.fresh(atom.type)
+        return carried[atom.index]
+
+    given: list[Var] = []
+    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
+        if wanted:
+            given.append(backward.fresh(_type(atom)))
+            if isinstance(atom, Var) and useful[atom.index]:
+                accumulate(atom, given[-1])
+    for step in reversed(steps):
+        _backward_step(backward, step, cotangents, residual, accumulate)
+    gradients = [
+        cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted
+    ]
+    backward.inputs = [*carried.values(), *given]
+    return _finish(trace, forward, backward, env, carried, gradients)
+
+
+def _type(atom: Atom) -> TensorType:
+    assert isinstance(atom, Var) and isinstance(atom.type, TensorType), "only tensors have cotangents"
+    return atom.type
+
+
+def _backward_step(
+    backward: TraceBuilder,
+    step: _Step,
+    cotangents: dict[int, Atom],
+    residual: Callable[[Atom], Atom],
+    accumulate: Callable[[Var, Atom], None],
+) -> None:
+    wanted = [var for var, flag in zip(step.equation.outputs, step.outputs, strict=True) if flag]
+    given = [cotangents.get(var.index) for var in wanted]
+    if all(value is None for value in given) or all(place is None for place in step.split.gradients):
+        return
+    filled = tuple(zeros(backward, _type(var)) if value is None else value for var, value in zip(wanted, given, strict=True))
+    arguments = (*map(residual, step.residuals), *filled)
+    if step.equation.op.kind == "composite":
+        op = ops.composite(f"{ops.short_name(step.equation.op)}_backward")
+        types = step.split.backward.output_types
+        results = backward.add(op, arguments, types, bodies=(step.split.backward,), source=step.equation.source)
+    else:
+        results = inline_into(backward, step.split.backward, arguments, step.equation.source)
+    asked = [var for var, flag in zip(step.equation.operands, step.operands, strict=True) if flag]
+    for var, place in zip(asked, step.split.gradients, strict=True):
+        if place is not None:
+            accumulate(var, results[place])
+
+
+def _finish(
+    trace: Trace,
+    forward: TraceBuilder,
+    backward: TraceBuilder,
+    env: dict[int, Atom],
+    carried: dict[int, Var],
+    gradients: list[Atom | None],
+) -> Split:
+    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+    inputs = {var.index: i for i, var in enumerate(forward.inputs)}
+    results = {atom.index: i for i, atom in reversed(list(enumerate(outputs))) if isinstance(atom, Var)}
+    by_index = {var.index: var for equation in forward.equations for var in equation.outputs}
+    extras: list[Var] = []
+    residuals: list[Residual] = []
+    for index in carried:
+        if index in inputs:
+            residuals.append(Residual("input", inputs[index]))
+        elif index in results:
+            residuals.append(Residual("output", results[index]))
+        else:
+            residuals.append(Residual("extra", len(extras)))
+            extras.append(by_index[index])
+    found = [gradient for gradient in gradients if gradient is not None]
+    places = iter(range(len(found)))
+    return Split(
+        forward.build((*outputs, *extras)),
+        backward.build(tuple(found)),
+        tuple(residuals),
+        tuple(None if gradient is None else next(places) for gradient in gradients),
+    )
+
+
+def add(builder: TraceBuilder, a: Atom, b: Atom) -> Var:
+    """The sum of two cotangents."""
+    (result,) = builder.add(ops.leaf(aten.add.Tensor), (a, b), (_type(a),))
+    return result
+
+
+def zeros(builder: TraceBuilder, type: TensorType) -> Var:
+    """A contiguous tensor of zeros: for a cotangent that is zero beside others that are not."""
+    return full(builder, type, 0)
+
+
+def ones(builder: TraceBuilder, type: TensorType) -> Var:
+    """A tensor of ones: the cotangent of a loss."""
+    return full(builder, type, 1)
+
+
+def full(builder: TraceBuilder, type: TensorType, value: float) -> Var:
+    kwargs = (("dtype", Literal(type.dtype)), ("device", Literal(type.device)))
+    shape = tuple(Literal(size) for size in type.shape)
+    (result,) = builder.add(ops.leaf(aten.full.default), (shape, Literal(value)), (type,), kwargs=kwargs)
+    return result
+
+
+@lru_cache(maxsize=1024)
+def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
+    """A trace of the outputs and the vector-Jacobian product.
+
+    Law: for every tangent v and cotangent ct, ``<ct, jvp(v)> == <vjp(ct), v>``.
+
+    Returns:
+        The trace from the inputs, then one cotangent for each wanted output, to the outputs, then one gradient for
+        each wanted input, zeros where the outputs do not depend on it.
+    """
+    split = split_vjp(trace, wanted_inputs, wanted_outputs)
+    builder = TraceBuilder(f"{trace.name}_vjp")
+    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    given = tuple(
+        builder.input(_type(atom)) for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True) if wanted
+    )
+    results = inline_into(builder, split.forward, inputs)
+    gradients = pull_back(builder, trace, split, inputs, results, given, wanted_inputs)
+    return dce(builder.build((*results[: len(trace.outputs)], *gradients)))
+
+
+def pull_back(
+    builder: TraceBuilder,
+    trace: Trace,
+    split: Split,
+    inputs: tuple[Atom, ...],
+    results: tuple[Atom, ...],
+    given: tuple[Atom, ...],
+    wanted_inputs: Mask,
+) -> tuple[Atom, ...]:
+    """Append the backward of a split whose forward has been appended; one gradient for each wanted input."""
+    extra = results[len(trace.outputs) :]
+    places = {"input": inputs, "output": results, "extra": extra}
+    residuals = tuple(places[residual.kind][residual.index] for residual in split.residuals)
+    found = inline_into(builder, split.backward, (*residuals, *given))
+    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    return tuple(
+        zeros(builder, _type(var)) if place is None else found[place]
+        for var, place in zip(asked, split.gradients, strict=True)
+    )
+
+
+@lru_cache(maxsize=1024)
+def grad_and_value(trace: Trace, wanted_inputs: Mask) -> Trace:
+    """A trace of the gradients of the first output, a scalar, followed by all outputs.
+
+    Law: equals `vjp` with a cotangent of one for output 0.
+    """
+    wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
+    split = split_vjp(trace, wanted_inputs, wanted_outputs)
+    builder = TraceBuilder(f"grad_{trace.name}")
+    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    results = inline_into(builder, split.forward, inputs)
+    seed = ones(builder, _type(trace.outputs[0]))
+    gradients = pull_back(builder, trace, split, inputs, results, (seed,), wanted_inputs)
+    return dce(builder.build((*gradients, *results[: len(trace.outputs)])))
