@@ -24,7 +24,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.trace import Arg, Equation, Expr, Literal, Op, Trace, Var, subtraces
+from thunder_fn.trace import Arg, Equation, Expr, Literal, Op, TensorType, Trace, Var, subtraces
 
 _BUILTINS = frozenset({"torch", "flat", "float", "complex", "getattr"})
 
@@ -228,13 +228,19 @@ class _Printer:
 
     def function(self, equation: Equation) -> str:
         """The name of the function that computes a composite or structured equation: one for each op and bodies."""
-        mask = tuple(_operand_mask((equation.args, tuple(arg for _, arg in equation.kwargs))))
+        mask = _operand_mask(equation)
         key = (equation.op, equation.bodies, mask)
         return self.bind(key, equation.op.name, lambda: _function(equation, mask))
 
 
-def _operand_mask(arg: Any) -> Iterator[bool]:
-    """For each value in a call, in order: is it a variable, or part of a literal?"""
+def _operand_mask(equation: Equation) -> tuple[bool, ...] | None:
+    """For each value in a call, whether it is an operand. None if the operands are just its tensors."""
+    if all(isinstance(var.type, TensorType) for var in equation.operands):
+        return None
+    return tuple(_mask((equation.args, tuple(arg for _, arg in equation.kwargs))))
+
+
+def _mask(arg: Any) -> Iterator[bool]:
     match arg:
         case Var():
             yield True
@@ -242,7 +248,7 @@ def _operand_mask(arg: Any) -> Iterator[bool]:
             yield from (False for _ in _spread(arg.value))
         case _:
             for item in arg:
-                yield from _operand_mask(item)
+                yield from _mask(item)
 
 
 def _spread(value: Any) -> Iterator[Any]:
@@ -257,13 +263,14 @@ def _lists(value: Any) -> Any:
     return [_lists(item) for item in _items(value)] if isinstance(value, (tuple, list)) else value
 
 
-def _function(equation: Equation, mask: tuple[bool, ...]) -> Callable[..., Any]:
+def _function(equation: Equation, mask: tuple[bool, ...] | None) -> Callable[..., Any]:
     """What a composite's or structured op's name in the text stands for."""
     from thunder_fn.interpreters.evaluate import evaluate, evaluate_rule
 
     def composite(*args: Any, **kwargs: Any) -> Any:
-        values = _spread((args, tuple(kwargs.values())))
-        operands = [value for value, is_operand in zip(values, mask, strict=True) if is_operand]
+        values = list(_spread((args, tuple(kwargs.values()))))
+        chosen = [isinstance(value, torch.Tensor) for value in values] if mask is None else mask
+        operands = [value for value, is_operand in zip(values, chosen, strict=True) if is_operand]
         return _result(evaluate(equation.body, operands))
 
     def structured(*args: Any, **kwargs: Any) -> Any:
