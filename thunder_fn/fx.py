@@ -7,6 +7,8 @@ equation's source in `meta["thunder_fn_source"]`, and the user's line in `stack_
 
 from __future__ import annotations
 
+import cmath
+import itertools
 import operator
 import re
 from collections.abc import Iterator, Sequence
@@ -16,12 +18,13 @@ import torch
 import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from thunder_fn import ops
 from thunder_fn.check import fake_result
 from thunder_fn.errors import CaptureError, MissingRule, located
 from thunder_fn.pretty import format_equation
-from thunder_fn.trace import Arg, Atom, Equation, Expr, Literal, NoneType, NumberType, Source, TensorType, Trace
+from thunder_fn.trace import Arg, Equation, Expr, Literal, NoneType, NumberType, Source, TensorType, Trace
 from thunder_fn.trace import TraceBuilder, Var, map_arg, type_of_value
 
 _LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -64,17 +67,24 @@ def _inline(graph: torch.fx.Graph, trace: Trace, inputs: list[Any], constants: d
                 what = f"{equation.op}: to_fx cannot express a structured op as ATen calls"
                 fix = "Run the trace with an executor, or apply to_fx to the bodies of the equation."
                 raise MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
-    return tuple(_read(env, atom) for atom in trace.outputs)
+    return tuple(_read(graph, env, atom) for atom in trace.outputs)
 
 
-def _read(env: list[Any], arg: Arg) -> Any:
+def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:
     match arg:
         case Var():
             return env[arg.index]
+        case Literal(value=complex() as value) if not _is_exact(value):
+            return graph.call_function(complex, (value.real, value.imag))
         case Literal():
             return arg.value
         case tuple():
-            return [_read(env, item) for item in arg]
+            return [_read(graph, env, item) for item in arg]
+
+
+def _is_exact(value: complex) -> bool:
+    """FX writes literals as their repr, which for a complex number loses infinities, NaNs and the sign of zeros."""
+    return cmath.isfinite(value) and "-0.0" not in (repr(value.real), repr(value.imag))
 
 
 def _attribute(graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, constants: dict[int, Any]) -> torch.fx.Node:
@@ -88,8 +98,9 @@ def _attribute(graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, constan
 
 def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any]:
     """The nodes of a leaf's outputs: its call, or items of it. A result that is None needs no node."""
-    args = tuple(_read(env, arg) for arg in equation.args)
-    call = graph.call_function(ops.overload(equation.op), args, {key: _read(env, arg) for key, arg in equation.kwargs})
+    args = tuple(_read(graph, env, arg) for arg in equation.args)
+    kwargs = {key: _read(graph, env, arg) for key, arg in equation.kwargs}
+    call = graph.call_function(ops.overload(equation.op), args, kwargs)
     paths = _result_paths(equation)
     types: tuple[Any, ...] = tuple(var.type for var in equation.outputs)
     call.meta["thunder_fn_type"] = types[0] if paths == [()] else _nest(paths, types)
@@ -172,10 +183,13 @@ def from_fx(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any] | 
                 env[node] = builder.constant(_tensor(graph_module, node), owned=node.meta.get("thunder_fn_owned", False))
             case "call_function" if node.target is operator.getitem:
                 env[node] = _getitem(env, node)
+            case "call_function" if node.target is complex:
+                env[node] = Literal(complex(*node.args))
             case "call_function" if isinstance(node.target, torch._ops.OpOverload):
                 env[node] = _equation(builder, env, node, types)
             case "output":
-                return builder.build(tuple(_atoms(_arg(env, node.args[0], node))))
+                atoms = (_leaves(_arg(env, leaf, node)) for leaf in tree_leaves(node.args[0]))
+                return builder.build(tuple(itertools.chain.from_iterable(atoms)))
             case _:
                 fix = "Pass a graph of ATen calls, such as make_fx, torch.export and AOTAutograd give."
                 _fail(node, f"{node.op} of {node.target} is no call of an ATen overload", fix)
@@ -295,8 +309,3 @@ def _arg(env: dict[torch.fx.Node, Any], value: Any, node: torch.fx.Node) -> Any:
             return Literal(value)
         case _:
             return _fail(node, f"an argument of type {type(value).__name__} has no place in a trace")
-
-
-def _atoms(arg: Any) -> Iterator[Atom]:
-    """The outputs of a graph, flattened."""
-    return _leaves(arg)

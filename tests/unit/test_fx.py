@@ -1,0 +1,161 @@
+"""Traces to FX graphs and back."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+from small_traces import TRACES, WEIGHT, OWNED, aten, blocks, example_inputs, f32, leaves, same_bits, splits
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from thunder_fn import ops
+from thunder_fn.check import check
+from thunder_fn.errors import CaptureError, MissingRule
+from thunder_fn.fx import from_fx, to_fx
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.trace import Expr, NoneType, NumberType, Op, Source, Trace, TraceBuilder
+
+
+@pytest.mark.parametrize("build", TRACES)
+def test_the_graph_computes_what_evaluate_does(build: Callable[[], Trace]) -> None:
+    trace = build()
+    inputs = example_inputs(trace)
+    module = to_fx(trace)
+    module.graph.lint()
+    assert all(same_bits(a, b) for a, b in zip(module(*inputs), evaluate(trace, inputs), strict=True))
+
+
+@pytest.mark.parametrize("given", ["types", "inputs"])
+@pytest.mark.parametrize("build", TRACES)
+def test_round_trip(build: Callable[[], Trace], given: str) -> None:
+    trace = build()
+    inputs = example_inputs(trace)
+    back = from_fx(to_fx(trace), inputs if given == "inputs" else None)
+    check(back)
+    assert all(same_bits(a, b) for a, b in zip(evaluate(back, inputs), evaluate(trace, inputs), strict=True))
+    assert from_fx(to_fx(back)) == back
+
+
+def test_a_flat_trace_comes_back_equal() -> None:
+    assert from_fx(to_fx(leaves())) == leaves()
+    assert from_fx(to_fx(splits())) == splits()
+
+
+def test_constants_are_attributes_by_reference() -> None:
+    module = to_fx(blocks(3))
+    assert dict(module.named_parameters()) == {"constant_1": WEIGHT} and dict(module.named_buffers()) == {"constant_0": OWNED}
+    assert module.constant_1 is WEIGHT and module.constant_0 is OWNED
+    constants = {id(constant.tensor): constant.owned for constant in from_fx(module).constants}
+    assert constants == {id(WEIGHT): False, id(OWNED): True}
+
+
+def test_nodes_say_their_type_and_line() -> None:
+    b = TraceBuilder()
+    source = Source("model.py", 41, "forward", "h.0")
+    module = to_fx(b.build(b.add(ops.leaf(aten.sin.default), (b.input(f32(3)),), (f32(3),), source=source)))
+    x, sin, _ = module.graph.nodes
+    assert str(x.meta["thunder_fn_type"]) == str(sin.meta["thunder_fn_type"]) == "f32[3]"
+    assert sin.stack_trace == '  File "model.py", line 41, in forward\n'
+    assert from_fx(module).equations[0].source == source
+    del sin.meta["thunder_fn_source"]
+    assert from_fx(module).equations[0].source == Source("model.py", 41, "forward")
+
+
+def test_structured_ops_have_no_graph() -> None:
+    b = TraceBuilder()
+    trace = b.build(b.add(Op("structured", "cond"), (b.input(f32(3)),), (f32(3),)))
+    with pytest.raises(MissingRule) as error:
+        to_fx(trace)
+    assert str(error.value) == (
+        "cond: to_fx cannot express a structured op as ATen calls\n"
+        "in equation:  v1: f32[3] = cond(v0)\n"
+        "Run the trace with an executor, or apply to_fx to the bodies of the equation."
+    )
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_graphs_of_make_fx(mode: str) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> dict[str, object]:
+        values, indices = torch.topk(x * WEIGHT, 2)
+        return {"a": (values, None, 3), "b": torch.cat(torch.split(y, 2)) + OWNED[0], "c": indices}
+
+    inputs = (torch.rand(4), torch.rand(4))
+    module = make_fx(f, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs)
+    trace = from_fx(module)
+    check(trace)
+    a, none, three, b, c = evaluate(trace, inputs)
+    expected = f(*inputs)
+    assert none is None and three == 3 and torch.equal(b, expected["b"]) and torch.equal(c, expected["c"])  # type: ignore[arg-type]
+    assert trace.output_types[1:3] == (NoneType(), NumberType(int)) and torch.equal(a, (inputs[0] * WEIGHT).topk(2).values)
+
+
+def test_symbolic_sizes_become_expressions() -> None:
+    module = make_fx(lambda x: torch.cat([x, x]), tracing_mode="symbolic")(torch.rand(3, 4))
+    trace = from_fx(module)
+    (x,), (y,) = trace.input_types, trace.output_types
+    assert all(isinstance(dim, Expr) for dim in x.shape)
+    assert str(y.shape[0]) == f"2*{x.shape[0]}" and y.shape[1] == x.shape[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+def test_graphs_of_torch_export() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+    program = torch.export.export(module, (torch.rand(2, 3),)).run_decompositions({})
+    trace = from_fx(program.graph_module)
+    inputs = (*(p.detach() for p in module.parameters()), torch.rand(2, 3))
+    assert torch.equal(evaluate(trace, inputs)[0], module(inputs[-1]))
+
+
+def _graph(build: Callable[[torch.fx.Graph, torch.fx.Node], torch.fx.Node]) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(build(graph, graph.placeholder("x")))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda graph, x: graph.call_function(operator.add, (x, x)),
+            "from_fx: node 'add': call_function of <built-in function add> is no call of an ATen overload\n"
+            "Pass a graph of ATen calls, such as make_fx, torch.export and AOTAutograd give.",
+        ),
+        (
+            lambda graph, x: graph.call_method("sin", (x,)),
+            "from_fx: node 'sin': call_method of sin is no call of an ATen overload\n"
+            "Pass a graph of ATen calls, such as make_fx, torch.export and AOTAutograd give.",
+        ),
+        (
+            lambda graph, x: graph.call_function(aten.sin_.default, (x,)),
+            "from_fx: node 'sin__default': aten.sin_.default writes to its inputs\n"
+            "Functionalize the graph first (torch.func.functionalize).",
+        ),
+        (
+            lambda graph, x: graph.call_function(operator.getitem, (x, 0)),
+            "from_fx: node 'getitem': operator.getitem picks from the results of a call, not from inside a tensor",
+        ),
+        (
+            lambda graph, x: graph.call_function(aten.sin.default, (slice(0, 1),)),
+            "from_fx: node 'sin_default': an argument of type slice has no place in a trace",
+        ),
+    ],
+)
+def test_nodes_that_are_no_leaf(build: Callable[[torch.fx.Graph, torch.fx.Node], torch.fx.Node], message: str) -> None:
+    module = _graph(build)
+    for node in module.graph.nodes:
+        node.meta["thunder_fn_type"] = f32(3)
+    with pytest.raises(CaptureError) as error:
+        from_fx(module)
+    assert str(error.value) == message
+
+
+def test_nodes_without_type() -> None:
+    module = _graph(lambda graph, x: graph.call_function(aten.sin.default, (x,)))
+    with pytest.raises(CaptureError) as error:
+        from_fx(module)
+    assert str(error.value) == (
+        "from_fx: node 'x': its type is not known\nPass example_inputs, from which types are computed."
+    )
+    assert from_fx(module, [torch.rand(3)]).output_types == (f32(3),)
