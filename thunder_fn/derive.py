@@ -83,6 +83,15 @@ def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]
     return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
 
 
+def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
+    """Run `op_` on a copy: for ops that functionalization makes and whose derivative only the in-place op has."""
+    twin = ops.inplace_twin(equation.op)
+    assert twin is not None, "the caller has looked"
+    first, *rest = (python_arg(arg, read) for arg in equation.args)
+    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    return (twin(first.clone(), *rest, **kwargs),)
+
+
 @lru_cache(maxsize=65536)
 def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split | Trace:
     """The split of one leaf equation, or its decomposition where PyTorch has no derivative for it.
@@ -91,12 +100,11 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split 
         MissingRule: neither is known; names the op and the user's line.
     """
     (equation,) = single.equations
-    by_hand = HAND_WRITTEN.get(equation.op.name)
-    if by_hand is not None:
-        return decomposition(single, by_hand)
     try:
-        return _ask_autograd(single, wanted_inputs, wanted_outputs)
+        return _ask_autograd(single, wanted_inputs, wanted_outputs, call_leaf)
     except (NotImplementedError, RuntimeError) as error:
+        if ops.inplace_twin(equation.op) is not None:
+            return _ask_autograd(single, wanted_inputs, wanted_outputs, call_inplace_twin)
         found = decomposition(single)
         if found is None:
             raise MissingRule(
@@ -106,13 +114,16 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split 
         return found
 
 
-def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+Call = Callable[[Equation, Callable[[Var], Any]], tuple[Any, ...]]
+
+
+def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, call: Call) -> Split:
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
     with recorder.running(), torch.enable_grad():
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
-        results = call_leaf(equation, lambda var: tracers[var.index])
+        results = call(equation, lambda var: tracers[var.index])
         outputs = tuple(_atom(recorder, result) for result in results)
         forward_items = len(recorder.root.items)
         chosen = [result for result, wanted in zip(results, wanted_outputs, strict=True) if wanted]
@@ -191,17 +202,47 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
 # ---- decompositions ----
 
 
-def decomposition(single: Trace, by_hand: Callable[..., Any] | None = None) -> Trace | None:
-    """What a leaf does in terms of other leaves, by PyTorch's own tables or by a function; None if nobody knows."""
+def attention_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """The gradient of softmax attention, from the queries, keys and values alone so that it can be differentiated."""
+    if dropout_p:
+        return NotImplemented
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale
+    if is_causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(ahead, float("-inf"))
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype is torch.bool else scores + attn_mask
+    weights = scores.softmax(-1)
+    grad_weights = grad @ value.transpose(-2, -1)
+    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * scale
+    return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad
+
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
+}
+"""Ours, for ops that PyTorch can neither differentiate nor decompose."""
+
+
+def decomposition(single: Trace) -> Trace | None:
+    """What a leaf does in terms of other leaves, by PyTorch's tables or ours; None if nobody knows."""
     (equation,) = single.equations
-    function = by_hand or internals.decomposition_of(ops.overload(equation.op))
+    function = DECOMPOSITIONS.get(equation.op.name) or internals.decomposition_of(ops.overload(equation.op))
     if function is None:
         return None
-    return _decomposed(single, function)
-
-
-def _decomposed(single: Trace, function: Callable[..., Any]) -> Trace | None:
-    (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
     with recorder.running():
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
@@ -217,6 +258,3 @@ def _decomposed(single: Trace, function: Callable[..., Any]) -> Trace | None:
     if any(inner.op == equation.op for inner in equations):
         return None
     return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=equation.op.name)
-
-
-HAND_WRITTEN: dict[str, Callable[..., Any]] = {}

@@ -81,6 +81,16 @@ def has_random(equation: Equation) -> bool:
     return is_random(equation.op) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
 
 
+@lru_cache(maxsize=None)
+def inplace_twin(op: Op) -> torch._ops.OpOverload | None:
+    """The overload that does the same in place: `aten.copy_.default` for `aten.copy.default`."""
+    if op.kind != "leaf":
+        return None
+    namespace, name, variant = op.name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), f"{name}_", None)
+    return getattr(packet, variant, None) if packet is not None else None
+
+
 def is_call(op: Op) -> bool:
     """A composite that is a call of a torch function as its user wrote it, such as `torch.nn.functional.linear`."""
     return op.kind == "composite" and op.name.startswith("torch.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -21,6 +21,9 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
+if TYPE_CHECKING:
+    from thunder_fn.trace import TensorType
+
 __all__ = [
     "DATA_DEPENDENT_SHAPE",
     "DATA_DEPENDENT_VALUE",
@@ -31,9 +34,11 @@ __all__ = [
     "RecordingMode",
     "compiling",
     "fake_like",
+    "fake_of_type",
     "functionalize",
     "only_mode",
     "inner_fake",
+    "is_below_tracers",
     "isolated",
     "without_torch_function_checks",
 ]
@@ -95,6 +100,12 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
 
 
+def fake_of_type(mode: RecordingMode, type: TensorType) -> torch.Tensor:
+    """A contiguous fake tensor of mode."""
+    with only_mode(mode):
+        return torch.empty(type.shape, dtype=type.dtype, device=type.device)
+
+
 def functionalize(fake: torch.Tensor, mode: FunctionalTensorMode) -> torch.Tensor:
     """Wrap a fake tensor so that in-place code and views on it come out pure."""
     with mode:
@@ -105,6 +116,13 @@ def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
     """The up-to-date fake tensor inside a functional one; replays pending view updates."""
     torch._sync(tensor)
     return torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
+
+
+def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
+    """The tensor is what a tracer is made of: PyTorch's own machinery is at work, not the traced function."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.fake_mode is mode
+    return torch._is_functional_tensor(tensor) and not isinstance(tensor, FunctionalTensor)
 
 
 @contextlib.contextmanager

@@ -161,10 +161,18 @@ class Recorder:
 
     def input_of_type(self, type: TensorType) -> torch.Tensor:
         """A tracer for an input of which only the type is known."""
-        with internals.only_mode(self.mode):
-            fake = torch.empty(type.shape, dtype=type.dtype, device=type.device)
-        tracer, var = self._trace_fake(fake)
+        tracer, var = self._trace_fake(internals.fake_of_type(self.mode, type))
         self.inputs.append(var)
+        return tracer
+
+    def tracer_of(self, var: Var) -> torch.Tensor | None:
+        """A tracer for a variable that an equation binds; None for a result that is None."""
+        if not isinstance(var.type, TensorType):
+            return None
+        fake = internals.fake_of_type(self.mode, var.type)
+        self.bind(fake, var)
+        tracer = internals.functionalize(fake, self.functional_mode)
+        self.remember(tracer)
         return tracer
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -174,9 +182,7 @@ class Recorder:
         known = self._lifted.get(id(tensor))
         if known is not None:
             return known[1]
-        if isinstance(tensor, internals.FakeTensor) and id(tensor) in self._vars:
-            return tensor
-        if is_wrapped(tensor):
+        if is_wrapped(tensor) or internals.is_below_tracers(tensor, self.mode):
             return tensor
         tracer, var = self._trace_like(tensor)
         self.constants.append(Constant(var, tensor))
@@ -233,7 +239,7 @@ class Recorder:
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not isinstance(func, torch._ops.OpOverload):
             raise CaptureError(located(f"PyTorch's higher-order op {func} cannot be captured", source=self.source))
-        if func.namespace in ("prim", "prims") and func.name() == "prim::device":
+        if func.namespace in ("prim", "profiler"):
             return
         name = str(func)
         if name in LIFTS:

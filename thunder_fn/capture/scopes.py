@@ -48,11 +48,12 @@ class ScopeMode(TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self._running: list[Any] = []
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
-        if func in METADATA or current() is not recorder:
+        if func in METADATA or current() is not recorder or (self._running and self._running[-1] is func):
             return func(*args, **kwargs)
         args, kwargs = lift_call(recorder, args, kwargs)
         outermost = recorder.scope.kind != "function"
@@ -75,8 +76,12 @@ class ScopeMode(TorchFunctionMode):
             finally:
                 recorder.detaching = before
         if isinstance(func, types.FunctionType):
-            with self:
-                result = internals.without_torch_function_checks(func)(*args, **kwargs)
+            self._running.append(func)
+            try:
+                with self:
+                    result = internals.without_torch_function_checks(func)(*args, **kwargs)
+            finally:
+                self._running.pop()
         else:
             result = func(*args, **kwargs)
         if isinstance(result, internals.FunctionalTensor):
@@ -152,6 +157,8 @@ def function_name(func: Any) -> str | None:
     A method has the name of the function that does the same: `Tensor.matmul` and `@` are `torch.matmul`.
     """
     short = getattr(func, "__name__", "")
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return None
     if short in UNSCOPED or short in BRANCHES or func in DETACHES or not short:
         return None
     name = resolve_name(func) or getattr(func, "__qualname__", short)

@@ -1,0 +1,110 @@
+"""Calling a trace: on tensors it is evaluated, inside a capture it becomes one equation.
+
+A transform that is called inside a traced function (`grad(f)(x)` under `jit`) captures f on its own, transforms the
+trace and applies it here. Where the operands are plain tracers the trace becomes the body of a composite at once;
+where autograd or a torch.func transform around it must see every op, it is replayed op by op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.recorder import Leaf, Recorder, current, is_wrapped
+from thunder_fn.capture.scopes import in_scope, user_source
+from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical
+
+
+def apply_inside(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...]:
+    """Apply a trace to tracers and tensors inside a capture."""
+    results = bind_trace(recorder, trace, inputs, op)
+    if results is None:
+        return in_scope(recorder, op.name, "composite", lambda: replay(recorder, trace, inputs))
+    return results
+
+
+def bind_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...] | None:
+    """Record the trace as one equation; None where it has to be replayed."""
+    closed, extra = close_over(trace)
+    args = operands_of(recorder, (*inputs, *extra))
+    if args is None:
+        return None
+    return bind_equation(recorder, op, args, (closed,), closed.output_types)
+
+
+def operands_of(recorder: Recorder, values: Sequence[Any]) -> tuple[Var, ...] | None:
+    """The variables of tensors, None if one of them has levels of autograd or torch.func on it."""
+    tracers = [recorder.lift(value) for value in values]
+    if not all(_is_plain(recorder, tracer) for tracer in tracers):
+        return None
+    variables = [recorder.var_of(tracer) for tracer in tracers]
+    return tuple(recorder.stop(var) for var in variables if var is not None)
+
+
+def bind_equation(
+    recorder: Recorder,
+    op: Op,
+    args: tuple[Arg, ...],
+    bodies: tuple[Trace, ...],
+    types: tuple[Type, ...],
+    kwargs: tuple[tuple[str, Arg], ...] = (),
+) -> tuple[Any, ...]:
+    """Record an equation; its results are new tracers."""
+    outputs = tuple(recorder.fresh(type) for type in types)
+    source = user_source(recorder)
+    recorder.scope.items.append(Leaf(op, args, kwargs, outputs, source, bodies))
+    return tuple(recorder.tracer_of(var) for var in outputs)
+
+
+def _is_plain(recorder: Recorder, tensor: torch.Tensor) -> bool:
+    if is_wrapped(tensor) or not isinstance(tensor, internals.FunctionalTensor) or not recorder.owns(tensor):
+        return False
+    return not (tensor.requires_grad and torch.is_grad_enabled())
+
+
+def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
+    """The trace with its constants as further inputs, and those tensors."""
+    if not trace.constants:
+        return trace, ()
+    inputs = (*trace.inputs, *(constant.var for constant in trace.constants))
+    closed = canonical(inputs, trace.equations, trace.outputs, (), trace.constraints, trace.name)
+    return closed, tuple(constant.tensor for constant in trace.constants)
+
+
+def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Run a trace op by op inside a capture, its composites as scopes."""
+    env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
+    for equation in trace.equations:
+        env.extend(_replay_equation(recorder, equation, env))
+    return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
+
+
+def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> tuple[Any, ...]:
+    args = [_python(arg, env) for arg in equation.args]
+    kwargs = {key: _python(arg, env) for key, arg in equation.kwargs}
+    match equation.op.kind:
+        case "leaf":
+            result = ops.overload(equation.op)(*args, **kwargs)
+            return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
+        case "composite":
+            body, operands = equation.body, [env[var.index] for var in equation.operands]
+            kind = "function" if ops.is_call(equation.op) else "composite"
+            return in_scope(recorder, equation.op.name, kind, lambda: replay(recorder, body, operands), args, kwargs)
+        case "structured":
+            from thunder_fn.interpreters.evaluate import evaluate_rule
+
+            return tuple(evaluate_rule(equation)(equation.bodies, *args, **kwargs))
+
+
+def _python(arg: Arg, env: list[Any]) -> Any:
+    match arg:
+        case Var():
+            return env[arg.index]
+        case Literal():
+            return arg.value
+        case tuple():
+            return [_python(item, env) for item in arg]

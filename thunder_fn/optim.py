@@ -1,0 +1,69 @@
+"""`torch.optim` optimizers as functions: state in, state out.
+
+The optimizer's own code runs on copies of the parameters; under capture it is functionalised like any in-place code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import pytree
+
+State = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FunctionalOptimizer:
+    """An optimizer class with its options, as two functions. See `functional_optimizer`."""
+
+    make: Callable[..., torch.optim.Optimizer]
+    options: tuple[tuple[str, Any], ...]
+
+    def init(self, params: Any) -> State:
+        """The state before the first step: what the optimizer holds when it has just been made."""
+        leaves = [leaf.detach().clone() for leaf in pytree.flatten(params)[0]]
+        optimizer = self.make(leaves, **dict(self.options))
+        return [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves]
+
+    def update(self, params: Any, grads: Any, state: State) -> tuple[Any, State]:
+        """One step: the new parameters, in the structure of the old, and the new state."""
+        leaves, spec = pytree.flatten(params)
+        with torch.no_grad():
+            new = [leaf.clone() for leaf in leaves]
+            for leaf, gradient in zip(new, spec.flatten_up_to(grads), strict=True):
+                leaf.grad = gradient
+            optimizer = self.make(new, **dict(self.options))
+            for leaf, entry in zip(new, state, strict=True):
+                optimizer.state[leaf] = pytree.tree_map(_copy, entry)
+            optimizer.step()
+        return pytree.unflatten(spec, new), [dict(optimizer.state[leaf]) for leaf in new]
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:
+    """A `torch.optim` optimizer as a pair of pure functions.
+
+    Law: ``update`` gives the parameters and the state that the optimizer's own ``step`` gives on the same gradients.
+
+    Args:
+        make: an optimizer class, such as `torch.optim.AdamW`.
+        options: its keyword arguments.
+
+    Returns:
+        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. Most optimizers of
+        PyTorch make their state in the first step, so the state before it is empty and a jitted step is traced twice.
+
+    Example:
+        >>> sgd = functional_optimizer(torch.optim.SGD, lr=0.1)
+        >>> params, state = {"w": torch.ones(2)}, sgd.init({"w": torch.ones(2)})
+        >>> sgd.update(params, {"w": torch.ones(2)}, state)[0]["w"]
+        tensor([0.9000, 0.9000])
+    """
+    return FunctionalOptimizer(make, tuple(sorted(options.items())))
