@@ -1,1 +1,16 @@
-"""thunder_fn"""
+"""thunder_fn: a pure functional trace-transformation toolkit for PyTorch.
+
+A PyTorch program becomes an immutable trace; grad and the rest are pure functions from trace to trace that compose in
+any order; executors turn a trace into a program that runs.
+"""
+
+from thunder_fn.api import grad as grad
+from thunder_fn.api import grad_and_value as grad_and_value
+from thunder_fn.api import stop_gradient as stop_gradient
+from thunder_fn.api import trace as trace
+from thunder_fn.api import value_and_grad as value_and_grad
+from thunder_fn.api import vjp as vjp
+from thunder_fn.capture import composite as composite
+from thunder_fn.check import check as check
+from thunder_fn.interpreters.evaluate import evaluate as evaluate
+from thunder_fn.optim import functional_optimizer as functional_optimizer

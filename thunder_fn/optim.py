@@ -38,13 +38,21 @@ class FunctionalOptimizer:
                 leaf.grad = gradient
             optimizer = self.make(new, **dict(self.options))
             for leaf, entry in zip(new, state, strict=True):
-                optimizer.state[leaf] = pytree.tree_map(_copy, entry)
+                optimizer.state[leaf] = {key: _working(key, value) for key, value in entry.items()}
             optimizer.step()
-        return pytree.unflatten(spec, new), [dict(optimizer.state[leaf]) for leaf in new]
+            states = [{key: _stored(key, value) for key, value in optimizer.state[leaf].items()} for leaf in new]
+        return pytree.unflatten(spec, new), states
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def _working(key: str, value: Any) -> Any:
+    """A copy to work on. Step counts become float64: eager PyTorch does their arithmetic in Python's double precision."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.double() if key == "step" else value.clone()
+
+
+def _stored(key: str, value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and key == "step" else value
 
 
 def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:

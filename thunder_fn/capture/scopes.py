@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.recorder import LITERALS, Recorder, Scope, current
+from thunder_fn.capture.scalars import with_tensor_scalars
 from thunder_fn.errors import DataDependentBranch, DataDependentShape, DataDependentValue, located
 from thunder_fn.trace import Arg, Literal, Source, Var
 
@@ -69,6 +70,9 @@ class ScopeMode(TorchFunctionMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
+        instead = with_tensor_scalars(func, kwargs)
+        if instead is not None:
+            return instead(*args, **kwargs)
         if func in DETACHES:
             recorder.detaching, before = True, recorder.detaching
             try:
