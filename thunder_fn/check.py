@@ -12,19 +12,29 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._C import DisableTorchFunction
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace, MissingRule, TraceTypeError, located
 from thunder_fn.pretty import format_equation
-from thunder_fn.trace import Arg, Equation, Literal, NoneType, NumberType, Op, TensorType, Trace, Type, Var
-from thunder_fn.trace import map_arg, subtraces, type_of, type_of_value
+from thunder_fn.torch_internals import DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, FakeTensorMode, isolated
+from thunder_fn.trace import (
+    Arg,
+    Equation,
+    Literal,
+    NoneType,
+    NumberType,
+    Op,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    map_arg,
+    subtraces,
+    type_of,
+    type_of_value,
+)
 
 CHECK_RULES: dict[str, Callable[[Equation], None]] = {}
 """Structured ops by name: `rule(equation)` raises where the equation's types and bodies disagree."""
@@ -52,7 +62,8 @@ def _check_trace(trace: Trace) -> None:
     for constant in trace.constants:
         found = type_of_value(constant.tensor)
         if found != constant.var.type:
-            raise TraceTypeError(f"{trace.name}: constant {constant.var} is {constant.var.type}, but its tensor is {found}")
+            what = f"constant {constant.var} is {constant.var.type}, but its tensor is {found}"
+            raise TraceTypeError(f"{trace.name}: {what}")
     for equation in trace.equations:
         for var in equation.operands:
             _check_bound(var, bound, trace, equation)
@@ -68,7 +79,8 @@ def _check_trace(trace: Trace) -> None:
 def _check_bound(var: Var, bound: list[Var], trace: Trace, equation: Equation | None) -> None:
     use = f"{trace.name}: {var} is used" if equation else f"{trace.name}: {var} is returned"
     if not 0 <= var.index < len(bound):
-        raise InvalidTrace(_at(f"{use} before it is bound", equation, "Bodies are closed: pass what they use as inputs."))
+        fix = "Bodies are closed: pass what they use as inputs."
+        raise InvalidTrace(_at(f"{use} before it is bound", equation, fix))
     known = bound[var.index].type
     if known != var.type:
         raise TraceTypeError(_at(f"{use} as {var.type}, but it is bound as {known}", equation))
@@ -85,7 +97,8 @@ def _check_constraints(trace: Trace, bound: list[Var]) -> None:
     for constraint in trace.constraints:
         unknown = sorted(str(symbol) for symbol in constraint.value.free_symbols - known)
         if unknown:
-            raise InvalidTrace(f"{trace.name}: the constraint {constraint} is over {', '.join(unknown)}, which nothing binds")
+            what = f"the constraint {constraint} is over {', '.join(unknown)}, which nothing binds"
+            raise InvalidTrace(f"{trace.name}: {what}")
 
 
 def _symbols(type: Type) -> Iterator[Any]:
@@ -111,7 +124,8 @@ def _check_equation(equation: Equation) -> None:
 def _check_leaf(equation: Equation) -> None:
     ops.overload(equation.op)
     if equation.bodies:
-        raise InvalidTrace(_at(f"{equation.op}: a leaf has no bodies, but this one has {len(equation.bodies)}", equation))
+        what = f"{equation.op}: a leaf has no bodies, but this one has {len(equation.bodies)}"
+        raise InvalidTrace(_at(what, equation))
     fix = "Take the types of outputs from the op: `check.fake_result_types(equation)` gives them."
     try:
         types = fake_result_types(equation)
@@ -124,9 +138,11 @@ def _check_leaf(equation: Equation) -> None:
 
 def _check_composite(equation: Equation) -> None:
     if len(equation.bodies) != 1:
-        raise InvalidTrace(_at(f"{equation.op}: a composite has one body, but this one has {len(equation.bodies)}", equation))
+        what = f"{equation.op}: a composite has one body, but this one has {len(equation.bodies)}"
+        raise InvalidTrace(_at(what, equation))
     check_operands(equation, equation.operands, equation.body)
-    check_types(equation, equation.body.output_types, "the body returns", "Build the equation from its body's output types.")
+    fix = "Build the equation from its body's output types."
+    check_types(equation, equation.body.output_types, "the body returns", fix)
 
 
 def check_operands(equation: Equation, operands: tuple[Var, ...], body: Trace) -> None:
@@ -160,9 +176,13 @@ def fake_result_types(equation: Equation) -> tuple[Type, ...] | None:
     """
     if not all(_is_static(var.type) for var in equation.operands):
         return None
+    return _fake_result_types(equation.op, *types_in(equation))
+
+
+def types_in(equation: Equation) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+    """The args and kwargs of an equation, with types in place of variables."""
     args = tuple(map_arg(_type, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(_type, arg)) for key, arg in equation.kwargs)
-    return _fake_result_types(equation.op, args, kwargs)
+    return args, tuple((key, map_arg(_type, arg)) for key, arg in equation.kwargs)
 
 
 def _type(var: Var) -> Type:
@@ -183,7 +203,7 @@ def _is_static(type: Type) -> bool:
 def _fake_result_types(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Type, ...] | None:
     try:
         result = fake_result(op, args, kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
+    except (DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, UnsupportedOperatorException):
         return None
     except RuntimeError:
         if op.name.split(".")[1] in _LAYOUT_DEPENDENT:
@@ -193,8 +213,12 @@ def _fake_result_types(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, A
 
 
 def fake_result(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
-    """Run a leaf on fake tensors, untouched by the modes that are on. In the arguments, types stand for variables."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), FakeTensorMode():
+    """Run a leaf on fake tensors, untouched by the modes and torch.func levels that are on.
+
+    In the arguments, types stand for variables, as `types_in` gives them.
+    """
+    autocast_off = torch._C._DisableAutocast()  # pyright: ignore[reportPrivateUsage]
+    with isolated(), DisableTorchFunction(), autocast_off, FakeTensorMode():
         return ops.overload(op)(*map(_fake, args), **{key: _fake(arg) for key, arg in kwargs})
 
 

@@ -12,21 +12,36 @@ import itertools
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch.fx
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from thunder_fn import ops
-from thunder_fn.check import fake_result
+from thunder_fn.check import fake_result, types_in
 from thunder_fn.errors import CaptureError, MissingRule, located
 from thunder_fn.pretty import format_equation
-from thunder_fn.trace import Arg, Equation, Expr, Literal, NoneType, NumberType, Source, TensorType, Trace
-from thunder_fn.trace import TraceBuilder, Var, map_arg, type_of_value
+from thunder_fn.torch_internals import FakeTensorMode
+from thunder_fn.trace import (
+    Arg,
+    Equation,
+    Expr,
+    Literal,
+    NoneType,
+    NumberType,
+    Source,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    type_of_value,
+)
 
+_Path: TypeAlias = tuple[int, ...]
+_Env: TypeAlias = dict[torch.fx.Node, Any]
 _LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -105,11 +120,11 @@ def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any
     types: tuple[Any, ...] = tuple(var.type for var in equation.outputs)
     call.meta["thunder_fn_type"] = types[0] if paths == [()] else _nest(paths, types)
     _locate(call, equation.source)
-    items: dict[tuple[int, ...], torch.fx.Node] = {(): call}
+    items: dict[_Path, torch.fx.Node] = {(): call}
     return [None if isinstance(t, NoneType) else _item(graph, items, p, t) for p, t in zip(paths, types, strict=True)]
 
 
-def _item(graph: torch.fx.Graph, items: dict[tuple[int, ...], torch.fx.Node], path: tuple[int, ...], type: Any) -> torch.fx.Node:
+def _item(graph: torch.fx.Graph, items: dict[_Path, torch.fx.Node], path: _Path, type: Any) -> torch.fx.Node:
     """The node of one result, `call[0][1]` for the path (0, 1)."""
     if path not in items:
         parent = _item(graph, items, path[:-1], None)
@@ -119,7 +134,7 @@ def _item(graph: torch.fx.Graph, items: dict[tuple[int, ...], torch.fx.Node], pa
     return items[path]
 
 
-def _nest(paths: list[tuple[int, ...]], values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _nest(paths: list[_Path], values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Values arranged as their paths say: paths (0,), (1, 0), (1, 1) give `(a, (b, c))`."""
     nested: dict[int, Any] = {}
     for path, value in zip(paths, values, strict=True):
@@ -127,27 +142,21 @@ def _nest(paths: list[tuple[int, ...]], values: tuple[Any, ...]) -> tuple[Any, .
     return tuple(nested.get(position, ()) for position in range(max(nested, default=-1) + 1))
 
 
-def _result_paths(equation: Equation) -> list[tuple[int, ...]]:
+def _result_paths(equation: Equation) -> list[_Path]:
     """Where each output of a leaf is in the op's result: `()` where it is the result, `(1, 0)` for `result[1][0]`."""
-    returns = ops.overload(equation.op)._schema.returns
-    lists = [isinstance(result.type, torch.ListType) for result in returns]
-    if len(returns) == 1:
+    lists = ops.lists_returned(equation.op)
+    if len(lists) == 1:
         return [(i,) for i in range(len(equation.outputs))] if lists[0] else [()]
     if sum(lists) <= 1:
         length = len(equation.outputs) - lists.count(False)
         return _paths([length if is_list else None for is_list in lists])
-    args, kwargs = map_arg(_var_type, equation.args), tuple((key, map_arg(_var_type, arg)) for key, arg in equation.kwargs)
-    result = fake_result(equation.op, args, kwargs)
+    result = fake_result(equation.op, *types_in(equation))
     return _paths([len(item) if is_list else None for item, is_list in zip(result, lists, strict=True)])
 
 
-def _var_type(var: Var) -> Any:
-    return var.type
-
-
-def _paths(lengths: list[int | None]) -> list[tuple[int, ...]]:
+def _paths(lengths: list[int | None]) -> list[_Path]:
     """The paths of results of which some are lists of a length."""
-    paths: list[tuple[int, ...]] = []
+    paths: list[_Path] = []
     for position, length in enumerate(lengths):
         paths += [(position,)] if length is None else [(position, i) for i in range(length)]
     return paths
@@ -174,18 +183,19 @@ def from_fx(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any] | 
     """
     types = {} if example_inputs is None else _run_fakes(graph_module, example_inputs)
     builder = TraceBuilder()
-    env: dict[torch.fx.Node, Any] = {}
+    env: _Env = {}
     for node in graph_module.graph.nodes:
         match node.op:
             case "placeholder":
                 env[node] = builder.input(_node_types(node, types))
             case "get_attr":
-                env[node] = builder.constant(_tensor(graph_module, node), owned=node.meta.get("thunder_fn_owned", False))
+                owned = node.meta.get("thunder_fn_owned", False)
+                env[node] = builder.constant(_tensor(graph_module, node), owned=owned)
             case "call_function" if node.target is operator.getitem:
                 env[node] = _getitem(env, node)
             case "call_function" if node.target is complex:
                 env[node] = Literal(complex(*node.args))
-            case "call_function" if isinstance(node.target, torch._ops.OpOverload):
+            case "call_function" if isinstance(node.target, OpOverload):
                 env[node] = _equation(builder, env, node, types)
             case "output":
                 atoms = (_leaves(_arg(env, leaf, node)) for leaf in tree_leaves(node.args[0]))
@@ -213,7 +223,7 @@ class _TypeRecorder(torch.fx.Interpreter):
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
-        self.types: dict[torch.fx.Node, Any] = {}
+        self.types: _Env = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
@@ -222,7 +232,7 @@ class _TypeRecorder(torch.fx.Interpreter):
         return result
 
 
-def _run_fakes(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[torch.fx.Node, Any]:
+def _run_fakes(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> _Env:
     mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in example_inputs]
     recorder = _TypeRecorder(graph_module)
@@ -235,7 +245,8 @@ def _types_of(value: Any) -> Any:
     """The type of a node's value; a tuple of types for several."""
     match value:
         case tuple() | list():
-            return tuple(map(_types_of, list[Any](value)))
+            items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+            return tuple(map(_types_of, items))
         case torch.SymInt() | torch.SymFloat() | torch.SymBool():
             return NumberType({torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)])
         case torch.Tensor():
@@ -250,7 +261,7 @@ def _dim(size: Any) -> int | Expr:
     return int(size.node.expr) if size.node.expr.is_Integer else Expr(size.node.expr)
 
 
-def _node_types(node: torch.fx.Node, types: dict[torch.fx.Node, Any]) -> Any:
+def _node_types(node: torch.fx.Node, types: _Env) -> Any:
     if node in types:
         return types[node]
     if "val" in node.meta:
@@ -267,17 +278,17 @@ def _tensor(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Te
     return value
 
 
-def _getitem(env: dict[torch.fx.Node, Any], node: torch.fx.Node) -> Any:
+def _getitem(env: _Env, node: torch.fx.Node) -> Any:
     container, position = (_arg(env, arg, node) for arg in node.args)
     if not isinstance(container, tuple) or not isinstance(position, Literal):
         _fail(node, "operator.getitem picks from the results of a call, not from inside a tensor")
     return container[position.value]
 
 
-def _equation(builder: TraceBuilder, env: dict[torch.fx.Node, Any], node: torch.fx.Node, types: dict[torch.fx.Node, Any]) -> Any:
+def _equation(builder: TraceBuilder, env: _Env, node: torch.fx.Node, types: _Env) -> Any:
     """Append a call; its variables, nested as the op nests its results."""
     op = ops.leaf(node.target)  # pyright: ignore[reportArgumentType]
-    if ops.overload(op)._schema.is_mutable:
+    if ops.overload(op)._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
         _fail(node, f"{op} writes to its inputs", "Functionalize the graph first (torch.func.functionalize).")
     args = tuple(_arg(env, arg, node) for arg in node.args)
     kwargs = tuple((key, _arg(env, arg, node)) for key, arg in node.kwargs.items())
@@ -299,7 +310,7 @@ def _fill(nested: Any, values: Iterator[Any]) -> Any:
     return tuple(_fill(item, values) for item in nested) if isinstance(nested, tuple) else next(values)
 
 
-def _arg(env: dict[torch.fx.Node, Any], value: Any, node: torch.fx.Node) -> Any:
+def _arg(env: _Env, value: Any, node: torch.fx.Node) -> Any:
     match value:
         case torch.fx.Node():
             return env[value]

@@ -76,6 +76,12 @@ def returns_nothing(op: Op) -> bool:
     return op.kind == "leaf" and not overload(op)._schema.returns
 
 
+@lru_cache(maxsize=None)
+def lists_returned(op: Op) -> tuple[bool, ...]:
+    """For each result in a leaf's schema, whether it is a list of them."""
+    return tuple(isinstance(result.type, torch.ListType) for result in overload(op)._schema.returns)
+
+
 def has_random(equation: Equation) -> bool:
     """The equation or anything in its bodies draws random numbers."""
     return is_random(equation.op) or any(has_random(inner) for body in equation.bodies for inner in body.equations)

@@ -5,7 +5,7 @@
         # v1: f32[4]
         v2 = layer_norm(v0, (4,), v1)  # f32[8, 4]
             # def layer_norm(v0, v1):
-            #   v2, v3, v4 = aten.native_layer_norm.default(v0, (4,), v1, None, 1e-05)  # f32[8, 4], f32[8, 1], f32[8, 1]
+            #   v2, v3, v4 = aten.native_layer_norm.default(v0, (4,), v1, None, 1e-05)  # f32[8, 4], ...
             #   return (v2,)
         return (v2,)
 
@@ -127,18 +127,17 @@ def _leaf_text(op: Op) -> str:
 
 
 def _lists_returned(equation: Equation) -> tuple[bool, ...]:
-    """For each result of a leaf, whether it is a list. Empty where PyTorch does not know the op."""
+    """For each result of a leaf, whether it is a list. Empty where PyTorch does not know the op, and for bodies."""
     try:
-        returns = ops.overload(equation.op)._schema.returns
+        return ops.lists_returned(equation.op) if equation.op.kind == "leaf" else ()
     except InvalidTrace:
         return ()
-    return tuple(isinstance(result.type, torch.ListType) for result in returns)
 
 
 def _assignment(equation: Equation, call: str) -> str:
     """`v3, (v4, v5) = call`: the call with its results unpacked as the op nests them."""
     names = [str(var) for var in equation.outputs]
-    lists = _lists_returned(equation) if equation.op.kind == "leaf" else ()
+    lists = _lists_returned(equation)
     if not names:
         return call
     if sum(lists) > 1:

@@ -67,7 +67,8 @@ def splits() -> Trace:
     split = ops.leaf(aten.split.Tensor)
     top, bottom = b.add(split, (x, Literal(2)), (f32(2, 2), f32(2, 2)))
     (same,) = b.add(split, (top, Literal(2)), (f32(2, 2),))
-    (joined,) = b.add(ops.leaf(aten.cat.default), ((bottom, same, bottom),), (f32(6, 2),), kwargs=(("dim", Literal(0)),))
+    cat, dim = ops.leaf(aten.cat.default), ("dim", Literal(0))
+    (joined,) = b.add(cat, ((bottom, same, bottom),), (f32(6, 2),), kwargs=(dim,))
     return b.build((joined, same))
 
 
@@ -89,11 +90,13 @@ def literals() -> Trace:
     b = TraceBuilder()
     x = b.input(f32(3))
     for value in (float("nan"), float("inf"), float("-inf"), -0.0, 1e-300, True, 7):
-        (full,) = b.add(ops.leaf(aten.full.default), ((), Literal(value)), (f32(),), kwargs=(("dtype", Literal(torch.float32)),))
+        dtype = ("dtype", Literal(torch.float32))
+        (full,) = b.add(ops.leaf(aten.full.default), ((), Literal(value)), (f32(),), kwargs=(dtype,))
         (x,) = b.add(ops.leaf(aten.fmax.default), (x, full), (f32(3),))
     c64 = TensorType(torch.complex64, (3,))
     (z,) = b.add(ops.leaf(aten.mul.Scalar), (x, Literal(complex(0.0, float("inf")))), (c64,))
-    (i,) = b.add(ops.leaf(aten.index.Tensor), (z, (b.constant(torch.tensor([2, 0]), owned=True),)), (TensorType(torch.complex64, (2,)),))
+    where = b.constant(torch.tensor([2, 0]), owned=True)
+    (i,) = b.add(ops.leaf(aten.index.Tensor), (z, (where,)), (TensorType(torch.complex64, (2,)),))
     (d,) = b.add(ops.leaf(aten.div.Tensor_mode), (x, x), (f32(3),), kwargs=(("rounding_mode", Literal("floor")),))
     kwargs = (("dtype", Literal(torch.float64)), ("memory_format", Literal(torch.contiguous_format)))
     (d,) = b.add(ops.leaf(aten._to_copy.default), (d,), (TensorType(torch.float64, (3,)),), kwargs=kwargs)
@@ -123,5 +126,6 @@ TRACES = (leaves, layer_norm, block, blocks, splits, masked_gradients, literals,
 def same_bits(a: object, b: object) -> bool:
     """Equal results: tensors bit for bit, numbers with their types, NaN equal to NaN."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes()
+        bits = [x.numpy(force=True).tobytes() for x in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and bits[0] == bits[1]
     return type(a) is type(b) and repr(a) == repr(b)

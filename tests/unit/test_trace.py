@@ -11,14 +11,42 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_traces import ADD, MUL, OWNED, SIN, TRACES, aten, blocks, example_inputs, f32, leaves, masked_gradients
-from small_traces import same_bits, splits
 
+from tests.unit.small_traces import (
+    ADD,
+    MUL,
+    OWNED,
+    SIN,
+    TRACES,
+    aten,
+    blocks,
+    example_inputs,
+    f32,
+    leaves,
+    masked_gradients,
+    same_bits,
+    splits,
+)
 from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace, MissingRule, TraceTypeError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.trace import Constant, Equation, Literal, NumberType, Op, Source, TensorType, Trace, TraceBuilder
-from thunder_fn.trace import Type, Var, canonical, map_arg, subtraces, type_of
+from thunder_fn.trace import (
+    Constant,
+    Equation,
+    Literal,
+    NumberType,
+    Op,
+    Source,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    canonical,
+    map_arg,
+    subtraces,
+    type_of,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +66,9 @@ def test_different_programs_differ() -> None:
     assert len(set(traces)) == len(traces)
 
 
-@pytest.mark.parametrize("values", [(1, 1.0, True, 1 + 0j), (0, 0.0, -0.0, False), ((1,), (2,)), (torch.float32, torch.float64)])
+@pytest.mark.parametrize(
+    "values", [(1, 1.0, True, 1 + 0j), (0, 0.0, -0.0, False), ((1,), (2,)), (torch.float32, torch.float64)]
+)
 def test_literals_of_different_types_differ(values: tuple[object, ...]) -> None:
     assert len({Literal(value) for value in values}) == len(values)
     assert [[Literal(a) == Literal(b) for a in values] for b in values] == [[a is b for a in values] for b in values]
@@ -108,9 +138,13 @@ def test_pickles() -> None:
 
 
 def test_pickles_from_a_process_with_other_hashes(tmp_path: Path) -> None:
-    program = "import sys, pickle, test_trace; pickle.dump(test_trace._pickled(), open(sys.argv[1], 'wb'))"
+    program = """if True:
+        import pathlib, pickle, sys
+        from tests.unit.test_trace import _pickled
+        pathlib.Path(sys.argv[1]).write_bytes(pickle.dumps(_pickled()))
+    """
     file = tmp_path / "traces.pickle"
-    env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+    env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", program, str(file)], check=True, env=env)
     copies = pickle.loads(file.read_bytes())
     assert copies == _pickled() and set(copies) == set(_pickled())

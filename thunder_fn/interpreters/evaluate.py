@@ -102,14 +102,14 @@ def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:
             raise TraceTypeError(f"{trace.name}: input {position} ({var}) must be {var.type}, given {_describe(value)}")
 
 
-def _fits(type: Type, value: Any) -> bool:
+def _fits(type_: Type, value: Any) -> bool:
     """Tensors must have the dtype and the static sizes of the type; symbolic sizes fit whatever they meet."""
-    if not isinstance(type, TensorType):
+    if not isinstance(type_, TensorType):
         return not isinstance(value, torch.Tensor)
-    if not isinstance(value, torch.Tensor) or value.dtype != type.dtype or value.dim() != len(type.shape):
+    if not isinstance(value, torch.Tensor) or value.dtype != type_.dtype or value.dim() != len(type_.shape):
         return False
-    sizes = zip(type.shape, value.shape, strict=True)
-    return all(want == have for want, have in sizes if isinstance(want, int) and isinstance(have, int))
+    sizes = zip(type_.shape, value.shape, strict=True)
+    return all(want == have for want, have in sizes if isinstance(want, int) and type(have) is int)
 
 
 def _describe(value: Any) -> str:
