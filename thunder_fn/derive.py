@@ -231,8 +231,14 @@ def attention_backward(
     return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad
 
 
+def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What `self.copy_(src)` leaves in self."""
+    return src.to(self.dtype).expand(self.shape).clone()
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
+    "aten.copy.default": copy,
 }
 """Ours, for ops that PyTorch can neither differentiate nor decompose."""
 
@@ -251,10 +257,13 @@ def decomposition(single: Trace) -> Trace | None:
         result = function(*args, **kwargs)
         if result is NotImplemented:
             return None
-        outputs = tuple(_atom(recorder, value) for value in ops.flatten_result(result))
-    equations, _ = _live_equations(
-        [item for item in recorder.root.items if isinstance(item, Leaf)], [atom for atom in outputs if isinstance(atom, Var)]
-    )
-    if any(inner.op == equation.op for inner in equations):
-        return None
-    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=equation.op.name)
+        trace = close_recording(recorder, list(ops.flatten_result(result)), equation.op.name)
+    return None if any(inner.op == equation.op for inner in trace.equations) else trace
+
+
+def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:
+    """The flat trace of what was recorded and is needed for the results. Called while the recorder runs."""
+    outputs = tuple(_atom(recorder, value) for value in results)
+    leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
+    equations, _ = _live_equations(leaves, [atom for atom in outputs if isinstance(atom, Var)])
+    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)

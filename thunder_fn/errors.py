@@ -80,6 +80,14 @@ class CotangentError(GradError, TypeError):
     """A cotangent's structure, shape or dtype differs from the output that it belongs to."""
 
 
+class TangentError(GradError, TypeError):
+    """A tangent's structure, shape or dtype differs from the primal that it belongs to."""
+
+
+class VmapError(ThunderError, ValueError):
+    """Misuse of vmap: in_dims or out_dims that do not fit, sizes that differ, random numbers without a choice."""
+
+
 class JitError(ThunderError):
     """Base class of misuse of jit."""
 

@@ -310,3 +310,17 @@ def is_exclusive(tensor: torch.Tensor) -> bool:
 def is_dense(tensor: torch.Tensor) -> bool:
     """Every element has a place of its own and there are no gaps."""
     return torch._prims_common.is_non_overlapping_and_dense(tensor)
+
+
+# ---- batching ----
+
+
+@contextlib.contextmanager
+def no_vmap_fallback() -> Iterator[None]:
+    """Ops without a batching rule raise instead of running in a loop that PyTorch hides."""
+    before = torch._C._functorch._is_vmap_fallback_enabled()
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(before)

@@ -109,23 +109,26 @@ class Literal:
 
     value: Any
 
-    def _key(self) -> tuple[type, Any]:
-        match self.value:
-            case float():
-                return float, self.value.hex()
-            case complex():
-                return complex, (self.value.real.hex(), self.value.imag.hex())
-            case value:
-                return type(value), value
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Literal) and self._key() == other._key()
+        return isinstance(other, Literal) and _literal_key(self.value) == _literal_key(other.value)
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(_literal_key(self.value))
 
     def __str__(self) -> str:
         return repr(self.value)
+
+
+def _literal_key(value: Any) -> tuple[type, Any]:
+    match value:
+        case float():
+            return float, value.hex()
+        case complex():
+            return complex, (value.real.hex(), value.imag.hex())
+        case tuple():
+            return type(value), tuple(map(_literal_key, value))
+        case _:
+            return type(value), value
 
 
 Atom: TypeAlias = Var | Literal

@@ -180,7 +180,7 @@ def _backward(
     given: list[Var] = []
     for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
         if wanted:
-            given.append(backward.fresh(_type(atom)))
+            given.append(backward.fresh(type_of_cotangent(atom)))
             if isinstance(atom, Var) and useful[atom.index]:
                 accumulate(atom, given[-1])
     for step in reversed(steps):
@@ -192,7 +192,7 @@ def _backward(
     return _finish(trace, forward, backward, env, carried, gradients)
 
 
-def _type(atom: Atom) -> TensorType:
+def type_of_cotangent(atom: Atom) -> TensorType:
     assert isinstance(atom, Var) and isinstance(atom.type, TensorType), "only tensors have cotangents"
     return atom.type
 
@@ -208,7 +208,7 @@ def _backward_step(
     given = [cotangents.get(var.index) for var in wanted]
     if all(value is None for value in given) or all(place is None for place in step.split.gradients):
         return
-    filled = tuple(zeros(backward, _type(var)) if value is None else value for var, value in zip(wanted, given, strict=True))
+    filled = tuple(zeros(backward, type_of_cotangent(var)) if value is None else value for var, value in zip(wanted, given, strict=True))
     arguments = (*map(residual, step.residuals), *filled)
     if step.equation.op.kind == "composite":
         op = ops.composite(f"{ops.short_name(step.equation.op)}_backward")
@@ -256,7 +256,7 @@ def _finish(
 
 def add(builder: TraceBuilder, a: Atom, b: Atom) -> Var:
     """The sum of two cotangents."""
-    (result,) = builder.add(ops.leaf(aten.add.Tensor), (a, b), (_type(a),))
+    (result,) = builder.add(ops.leaf(aten.add.Tensor), (a, b), (type_of_cotangent(a),))
     return result
 
 
@@ -291,7 +291,7 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
     builder = TraceBuilder(f"{trace.name}_vjp")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     given = tuple(
-        builder.input(_type(atom)) for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True) if wanted
+        builder.input(type_of_cotangent(atom)) for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True) if wanted
     )
     results = inline_into(builder, split.forward, inputs)
     gradients = pull_back(builder, trace, split, inputs, results, given, wanted_inputs)
@@ -314,7 +314,7 @@ def pull_back(
     found = inline_into(builder, split.backward, (*residuals, *given))
     asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
     return tuple(
-        zeros(builder, _type(var)) if place is None else found[place]
+        zeros(builder, type_of_cotangent(var)) if place is None else found[place]
         for var, place in zip(asked, split.gradients, strict=True)
     )
 
@@ -330,6 +330,6 @@ def grad_and_value(trace: Trace, wanted_inputs: Mask) -> Trace:
     builder = TraceBuilder(f"grad_{trace.name}")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     results = inline_into(builder, split.forward, inputs)
-    seed = ones(builder, _type(trace.outputs[0]))
+    seed = ones(builder, type_of_cotangent(trace.outputs[0]))
     gradients = pull_back(builder, trace, split, inputs, results, (seed,), wanted_inputs)
     return dce(builder.build((*gradients, *results[: len(trace.outputs)])))

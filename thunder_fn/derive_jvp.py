@@ -1,0 +1,83 @@
+"""Forward-mode rules of leaf ops, derived from PyTorch's forward AD formulas.
+
+Where PyTorch has no forward formula, the op is decomposed; where it has no decomposition either, the rule comes from
+two vjps: the vjp is linear in the cotangent, and the transpose of that linear map is the jvp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.derive import Mask, call_leaf, close_recording, decomposition, is_differentiable
+from thunder_fn.errors import MissingRule, located
+from thunder_fn.trace import TensorType, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class JvpRule:
+    """A trace from inputs, then tangents of the active inputs, to outputs, then tangents of the active outputs."""
+
+    trace: Trace
+    active_outputs: Mask
+
+
+@lru_cache(maxsize=65536)
+def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
+    """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a decomposition knows it."""
+    try:
+        return _ask_forward_ad(single, active)
+    except (NotImplementedError, RuntimeError):
+        return decomposition(single)
+
+
+def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running():
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        tangents = [
+            recorder.input_of_type(var.type)
+            for var, flag in zip(single.inputs, active, strict=True)
+            if flag and isinstance(var.type, TensorType)
+        ]
+        moved = [index for index, flag in enumerate(active) if flag]
+        present: list[bool] = []
+
+        def run(*primals: torch.Tensor) -> Any:
+            values = list(tracers)
+            for index, primal in zip(moved, primals, strict=True):
+                values[index] = primal
+            results = call_leaf(equation, lambda var: values[var.index])
+            present.extend(isinstance(result, torch.Tensor) for result in results)
+            return tuple(result for result in results if isinstance(result, torch.Tensor))
+
+        outputs, tangents_out = torch.func.jvp(run, tuple(tracers[index] for index in moved), tuple(tangents))
+        types = [var.type for var, flag in zip(equation.outputs, present, strict=True) if flag]
+        flags = [is_differentiable(type) for type in types]
+        results = [*_spread(outputs, present), *(t for t, flag in zip(tangents_out, flags, strict=True) if flag)]
+        trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
+    supply = iter(flags)
+    return JvpRule(trace, tuple(flag and next(supply) for flag in present))
+
+
+def _spread(outputs: tuple[Any, ...], present: list[bool]) -> list[Any]:
+    supply = iter(outputs)
+    return [next(supply) if flag else None for flag in present]
+
+
+def missing_jvp(single: Trace) -> MissingRule:
+    (equation,) = single.equations
+    return MissingRule(
+        located(
+            f"jvp: PyTorch has neither a forward derivative nor a decomposition for {equation.op}",
+            source=equation.source,
+            fix="Write the computation with other ops, or use reverse mode.",
+        )
+    )
+
+

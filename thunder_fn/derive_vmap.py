@@ -1,0 +1,109 @@
+"""Batching rules of leaf ops, derived from functorch's.
+
+Run the op under `torch.vmap` on tracers and record what the batching rule does. Batched values have their batch dim
+first. Where functorch has no rule and would loop, the op is decomposed; where that fails too, the loop is explicit
+and a warning names the op once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.derive import Mask, call_leaf, close_recording, decomposition
+from thunder_fn.trace import TensorType, Trace, Type
+
+
+@dataclass(frozen=True, slots=True)
+class VmapRule:
+    """A trace from inputs, the batched ones with a leading batch dim, to outputs with a leading batch dim."""
+
+    trace: Trace
+
+
+class LoopWarning(UserWarning):
+    """An op has no batching rule; vmap runs it once for each example."""
+
+
+def batched_type(type: Type, size: int) -> Type:
+    """The type with a leading batch dim."""
+    return TensorType(type.dtype, (size, *type.shape), type.device) if isinstance(type, TensorType) else type
+
+
+@lru_cache(maxsize=65536)
+def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapRule | Trace:
+    """The batched equation, or the op's decomposition."""
+    (equation,) = single.equations
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*performance drop.*")
+            with internals.no_vmap_fallback():
+                return VmapRule(_ask_functorch(single, batched, size, randomness))
+    except (RuntimeError, NotImplementedError, UserWarning):
+        found = None if ops.is_random(equation.op) else decomposition(single)
+    if found is not None:
+        return found
+    if ops.is_random(equation.op) and randomness == "error":
+        raise_randomness(equation.op.name)
+    warnings.warn(
+        f"vmap: {equation.op} has no batching rule, so it runs in a loop over {size} examples", LoopWarning, stacklevel=2
+    )
+    return VmapRule(_loop(single, batched, size))
+
+
+def raise_randomness(name: str) -> None:
+    from thunder_fn.errors import VmapError
+
+    raise VmapError(
+        f'vmap: {name} draws random numbers, and randomness="error" asks for an error\n'
+        'Pass randomness="different" for numbers of its own in each example, or randomness="same" for equal ones.'
+    )
+
+
+def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: int) -> list[torch.Tensor]:
+    types = [batched_type(var.type, size) if flag else var.type for var, flag in zip(single.inputs, batched, strict=True)]
+    return [recorder.input_of_type(type) for type in types if isinstance(type, TensorType)]
+
+
+def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running():
+        tracers = _inputs(recorder, single, batched, size)
+        moved = [index for index, flag in enumerate(batched) if flag]
+        present: list[bool] = []
+
+        def run(*examples: Any) -> Any:
+            values = list(tracers)
+            for index, example in zip(moved, examples, strict=False):
+                values[index] = example
+            results = call_leaf(equation, lambda var: values[var.index])
+            present.extend(isinstance(result, torch.Tensor) for result in results)
+            return tuple(result for result in results if isinstance(result, torch.Tensor))
+
+        examples = tuple(tracers[index] for index in moved) or (torch.empty(size, device="meta"),)
+        outputs = torch.vmap(run, randomness=randomness)(*examples)
+        supply = iter(outputs)
+        return close_recording(recorder, [next(supply) if flag else None for flag in present], f"vmap_{equation.op.name}")
+
+
+def _loop(single: Trace, batched: Mask, size: int) -> Trace:
+    """Run the op on each example and stack."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running():
+        tracers = _inputs(recorder, single, batched, size)
+        rows: list[tuple[Any, ...]] = []
+        for i in range(size):
+            values = [tracer[i] if flag else tracer for tracer, flag in zip(tracers, batched, strict=True)]
+            rows.append(call_leaf(equation, lambda var: values[var.index]))
+        columns = zip(*rows, strict=True)
+        outputs = [torch.stack(column) if isinstance(column[0], torch.Tensor) else None for column in columns]
+        return close_recording(recorder, outputs, f"loop_{equation.op.name}")
