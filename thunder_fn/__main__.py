@@ -1,0 +1,36 @@
+"""The commands: `python -m thunder_fn COMMAND`. Each is a module with a `main(argv) -> exit code`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "demo": ("thunder_fn.demo", "train a small GPT on Python's own source with one jitted train step"),
+    "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside eager and other compilers"),
+}
+
+USAGE = "usage: python -m thunder_fn COMMAND [--help]\n\ncommands:\n" + "\n".join(
+    f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command and return its exit code: 0 well, 1 failed, 2 misused."""
+    match argv:
+        case [] | ["-h" | "--help", *_]:
+            print(USAGE)
+            return 0 if argv else 2
+        case [name, *rest] if name in COMMANDS:
+            module, _ = COMMANDS[name]
+            return importlib.import_module(module).main(rest)
+        case [name, *_]:
+            print(f"thunder_fn: there is no command {name!r}\n\n{USAGE}", file=sys.stderr)
+            return 2
+        case _:
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
