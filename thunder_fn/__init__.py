@@ -6,10 +6,16 @@ any order; executors turn a trace into a program that runs.
 
 from thunder_fn.api import grad as grad
 from thunder_fn.api import grad_and_value as grad_and_value
+from thunder_fn.api import hessian as hessian
+from thunder_fn.api import jacfwd as jacfwd
+from thunder_fn.api import jacrev as jacrev
+from thunder_fn.api import jvp as jvp
+from thunder_fn.api import linearize as linearize
 from thunder_fn.api import stop_gradient as stop_gradient
 from thunder_fn.api import trace as trace
 from thunder_fn.api import value_and_grad as value_and_grad
 from thunder_fn.api import vjp as vjp
+from thunder_fn.api import vmap as vmap
 from thunder_fn.capture import composite as composite
 from thunder_fn.check import check as check
 from thunder_fn.interpreters.evaluate import evaluate as evaluate

@@ -1,0 +1,65 @@
+"""Functions in, functions out: the transforms as users call them, pytrees around the interpreters.
+
+A transformed function is a frozen value that says what it is; calling it captures the function on the arguments,
+transforms the trace and applies it. Under `jit` that happens once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_fn.api.grad import Grad, grad, grad_and_value, value_and_grad
+from thunder_fn.api.jacobians import hessian, jacfwd, jacrev
+from thunder_fn.api.jvp import Linear, jvp, linearize
+from thunder_fn.api.vjp import Pullback, vjp
+from thunder_fn.api.vmap import Vmap, vmap
+from thunder_fn.capture import capture, pytree
+from thunder_fn.trace import Trace
+
+__all__ = [
+    "Grad",
+    "Linear",
+    "Pullback",
+    "Vmap",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "stop_gradient",
+    "trace",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]
+
+
+def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
+    """The trace of `f(*args, **kwargs)`, closed and with its composites nested.
+
+    Law: ``evaluate(trace(f, *xs), xs)`` gives the tensors of ``f(*xs)``, bitwise.
+
+    Args:
+        f: any PyTorch callable: a function, a module, a jitted or transformed function.
+        args, kwargs: pytrees. Tensors become inputs, one for each leaf in order; other leaves are baked in.
+
+    Raises:
+        CaptureError: f cannot be traced; the subclass and the text say why.
+
+    Example:
+        >>> print(trace(lambda x: x * 2, torch.ones(3)))
+    """
+    return capture(f, args, kwargs).trace
+
+
+def stop_gradient(tree: Any) -> Any:
+    """The same values, constant for every derivative.
+
+    Law: ``grad(lambda x: f(stop_gradient(x)))`` is zero.
+    """
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)

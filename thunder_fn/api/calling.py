@@ -1,0 +1,84 @@
+"""What every transform shares: capture the function, apply the new trace, write back what it mutates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import TENSOR, Captured, current, pytree
+from thunder_fn.capture.apply import apply_inside
+from thunder_fn.errors import GradError
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.jit import Jitted
+from thunder_fn.trace import TensorType, Trace
+
+
+def apply(name: str, new: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Run a transformed trace on tensors, or record it where a capture is going on."""
+    recorder = current()
+    if recorder is None:
+        return evaluate(new, inputs)
+    return apply_inside(recorder, new, inputs, ops.composite(name))
+
+
+def tensors_of(captured: Captured, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensor leaves of a call, which are the inputs of its trace."""
+    leaves, _ = pytree.flatten((args, kwargs))
+    return [leaf for leaf, known in zip(leaves, captured.in_leaves, strict=True) if known is TENSOR]
+
+
+def write_back(captured: Captured, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Give mutated tensors their new values."""
+    with torch.no_grad():
+        for write, value in zip(captured.writes, values, strict=True):
+            target = inputs[write.target] if isinstance(write.target, int) else write.target
+            target.copy_(value)
+
+
+class Transformed:
+    """What transformed functions share: the name and the wrapped function of the original."""
+
+    fn: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__.lower()}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.fn
+
+
+def transformed(f: Callable[..., Any], make: Callable[[Callable[..., Any]], Any]) -> Any:
+    """A transform of a jitted function is a jitted function with the same options."""
+    if not callable(f):
+        raise GradError(f"expected a function to transform, given a {type(f).__name__}: {f!r:.60}")
+    if isinstance(f, Jitted):
+        return f.with_function(make(f.fn))
+    return make(f)
+
+
+def described(result: Any) -> str:
+    return str(result) if isinstance(result, TensorType) else f"a {type(result).__name__}"
+
+
+def main_only(captured: Captured) -> Captured:
+    """The capture as if the function had returned the first of its two results only."""
+    first = captured.out_spec.children()[0]
+    leaves = captured.out_leaves[: first.num_leaves]
+    return Captured(captured.trace, captured.in_spec, captured.in_leaves, first, leaves, captured.writes)
+
+
+def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...]:
+    """For each output of the trace: is it part of the output proper, neither aux nor a write?"""
+    extra = (False,) * (len(captured.trace.outputs) - captured.num_results)
+    if not has_aux:
+        return (True,) * captured.num_results + extra
+    marks = captured.result(tuple(range(captured.num_results)))
+    if not isinstance(marks, tuple) or len(marks) != 2:
+        raise GradError(f"{name}: with has_aux=True the function returns (output, aux), not a {type(marks).__name__}")
+    count = sum(leaf is TENSOR for leaf in main_only(captured).out_leaves)
+    return tuple(index < count for index in range(captured.num_results)) + extra

@@ -1,0 +1,158 @@
+"""Jacobians and Hessians: vmap of vjp and jvp over a basis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import Transformed, transformed
+from thunder_fn.api.grad import Argnums, check_argnums, differentiated_leaves, frozen_argnums
+from thunder_fn.api.jvp import jvp
+from thunder_fn.api.vjp import vjp
+from thunder_fn.api.vmap import vmap
+from thunder_fn.capture import pytree
+
+
+@dataclass(frozen=True)
+class Jacrev(Transformed):
+    """A Jacobian, row by row. See `jacrev`."""
+
+    fn: Callable[..., Any]
+    argnums: Argnums = 0
+    has_aux: bool = False
+    chunk_size: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        positions = check_argnums(self.argnums, args, self.__name__)
+        differentiated_leaves(args, positions, self.__name__)
+        partial = at_positions(self.fn, args, kwargs, positions)
+        chosen = tuple(args[position] for position in positions)
+        result = vjp(partial, *chosen, has_aux=self.has_aux)
+        output, pullback = result[0], result[1]
+        leaves, spec = pytree.flatten(output)
+        rows = vmap(pullback, chunk_size=self.chunk_size)(pytree.unflatten(spec, basis(leaves)))
+        jacobian = by_output(rows, leaves, spec, isinstance(self.argnums, int))
+        return (jacobian, result[2]) if self.has_aux else jacobian
+
+
+@dataclass(frozen=True)
+class Jacfwd(Transformed):
+    """A Jacobian, column by column. See `jacfwd`."""
+
+    fn: Callable[..., Any]
+    argnums: Argnums = 0
+    has_aux: bool = False
+    randomness: str = "error"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        positions = check_argnums(self.argnums, args, self.__name__)
+        differentiated_leaves(args, positions, self.__name__)
+        partial = at_positions(self.fn, args, kwargs, positions)
+        chosen = tuple(args[position] for position in positions)
+        leaves, spec = pytree.flatten(chosen)
+
+        def push(*tangents: Any) -> Any:
+            result = jvp(partial, chosen, pytree.unflatten(spec, tangents), has_aux=self.has_aux)
+            return result[1:] if self.has_aux else (result[1], ())
+
+        columns, aux = vmap(push, out_dims=(0, None), randomness=self.randomness)(*basis(leaves))
+        sizes = [leaf.numel() for leaf in leaves]
+        jacobian = pytree.tree_map(lambda column: by_input(column, leaves, sizes, spec, self.argnums), columns)
+        return (jacobian, aux) if self.has_aux else jacobian
+
+
+def jacrev(
+    f: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None
+) -> Any:
+    """The Jacobian by reverse mode: one backward for each element of the output, batched.
+
+    Law: ``jacrev(f)(x) == jacfwd(f)(x)``.
+
+    Args:
+        f: a function from pytrees of tensors to a pytree of tensors.
+        argnums: as in `grad`.
+        chunk_size: at most so many rows at a time.
+
+    Returns:
+        A function that returns, in the structure of the output and inside it that of the argument, tensors of shape
+        output shape + input shape.
+
+    Source: torch.func.jacrev for the signature.
+    """
+    return transformed(f, lambda fn: Jacrev(fn, frozen_argnums(argnums), has_aux, chunk_size))
+
+
+def jacfwd(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, randomness: str = "error") -> Any:
+    """The Jacobian by forward mode: one tangent for each element of the input, batched.
+
+    Law: ``jacfwd(f)(x) == jacrev(f)(x)``. Arguments and result as in `jacrev`.
+
+    Source: torch.func.jacfwd for the signature.
+    """
+    return transformed(f, lambda fn: Jacfwd(fn, frozen_argnums(argnums), has_aux, randomness))
+
+
+def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
+    """The Hessian of a scalar function, forward over reverse.
+
+    Law: it is symmetric, and ``hessian(f)(x) @ v`` is the derivative of ``grad(f)`` along v.
+
+    Source: torch.func.hessian for the signature.
+    """
+    return jacfwd(jacrev(f, argnums), argnums)
+
+
+def at_positions(f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, positions: tuple[int, ...]) -> Callable[..., Any]:
+    """The function of the arguments at the positions, the others fixed."""
+
+    def partial(*chosen: Any) -> Any:
+        full = list(args)
+        for position, value in zip(positions, chosen, strict=True):
+            full[position] = value
+        return f(*full, **kwargs)
+
+    partial.__name__ = getattr(f, "__name__", type(f).__name__)
+    return partial
+
+
+def basis(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The standard basis of the space of these tensors: each has a leading dim over all elements of all of them."""
+    total = sum(leaf.numel() for leaf in leaves)
+    chunks: list[torch.Tensor] = []
+    start = 0
+    for leaf in leaves:
+        eye = torch.zeros(total, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
+        eye.diagonal(-start).fill_(1)
+        chunks.append(eye.reshape(total, *leaf.shape))
+        start += leaf.numel()
+    return chunks
+
+
+def by_output(rows: Any, leaves: list[torch.Tensor], spec: pytree.PyTreeSpec, single: bool) -> Any:
+    """Rows, over all elements of all outputs, as a tree over the outputs of trees over the arguments."""
+    sizes = [leaf.numel() for leaf in leaves]
+    parts: list[Any] = []
+    start = 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        begin = start
+
+        def cut(row: torch.Tensor, leaf: torch.Tensor = leaf, begin: int = begin, size: int = size) -> torch.Tensor:
+            return row.narrow(0, begin, size).reshape(*leaf.shape, *row.shape[1:])
+
+        tree = pytree.tree_map(cut, rows)
+        parts.append(tree[0] if single else tree)
+        start += size
+    return pytree.unflatten(spec, parts)
+
+
+def by_input(
+    column: torch.Tensor, leaves: list[torch.Tensor], sizes: list[int], spec: pytree.PyTreeSpec, argnums: Argnums
+) -> Any:
+    """Columns of one output, over all elements of all inputs, as a tree over the arguments."""
+    cuts = column.split(sizes, 0)
+    parts = [cut.movedim(0, -1).reshape(*column.shape[1:], *leaf.shape) for cut, leaf in zip(cuts, leaves, strict=True)]
+    tree = pytree.unflatten(spec, parts)
+    return tree[0] if isinstance(argnums, int) else tree

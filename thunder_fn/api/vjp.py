@@ -1,0 +1,102 @@
+"""vjp: evaluate a function and prepare its vector-Jacobian product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import apply, main_only, main_output, write_back
+from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.derive import Split, is_differentiable
+from thunder_fn.errors import CotangentError, NotDifferentiable
+from thunder_fn.interpreters import vjp as reverse
+from thunder_fn.trace import type_of_value
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """What `vjp` returns: a linear function from a cotangent of the output to cotangents of the primals."""
+
+    split: Split
+    residuals: tuple[torch.Tensor, ...]
+    captured: Captured
+    wanted_outputs: tuple[bool, ...]
+    primals: tuple[torch.Tensor, ...]
+    in_spec: pytree.PyTreeSpec
+    name: str
+
+    def __call__(self, cotangents: Any) -> tuple[Any, ...]:
+        given = self._check(cotangents)
+        found = apply(f"{self.name}_backward", self.split.backward, (*self.residuals, *given))
+        wanted = iter(self.split.gradients)
+        leaves: list[torch.Tensor] = []
+        for primal in self.primals:
+            place = next(wanted) if is_differentiable(type_of_value(primal)) else None
+            leaves.append(torch.zeros_like(primal) if place is None else found[place])
+        return pytree.unflatten(self.in_spec, leaves)
+
+    def _check(self, cotangents: Any) -> list[Any]:
+        leaves, spec = pytree.flatten(cotangents)
+        if spec != self.captured.out_spec:
+            raise CotangentError(
+                f"{self.name}: the cotangent has the structure {spec}, but the output has {self.captured.out_spec}"
+            )
+        tensors = [leaf for leaf, known in zip(leaves, self.captured.out_leaves, strict=True) if known is TENSOR]
+        given: list[Any] = []
+        types = self.captured.trace.output_types
+        for index, (value, wanted) in enumerate(zip(tensors, self.wanted_outputs, strict=False)):
+            if not wanted:
+                continue
+            have = type_of_value(value) if isinstance(value, torch.Tensor) else type(value).__name__
+            if have != types[index]:
+                raise CotangentError(f"{self.name}: the cotangent of output {index} is {have}, but the output is {types[index]}")
+            given.append(value)
+        return given
+
+
+def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Evaluate f and prepare its vector-Jacobian product.
+
+    Law: ``<ct, jvp(f)(x; v)> == <pullback(ct), v>`` for all v and ct.
+
+    Args:
+        f: any function of the primals; with has_aux it returns `(output, aux)`.
+        primals: pytrees of tensors, one for each argument of f.
+
+    Returns:
+        `(output, pullback)` or `(output, pullback, aux)`. `pullback(cotangent)` takes the structure of the output and
+        returns a tuple with one cotangent for each primal.
+
+    Raises:
+        CotangentError: the cotangent differs from the output in structure, shape or dtype.
+
+    Example:
+        >>> y, pullback = vjp(torch.sin, torch.zeros(2))
+        >>> pullback(torch.ones(2))
+        (tensor([1., 1.]),)
+
+    Source: torch.func.vjp for the signature.
+    """
+    name = getattr(f, "__name__", type(f).__name__)
+    leaves, in_spec = pytree.flatten(primals)
+    for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            raise NotDifferentiable(f"vjp: {path} is a {type(leaf).__name__}; pass numbers as tensors")
+    captured = capture(f, primals)
+    main = main_output(captured, has_aux, "vjp")
+    types = captured.trace.output_types
+    wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
+    wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
+    split = reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs)
+    outputs = apply(f"{name}_forward", split.forward, leaves)
+    count = len(captured.trace.outputs)
+    places = {"input": leaves, "output": outputs, "extra": outputs[count:]}
+    residuals = tuple(places[residual.kind][residual.index] for residual in split.residuals)
+    write_back(captured, leaves, outputs[captured.num_results : count])
+    result = captured.result(outputs)
+    shown = main_only(captured) if has_aux else captured
+    pullback = Pullback(split, residuals, shown, wanted_outputs, tuple(leaves), in_spec, f"vjp_{name}")
+    return (result[0], pullback, result[1]) if has_aux else (result, pullback)

@@ -1,0 +1,239 @@
+"""vmap: a function of examples becomes a function of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
+from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import VmapError, located
+from thunder_fn.interpreters.vmap import vmap as vmap_trace
+from thunder_fn.trace import type_of_value
+
+RANDOMNESS = ("error", "different", "same")
+
+
+@dataclass(frozen=True)
+class Vmap(Transformed):
+    """A function on batches. See `vmap`."""
+
+    fn: Callable[..., Any]
+    in_dims: Any = 0
+    out_dims: Any = 0
+    randomness: str = "error"
+    chunk_size: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__
+        dims = spread_in_dims(self.in_dims, args, name)
+        size = batch_size(args, dims, name)
+        if self.chunk_size is not None and size > self.chunk_size:
+            return self._in_chunks(args, kwargs, dims, size, self.chunk_size)
+        return self._call(args, kwargs, dims, size)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: list[int | None], size: int) -> Any:
+        leaves, spec = pytree.flatten(args)
+        examples = [leaf if dim is None else example_of(leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)]
+        captured = capture(self.fn, pytree.unflatten(spec, examples), kwargs)
+        kept = [dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)]
+        inputs = tensors_of(captured, args, kwargs)
+        in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
+        new, flags = vmap_trace(captured.trace, in_dims, size, self.randomness)
+        outputs = apply(self.__name__, new, inputs)
+        self._write_back(captured, inputs, in_dims, outputs[captured.num_results :], flags[captured.num_results :])
+        return self._arrange(captured, outputs[: captured.num_results], flags[: captured.num_results], size)
+
+    def _write_back(self, captured: Captured, inputs: list[Any], in_dims: Any, values: Any, flags: Any) -> None:
+        """Give mutated tensors their new values; a batched value does not fit into an unbatched tensor."""
+        with torch.no_grad():
+            for write, value, flag in zip(captured.writes, values, flags, strict=True):
+                dim = in_dims[write.target] if isinstance(write.target, int) else None
+                target = inputs[write.target] if isinstance(write.target, int) else write.target
+                if flag is not None and dim is None:
+                    raise VmapError(
+                        f"{self.__name__}: the function writes a value that differs between examples into a tensor that is "
+                        "not batched\nReturn the value instead, or pass the tensor with a batch dim."
+                    )
+                target.copy_(value if dim is None else value.movedim(0, dim) if flag is not None else value.unsqueeze(dim))
+
+    def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
+        out_dims = spread_out_dims(self.out_dims, captured, self.__name__)
+        placed: list[Any] = []
+        for index, (value, flag, dim) in enumerate(zip(outputs, flags, out_dims, strict=True)):
+            if dim is None and flag is not None:
+                raise VmapError(f"{self.__name__}: out_dims is None for output {index}, but that output differs between examples")
+            if dim is None:
+                placed.append(value)
+            else:
+                placed.append(place(value, flag is not None, dim, size, f"{self.__name__}: output {index}"))
+        return captured.result(tuple(placed))
+
+    def _in_chunks(self, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int) -> Any:
+        leaves, spec = pytree.flatten(args)
+        parts: list[Any] = []
+        for start in range(0, size, chunk):
+            count = min(chunk, size - start)
+            narrowed = [leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in zip(leaves, dims, strict=True)]
+            parts.append(self._call(pytree.unflatten(spec, narrowed), kwargs, dims, count))
+        return self._joined(parts)
+
+    def _joined(self, parts: list[Any]) -> Any:
+        columns = zip(*(pytree.flatten(part)[0] for part in parts), strict=True)
+        spec = pytree.flatten(parts[0])[1]
+        dims = spread_prefix(self.out_dims, spec)
+        joined = [
+            column[0] if dim is None or not isinstance(column[0], torch.Tensor) else torch.cat(column, dim)
+            for column, dim in zip(columns, dims, strict=True)
+        ]
+        return pytree.unflatten(spec, joined)
+
+
+def vmap(
+    f: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Any:
+    """A function of examples as a function of batches.
+
+    Law: ``vmap(f)(xs)[i] == f(xs[i])`` for every i.
+
+    Args:
+        f: any PyTorch callable on one example.
+        in_dims: where the batch dim of each positional argument is: an int, None for an argument that all examples
+            share, or a tuple of these with one entry for each argument, each a pytree prefix of its argument. Negative
+            dims count from the end. Keyword arguments are shared.
+        out_dims: where to put the batch dim of the outputs, likewise; None only for outputs that all examples share.
+        randomness: what random ops do: "error", "different" for each example, or the "same".
+        chunk_size: at most so many examples at a time.
+
+    Raises:
+        VmapError: dims that do not fit, sizes that differ, nothing to batch over, or random ops under "error".
+
+    Example:
+        >>> vmap(torch.dot)(torch.ones(2, 3), torch.ones(2, 3))
+        tensor([3., 3.])
+
+    Source: torch.func.vmap for the signature; functorch's batching rules through derive_vmap.py.
+    """
+    if randomness not in RANDOMNESS:
+        raise VmapError(f"vmap: randomness is one of {', '.join(map(repr, RANDOMNESS))}, given {randomness!r}")
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+        raise VmapError(f"vmap: chunk_size is a positive int or None, given {chunk_size!r}")
+    return transformed(f, lambda fn: Vmap(fn, frozen(in_dims), frozen(out_dims), randomness, chunk_size))
+
+
+def frozen(dims: Any) -> Any:
+    """Dims as the user gave them, lists as tuples."""
+    return tuple(frozen(item) for item in dims) if isinstance(dims, (list, tuple)) else dims
+
+
+def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
+    """A tensor with the type of one example."""
+    shape = [size for index, size in enumerate(leaf.shape) if index != dim]
+    stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
+    with torch.no_grad():
+        example = leaf.as_strided(shape, stride) if leaf.shape[dim] and not is_tracer(leaf) else leaf.new_empty(shape)
+    return example.requires_grad_() if leaf.requires_grad else example
+
+
+def is_tracer(leaf: torch.Tensor) -> bool:
+    """A tensor of a capture or of torch.func, which has no memory of its own to look at."""
+    return type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+
+
+def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:
+    """One non-negative dim or None for each leaf of the arguments."""
+    if isinstance(in_dims, bool) or not isinstance(in_dims, (int, tuple)):
+        raise VmapError(f"{name}: in_dims is an int or a tuple with one entry for each argument, given {in_dims!r}")
+    if not args:
+        raise VmapError(f"{name}: called without positional arguments, so there is nothing to batch over")
+    given = (in_dims,) * len(args) if isinstance(in_dims, int) else in_dims
+    if len(given) != len(args):
+        raise VmapError(f"{name}: in_dims has {len(given)} entries, but the call has {len(args)} positional arguments")
+    dims: list[int | None] = []
+    for index, (arg, entry) in enumerate(zip(args, given, strict=True)):
+        leaves, spec = pytree.flatten(arg)
+        try:
+            spread = spread_prefix(entry, spec)
+        except ValueError as error:
+            raise VmapError(f"{name}: in_dims[{index}] = {entry!r} is not a prefix of the structure of args[{index}]: {error}") from None
+        for path, leaf, dim in zip(pytree.paths(arg, f"args[{index}]"), leaves, spread, strict=True):
+            dims.append(check_dim(leaf, dim, path, name))
+    return dims
+
+
+def spread_prefix(prefix: Any, spec: pytree.PyTreeSpec) -> list[Any]:
+    """One entry of the prefix for each leaf of the structure."""
+    if prefix is None or isinstance(prefix, int):
+        return [prefix] * spec.num_leaves
+    children = spec.children()
+    if isinstance(prefix, dict):
+        entries = [prefix[key] for key in spec.entries()] if set(prefix) == set(spec.entries()) else None
+    elif isinstance(prefix, tuple):
+        entries = list(prefix)
+    else:
+        raise ValueError(f"{prefix!r} is neither an int, None nor a container")
+    if entries is None or len(entries) != len(children):
+        raise ValueError(f"expected {len(children)} entries")
+    return [item for entry, child in zip(entries, children, strict=True) for item in spread_prefix(entry, child)]
+
+
+def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
+    """The dim counted from the front."""
+    if dim is None:
+        return None
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise VmapError(f"{name}: the batch dim of {path} is an int or None, given {dim!r}")
+    if not isinstance(leaf, torch.Tensor):
+        raise VmapError(f"{name}: {path} is a {type(leaf).__name__} and has no dim {dim}; use None in in_dims for it")
+    if not -leaf.dim() <= dim < leaf.dim():
+        raise VmapError(f"{name}: {path} is {type_of_value(leaf)} and has no dim {dim}")
+    return dim % leaf.dim()
+
+
+def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
+    """The size that all batched leaves share."""
+    leaves, _ = pytree.flatten(args)
+    paths = pytree.paths(args, "args")
+    sizes = [(path, dim, leaf.shape[dim]) for path, leaf, dim in zip(paths, leaves, dims, strict=True) if dim is not None]
+    if not sizes:
+        raise VmapError(
+            located(f"{name}: in_dims is None for every argument, so there is nothing to batch over", source=user_source())
+        )
+    if len({size for _, _, size in sizes}) > 1:
+        listed = "\n".join(f"  {path} has size {size} in dim {dim}" for path, dim, size in sizes)
+        raise VmapError(
+            located(
+                f"{name}: the batched arguments must agree in size, but\n{listed}",
+                source=user_source(),
+                fix="Use None in in_dims for arguments that all examples share.",
+            )
+        )
+    return sizes[0][2]
+
+
+def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | None]:
+    """One dim or None for each tensor of the result."""
+    try:
+        spread = spread_prefix(out_dims, captured.out_spec)
+    except ValueError as error:
+        raise VmapError(f"{name}: out_dims = {out_dims!r} is not a prefix of the structure of the result: {error}") from None
+    return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
+
+
+def place(value: Any, is_batched: bool, dim: int, size: int, where: str) -> Any:
+    """The value with its batch dim at `dim`; a value that all examples share is repeated."""
+    rank = value.dim() + (not is_batched)
+    if isinstance(dim, bool) or not -rank <= dim < rank:
+        raise VmapError(f"{where} has {rank} dims with the batch dim, so out_dims cannot be {dim!r}")
+    if not is_batched:
+        value = value.unsqueeze(0).expand(size, *value.shape)
+    return value if dim == 0 else value.movedim(0, dim)
