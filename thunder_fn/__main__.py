@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "demo": ("thunder_fn.demo", "train a small GPT on Python's own source with one jitted train step"),
-    "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside eager and other compilers"),
+    "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside its peers"),
 }
 
 USAGE = "usage: python -m thunder_fn COMMAND [--help]\n\ncommands:\n" + "\n".join(

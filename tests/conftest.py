@@ -1,0 +1,47 @@
+"""What all tests share: one thread for each process, Hypothesis profiles, golden files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("fast", max_examples=50, derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite the files in tests/golden instead of comparing"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares text with tests/golden/name.txt, or writes it there under --update-golden."""
+    update = request.config.getoption("--update-golden")
+
+    def compare(name: str, text: str) -> None:
+        path, text = GOLDEN / f"{name}.txt", text.rstrip("\n") + "\n"
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"there is no {path.name} yet: `make golden` writes it, `git diff` shows what"
+        assert text == path.read_text(), f"differs from {path.name}: if that is meant, `make golden` rewrites it"
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """A test that draws from PyTorch's generator draws the same numbers whatever ran before it."""
+    torch.manual_seed(0)

@@ -1,0 +1,70 @@
+"""What holds for every file of the project."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("thunder_fn", "tests", "tutorials")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / "thunder_fn")]
+
+# Longer than 400 lines, each with the reason why it is not two files.
+LONG_FILES: dict[str, str] = {
+    "thunder_fn/trace.py": "the data types, which refer to each other",
+}
+MARKS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")  # in two halves, so that this line is none
+TOP_LEVEL = {"thunder_fn", "tests", "tutorials"}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_files_are_short() -> None:
+    long = {name(path) for path in FILES if len(path.read_text().splitlines()) > 400}
+    assert long == set(LONG_FILES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nothing_is_left_to_do(path: Path) -> None:
+    found = [f"{name(path)}:{i}" for i, line in enumerate(path.read_text().splitlines(), 1) if MARKS.search(line)]
+    assert not found, "open an issue instead"
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name)
+def test_public_definitions_have_docstrings(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    missing = [f"{name(path)}:{node.lineno} {node.name}" for node in public(tree) if not ast.get_docstring(node)]
+    assert not missing
+    assert ast.get_docstring(tree) or not tree.body, f"{name(path)} has no module docstring"
+
+
+def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """Functions, classes and their methods without an underscore in front; `forward` is its module's docstring's."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                methods = (item for item in node.body if isinstance(item, ast.FunctionDef))
+                yield from (method for method in methods if not method.name.startswith(("_", "forward")))
+
+
+def test_private_pytorch_names_are_in_one_file() -> None:
+    """A new PyTorch release breaks `torch_internals.py`, and nothing else."""
+    pattern = re.compile(
+        r"^\s*(from|import) torch\._|torch\._(?!ops\b)|torch\.fx\.experimental|torch\.testing\._internal"
+    )
+    found = [
+        f"{name(path)}:{number}: {line.strip()}"
+        for path in PACKAGE
+        if path.name != "torch_internals.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found
