@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._prims_common import is_non_overlapping_and_dense
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -242,6 +243,16 @@ def c_functions(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield label, function
 
 
+def is_decomposed(overload: torch._ops.OpOverload) -> bool:
+    """The op has no kernel: PyTorch runs it as other ops, and may return an input as it is."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def schema_arguments(overload: torch._ops.OpOverload) -> list[Any]:
+    """The op's arguments: each has `name`, `type`, `kwarg_only` and `alias_info`."""
+    return list(overload._schema.arguments)
+
+
 class _FirstOp(Exception):
     """Carries the first op that a call dispatches out of it, before any kernel runs."""
 
@@ -251,11 +262,13 @@ class _FirstOpMode(TorchDispatchMode):
         raise _FirstOp(func, tuple(args), dict(kwargs or {}))
 
 
-def first_op(call: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """The overload and the arguments with which `call` first reaches the dispatcher, None if it fails before."""
+def first_op(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """The overload and the arguments with which a call first reaches the dispatcher, None if it fails before."""
     with isolated(), torch._C.DisableTorchFunction(), torch.no_grad(), _FirstOpMode():
         try:
-            call()
+            function(*args, **kwargs)
         except _FirstOp as found:
             return found.args[0], found.args[1], found.args[2]
         except (TypeError, RuntimeError, ValueError, IndexError, NotImplementedError):
@@ -309,7 +322,7 @@ def is_exclusive(tensor: torch.Tensor) -> bool:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Every element has a place of its own and there are no gaps."""
-    return torch._prims_common.is_non_overlapping_and_dense(tensor)
+    return is_non_overlapping_and_dense(tensor)
 
 
 # ---- batching ----

@@ -1,0 +1,167 @@
+"""Which equations may overwrite an operand instead of filling new memory.
+
+A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds the equations whose
+first operand is not needed any more, lives in memory that nobody else can see, and whose op has an in-place form with
+bitwise equal results. Everything else here is the alias analysis that this needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.errors import InvalidTrace
+from thunder_fn.trace import Equation, Op, TensorType, Trace, Var
+
+# fmt: off
+_COPY_THEN_WRITE = frozenset((
+    "index_put", "index_add", "scatter", "scatter_add", "index_copy", "index_fill",
+))
+_ALLOCATES = _COPY_THEN_WRITE | frozenset((
+    "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward",
+    "native_layer_norm", "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward",
+    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "sum", "mean",
+    "amax", "amin", "prod", "cumsum", "var", "logsumexp", "gather", "embedding", "embedding_dense_backward",
+    "index", "index_select", "cat", "stack", "clone", "_to_copy", "full", "zeros", "ones", "empty",
+    "arange", "new_zeros", "new_full", "new_ones", "full_like", "zeros_like", "ones_like",
+    "nll_loss_forward", "nll_loss_backward", "slice_backward", "select_backward",
+))
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """For each variable, the buffers that it may lie in, and whether it is all of a buffer made for it alone."""
+
+    buffers: tuple[frozenset[int], ...]
+    whole: tuple[bool, ...]
+
+    def family(self, var: Var) -> tuple[int, ...]:
+        """Every variable that may share memory with `var`."""
+        mine = self.buffers[var.index]
+        return tuple(index for index, buffers in enumerate(self.buffers) if mine & buffers)
+
+
+def find_aliases(trace: Trace) -> Aliases:
+    """Which variables may share memory. A buffer is named by the variable that it was made for."""
+    roots = (*trace.inputs, *(constant.var for constant in trace.constants))
+    buffers: list[frozenset[int]] = [frozenset((var.index,)) for var in roots]
+    whole = [False] * len(roots)
+    for equation in trace.equations:
+        fresh = is_fresh(equation.op)
+        shared: frozenset[int] = frozenset().union(*(buffers[var.index] for var in equation.operands))
+        group = frozenset(var.index for var in equation.outputs)
+        for var in equation.outputs:
+            buffers.append(frozenset((var.index,)) if fresh else shared | group)
+            whole.append(fresh)
+    return Aliases(tuple(buffers), tuple(whole))
+
+
+@cache
+def is_fresh(op: Op) -> bool:
+    """The op's results are dense memory that it has just allocated, each its own. A list: schemas do not tell."""
+    if op.kind != "leaf" or ops.is_view(op) or ops.is_effectful(op):
+        return False
+    overload = ops.overload(op)
+    if overload.namespace != "aten" or internals.is_decomposed(overload):
+        return False
+    return torch.Tag.pointwise in overload.tags or op.name.split(".")[1] in _ALLOCATES
+
+
+@cache
+def in_place(op: Op) -> Op | None:
+    """The op that writes the same bits over its first operand, if there is one."""
+    if op.kind != "leaf" or not is_fresh(op) or ops.is_random(op):
+        return None
+    namespace, name, variant = op.name.split(".")
+    if torch.Tag.pointwise not in ops.overload(op).tags and name not in _COPY_THEN_WRITE:
+        return None
+    try:
+        written = Op("leaf", f"{namespace}.{name}_.{variant}")
+        mine, its = (internals.schema_arguments(ops.overload(form)) for form in (op, written))
+    except InvalidTrace:
+        return None
+    same = [(a.name, a.type, a.kwarg_only) for a in mine] == [(a.name, a.type, a.kwarg_only) for a in its]
+    only_first = [a.alias_info is not None and a.alias_info.is_write for a in its] == [True] + [False] * (len(its) - 1)
+    return written if same and only_first else None
+
+
+def last_uses(trace: Trace) -> list[int]:
+    """For each variable, the last equation that reads it: -1 if none does, one past the last if it is an output."""
+    count = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+    found = [-1] * count
+    for position, equation in enumerate(trace.equations):
+        for var in equation.operands:
+            found[var.index] = position
+    for atom in trace.outputs:
+        if isinstance(atom, Var):
+            found[atom.index] = len(trace.equations)
+    return found
+
+
+def plan_reuse(trace: Trace, donated: Collection[int] = (), writes: Mapping[int, int] | None = None) -> frozenset[int]:
+    """The equations that may run in place.
+
+    Law: running them so changes no output's bits, and no memory but that of donated and written variables.
+
+    Args:
+        trace: leaves and structured ops only.
+        donated: inputs, by variable, whose memory is the program's to use. No other input shares it.
+        writes: variables (inputs or constants) whose memory will hold another variable's value when the program has
+            run. No other input shares it.
+
+    Returns:
+        Positions of equations.
+    """
+    writes = writes or {}
+    aliases, last = find_aliases(trace), last_uses(trace)
+    members = _members(aliases)
+    tenant_of: dict[int, int] = {index: index for index in writes}
+    usable = [*aliases.whole]
+    for index in (*donated, *writes):
+        usable[index] = True
+    end, chosen = len(trace.equations), set[int]()
+    for position, equation in enumerate(trace.equations):
+        if not _has_form(equation) or not usable[equation.operands[0].index]:
+            continue
+        source, target = equation.operands[0], equation.outputs[0]
+        others = _sharing(members, aliases, source)
+        if last[source.index] != position or any(last[index] >= position for index in others):
+            continue
+        home = tenant_of.get(source.index)
+        escapes = last[target.index] == end or any(last[index] == end for index in _sharing(members, aliases, target))
+        if home is not None and escapes and writes[home] != target.index:
+            continue
+        if home is not None:
+            tenant_of[target.index] = home
+        chosen.add(position)
+    return frozenset(chosen)
+
+
+def _members(aliases: Aliases) -> dict[int, list[int]]:
+    """For each buffer, the variables that may lie in it."""
+    found: dict[int, list[int]] = {}
+    for index, buffers in enumerate(aliases.buffers):
+        for buffer in buffers:
+            found.setdefault(buffer, []).append(index)
+    return found
+
+
+def _sharing(members: Mapping[int, list[int]], aliases: Aliases, var: Var) -> set[int]:
+    """The other variables that may share memory with `var`."""
+    return {index for buffer in aliases.buffers[var.index] for index in members[buffer]} - {var.index}
+
+
+def _has_form(equation: Equation) -> bool:
+    """The op has an in-place form that fits these operands: one tensor of the result's type, first."""
+    if len(equation.outputs) != 1 or not equation.args or not isinstance(equation.args[0], Var):
+        return False
+    source, target = equation.args[0], equation.outputs[0]
+    if not isinstance(source.type, TensorType) or source.type != target.type or in_place(equation.op) is None:
+        return False
+    repeats = sum(var == source for var in equation.operands)
+    return repeats == 1 or equation.op.name.split(".")[1] not in _COPY_THEN_WRITE

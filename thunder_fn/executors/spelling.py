@@ -1,0 +1,103 @@
+"""How an equation is written as a call that Python makes fast.
+
+`torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated code.
+A C-bound function of the op's name is used where it reaches the dispatcher with the very overload and arguments that
+the equation has, which is tried out, once for each distinct call, without running any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.trace import Arg, Expr, Literal, Op, TensorType, Type, Var
+
+RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A function that computes an op: what it is called, where it is from, and whether its lists may be tuples."""
+
+    name: str
+    home: str
+    function: Callable[..., Any]
+
+    @property
+    def is_overload(self) -> bool:
+        return self.home == "torch.ops"
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """Stands for a variable in a call: what matters for how its arguments are parsed."""
+
+    dtype: torch.dtype | None
+    dims: int
+
+
+def spell(op: Op, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Spelling:
+    """The fastest function whose call with these arguments is the op's call."""
+    return _spell(op, _skeleton(args), tuple((key, _skeleton(arg)) for key, arg in kwargs))
+
+
+def overload_spelling(op: Op) -> Spelling:
+    """The op's own overload."""
+    return Spelling(op.name.replace(".", "_"), "torch.ops", ops.overload(op))
+
+
+def _skeleton(arg: Any) -> Any:
+    if isinstance(arg, Var):
+        return _operand(arg.type)
+    return tuple(map(_skeleton, arg)) if isinstance(arg, tuple) else arg
+
+
+def _operand(type: Type) -> _Operand:
+    return _Operand(type.dtype, len(type.shape)) if isinstance(type, TensorType) else _Operand(None, 0)
+
+
+@lru_cache(maxsize=16384)
+def _spell(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Spelling:
+    own = overload_spelling(op)
+    if ops.is_random(op) or not _is_known((args, tuple(arg for _, arg in kwargs))):
+        return own
+    python_args, python_kwargs = tuple(map(_value, args)), {key: _value(arg) for key, arg in kwargs}
+    wanted = internals.first_op(own.function, python_args, python_kwargs)
+    if wanted is None or (wanted[0] is not own.function and op != RESHAPE):
+        return own
+    _, name, _ = op.name.split(".")
+    for home, function in internals.c_functions(name):
+        found = internals.first_op(function, python_args, python_kwargs)
+        if found is not None and found[0] is wanted[0] and _same(found[1:], wanted[1:]):
+            return Spelling(name, home, function)
+    return own
+
+
+def _is_known(arg: Any) -> bool:
+    """Everything in a skeleton has a value to try: symbols and numbers that are variables have none."""
+    if isinstance(arg, tuple):
+        return all(map(_is_known, arg))
+    return arg.dtype is not None if isinstance(arg, _Operand) else not isinstance(arg.value, Expr)
+
+
+def _value(arg: Any) -> Any:
+    """A Python value for a skeleton: a meta tensor for each operand."""
+    if isinstance(arg, tuple):
+        return tuple(map(_value, arg))
+    return torch.empty((2,) * arg.dims, dtype=arg.dtype, device="meta") if isinstance(arg, _Operand) else arg.value
+
+
+def _same(a: Any, b: Any) -> bool:
+    """The same arguments: the same tensor objects, equal numbers of equal types, lists or tuples alike."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return a is b
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return Literal(a) == Literal(b) if isinstance(a, (bool, int, float, complex)) else type(a) is type(b) and a == b
