@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._prims_common import is_non_overlapping_and_dense
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -318,11 +317,6 @@ def is_exclusive(tensor: torch.Tensor) -> bool:
     """No other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()  # its own, and `storage` here
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Every element has a place of its own and there are no gaps."""
-    return is_non_overlapping_and_dense(tensor)
 
 
 # ---- batching ----

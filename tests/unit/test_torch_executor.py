@@ -291,3 +291,9 @@ def test_a_fresh_op_never_returns_its_input() -> None:
 
 def test_layer_norm_keeps_results_that_nobody_reads_no_longer_than_needed() -> None:
     assert "del v3, v4" in str(lower(layer_norm()))
+
+
+def test_is_dense() -> None:
+    x = torch.randn(2, 3)
+    assert all(map(reuse.is_dense, (x, x.t(), x[:, :1].contiguous(), torch.ones(()), torch.ones(1, 4)[:, None])))
+    assert not any(map(reuse.is_dense, (x[:, :2], x[:1].expand(4, 3), x[:, ::2])))

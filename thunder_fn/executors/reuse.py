@@ -165,3 +165,13 @@ def _has_form(equation: Equation) -> bool:
         return False
     repeats = sum(var == source for var in equation.operands)
     return repeats == 1 or equation.op.name.split(".")[1] not in _COPY_THEN_WRITE
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Every element has a place of its own and there are no gaps: what a donated or written tensor must be."""
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
