@@ -1,0 +1,152 @@
+"""Hypothesis strategies that draw traces as data. See `programs.py` for why what they draw shrinks well.
+
+    @given(cases())
+    def test_my_interpreter(case):
+        laws.law_keeps_values(my_interpreter, case.trace, case.inputs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+
+from thunder_fn.testing.programs import CALLS, RANDOM, STEPS, Program, Step, build, example_inputs
+from thunder_fn.trace import TensorType, Trace
+
+DTYPES = (torch.float64, torch.float64, torch.float64, torch.int64, torch.bool, torch.complex128, torch.float32)
+SHAPES = ((2,), (), (2, 3), (3,), (2, 2), (3, 3), (2, 1), (1, 3), (2, 3, 2), (1,), (0,), (2, 0))
+MAX_PICK = 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and a seed for the values of its inputs."""
+
+    program: Program
+    seed: int = 0
+
+    @cached_property
+    def trace(self) -> Trace:
+        return build(self.program)
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return example_inputs(self.trace, self.seed)
+
+
+def types() -> st.SearchStrategy[TensorType]:
+    """Types of inputs: floats most often; rank 0 and sizes 1 and 0 among them."""
+    return st.builds(TensorType, st.sampled_from(DTYPES), st.sampled_from(SHAPES))
+
+
+def programs(
+    *,
+    steps: Collection[str] | None = None,
+    random: bool = True,
+    max_inputs: int = 3,
+    max_steps: int = 12,
+    depth: int = 2,
+) -> st.SearchStrategy[Program]:
+    """Programs as data.
+
+    Args:
+        steps: the names in `programs.STEPS` to draw from; all of them by default.
+        random: whether random ops are among them.
+        max_inputs, max_steps: how large the program is; bodies have half as many steps at each level.
+        depth: how deep composites nest.
+    """
+    names = tuple(name for name in STEPS if (steps is None or name in steps) and (random or name not in RANDOM))
+    first = st.builds(TensorType, st.just(torch.float64), st.sampled_from(SHAPES))
+    inputs = st.builds(_join, first, st.lists(types(), max_size=max_inputs - 1))
+    rarely_none = _rarely(st.just(()), inputs)
+    return st.builds(Program, rarely_none, _steps(names, max_steps, depth, min_steps=1), _outputs(4))
+
+
+def _join(first: TensorType, rest: list[TensorType]) -> tuple[TensorType, ...]:
+    return (first, *rest)
+
+
+def _rarely(rare: st.SearchStrategy[Any], usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """One in ten; `one_of` has no weights and drops repeats."""
+    return st.integers(0, 9).flatmap(lambda number: rare if number == 9 else usual)
+
+
+def _picks(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(0, MAX_PICK), max_size=max_size).map(tuple)
+
+
+def _outputs(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return _rarely(st.just(()), st.lists(st.integers(0, MAX_PICK), min_size=1, max_size=max_size).map(tuple))
+
+
+def _steps(names: tuple[str, ...], max_steps: int, depth: int, min_steps: int = 0) -> st.SearchStrategy[tuple[Step, ...]]:
+    leaves = st.builds(Step, st.sampled_from([name for name in names if name not in CALLS]), _picks(4))
+    calls: list[st.SearchStrategy[Step]] = []
+    if depth > 0 and "composite" in names:
+        body = st.builds(Program, st.just(()), _steps(names, max_steps // 2, depth - 1), _outputs(3))
+        calls.append(st.builds(Step, st.just("composite"), _picks(5), body))
+    if depth > 0 and "again" in names:
+        calls.append(st.builds(Step, st.just("again"), _picks(4)))
+    step = st.integers(0, 6).flatmap(lambda number: st.one_of(calls) if calls and number == 6 else leaves)
+    some, many = st.lists(step, min_size=min_steps, max_size=max_steps), st.lists(step, min_size=max_steps // 2, max_size=max_steps)
+    return st.one_of(some, many).map(tuple)
+
+
+def traces(**options: Any) -> st.SearchStrategy[Trace]:
+    """Closed, checked traces. Options as for `programs`."""
+    return programs(**options).map(build)
+
+
+def cases(**options: Any) -> st.SearchStrategy[Case]:
+    """Traces with inputs. Options as for `programs`."""
+    return st.builds(Case, programs(**options), st.integers(0, 99))
+
+
+def inputs_for(trace: Trace) -> st.SearchStrategy[tuple[torch.Tensor, ...]]:
+    """Values for the inputs of a trace."""
+    return st.integers(0, 99).map(lambda seed: example_inputs(trace, seed))
+
+
+# ---- pytrees ----
+
+
+class Point(NamedTuple):
+    """A namedtuple among the nodes of the pytrees that are drawn."""
+
+    x: Any
+    y: Any
+
+
+@dataclass(frozen=True)
+class Box:
+    """A dataclass among the nodes of the pytrees that are drawn."""
+
+    content: Any
+    label: str = "box"
+
+
+def pytrees(leaves: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:
+    """Trees of tuples, lists, dicts, namedtuples, dataclasses and None; the leaves are tensors and numbers by default."""
+    if leaves is None:
+        tensors = types().flatmap(lambda type: inputs_for(_identity(type))).map(lambda values: values[0])
+        leaves = st.one_of(tensors, st.integers(-2, 2), st.just("text"))
+    return st.recursive(st.one_of(leaves, st.none()), _nodes, max_leaves=6)
+
+
+def _identity(type: TensorType) -> Trace:
+    return build(Program((type,)))
+
+
+def _nodes(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.lists(children, max_size=3),
+        st.lists(children, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from(("b", "a", "c")), children, max_size=3),
+        st.builds(Point, children, children),
+        st.builds(Box, children),
+    )
