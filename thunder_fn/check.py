@@ -7,7 +7,7 @@ agree with their variables; constraints are over symbols that the trace binds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 from thunder_fn import ops
-from thunder_fn.errors import InvalidTrace, MissingRule, TraceTypeError, located
+from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.pretty import format_equation
+from thunder_fn.rules import rules_of
 from thunder_fn.torch_internals import DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, FakeTensorMode, isolated
 from thunder_fn.trace import (
     Arg,
@@ -36,9 +37,6 @@ from thunder_fn.trace import (
     type_of_value,
 )
 
-CHECK_RULES: dict[str, Callable[[Equation], None]] = {}
-"""Structured ops by name: `rule(equation)` raises where the equation's types and bodies disagree."""
-
 _LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """Ops whose bounds depend on the storage of their input, which a type does not describe."""
 
@@ -51,7 +49,7 @@ def check(trace: Trace) -> None:
     Raises:
         InvalidTrace: a variable is unbound, a body is missing, a constraint has unknown symbols.
         TraceTypeError: two types disagree; names the equation and the user's line.
-        MissingRule: a structured op has no rule in CHECK_RULES.
+        MissingRule: there are no rules for a structured op.
     """
     for current in subtraces(trace):
         _check_trace(current)
@@ -115,10 +113,7 @@ def _check_equation(equation: Equation) -> None:
         case "composite":
             _check_composite(equation)
         case "structured":
-            if equation.op.name not in CHECK_RULES:
-                fix = "Import the module that defines the op, or add its rule to CHECK_RULES."
-                raise MissingRule(_at(f"{equation.op}: check has no rule for this structured op", equation, fix))
-            CHECK_RULES[equation.op.name](equation)
+            rules_of(equation).check(equation)
 
 
 def _check_leaf(equation: Equation) -> None:

@@ -10,9 +10,8 @@ Every result is memoised by the equation (op, static arguments, input types) and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal as Choice
+from typing import Any
 
 import torch
 
@@ -20,35 +19,9 @@ from thunder_fn import ops
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Leaf, Recorder
 from thunder_fn.errors import MissingRule
+from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Type, Var, canonical, map_arg
 
-Mask = tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """Where the backward finds a value of the forward: an input or an output that is passed again, or an extra output."""
-
-    kind: Choice["input", "output", "extra"]
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A trace in two: what runs forward, and what runs backward on residuals and cotangents.
-
-    `forward` maps the inputs to the outputs and the extra residuals. `backward` maps the residuals, then one cotangent
-    for each wanted output, to gradients; `gradients` says for each wanted input which one is its own, None for zero.
-    """
-
-    forward: Trace
-    backward: Trace
-    residuals: tuple[Residual, ...]
-    gradients: tuple[int | None, ...]
-
-    @property
-    def num_extra(self) -> int:
-        return sum(residual.kind == "extra" for residual in self.residuals)
 
 
 def is_differentiable(type: Type) -> bool:

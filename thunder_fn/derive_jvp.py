@@ -6,24 +6,16 @@ two vjps: the vjp is linear in the cotangent, and the transpose of that linear m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.derive import Mask, call_leaf, close_recording, decomposition, is_differentiable
+from thunder_fn.derive import call_leaf, close_recording, decomposition, is_differentiable
 from thunder_fn.errors import MissingRule, located
+from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.trace import TensorType, Trace
-
-
-@dataclass(frozen=True, slots=True)
-class JvpRule:
-    """A trace from inputs, then tangents of the active inputs, to outputs, then tangents of the active outputs."""
-
-    trace: Trace
-    active_outputs: Mask
 
 
 @lru_cache(maxsize=65536)

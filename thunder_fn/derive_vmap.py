@@ -17,7 +17,8 @@ import torch
 from thunder_fn import ops
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.derive import Mask, call_leaf, close_recording, decomposition
+from thunder_fn.derive import call_leaf, close_recording, decomposition
+from thunder_fn.rules import Mask
 from thunder_fn.trace import TensorType, Trace, Type
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
 
 from thunder_fn import ops
+from thunder_fn.rules import StructuredOp
 from thunder_fn.trace import Literal, NoneType, Source, TensorType, Trace, TraceBuilder
 
 aten = torch.ops.aten
+
+
+def structured_op(name: str, **rules: Any) -> StructuredOp:
+    """A structured op with some of its rules; the others fail when called."""
+
+    def missing(*args: Any) -> Any:
+        raise AssertionError(f"{name} was asked for a rule that the test did not give")
+
+    names = [field.name for field in dataclasses.fields(StructuredOp) if field.name != "name"]
+    return StructuredOp(name, **{key: rules.get(key, missing) for key in names})
+
 
 ADD = ops.leaf(aten.add.Tensor)
 MUL = ops.leaf(aten.mul.Tensor)

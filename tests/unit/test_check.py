@@ -8,10 +8,11 @@ import pytest
 import sympy
 import torch
 
-from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm
+from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, structured_op
 from thunder_fn import ops
-from thunder_fn.check import CHECK_RULES, check, check_types, fake_result_types
+from thunder_fn.check import check, check_types, fake_result_types
 from thunder_fn.errors import InvalidTrace, MissingRule, ThunderError, TraceTypeError
+from thunder_fn.rules import STRUCTURED
 from thunder_fn.trace import (
     Constant,
     Equation,
@@ -185,12 +186,12 @@ def test_structured_ops_go_by_their_rule(monkeypatch: pytest.MonkeyPatch) -> Non
     b = TraceBuilder()
     trace = b.build(b.add(Op("structured", "twice"), (b.input(f32(3)),), (f32(3),), source=SOURCE))
     assert _message(MissingRule, trace) == (
-        "twice: check has no rule for this structured op\n"
-        "in equation:  v1: f32[3] = twice(v0)\n"
+        "there are no rules for the structured op twice\n"
         "from:         model.py:41 in forward\n"
-        "Import the module that defines the op, or add its rule to CHECK_RULES."
+        "Import the module that defines it, or register a StructuredOp."
     )
-    monkeypatch.setitem(CHECK_RULES, "twice", lambda equation: check_types(equation, (f32(4),), "twice gives"))
+    rule = structured_op("twice", check=lambda equation: check_types(equation, (f32(4),), "twice gives"))
+    monkeypatch.setitem(STRUCTURED, "twice", rule)
     assert _message(TraceTypeError, trace).startswith("twice: output 0 (v1) is f32[3], but twice gives f32[4]\n")
 
 
@@ -228,7 +229,8 @@ def test_types_on_a_device_that_is_not_here() -> None:
 
 def test_a_shared_body_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setitem(CHECK_RULES, "counted", lambda equation: calls.append(equation.op.name))
+    rule = structured_op("counted", check=lambda equation: calls.append(equation.op.name))
+    monkeypatch.setitem(STRUCTURED, "counted", rule)
     inner = TraceBuilder("inner")
     body = inner.build(inner.add(Op("structured", "counted"), (inner.input(f32(3)),), (f32(3),)))
     b = TraceBuilder()

@@ -7,11 +7,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.unit.small_traces import TRACES, aten, block, blocks, example_inputs, f32, layer_norm, same_bits, splits
+from tests.unit.small_traces import (
+    TRACES,
+    aten,
+    block,
+    blocks,
+    example_inputs,
+    f32,
+    layer_norm,
+    same_bits,
+    splits,
+    structured_op,
+)
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule
-from thunder_fn.interpreters.evaluate import EVALUATE_RULES, evaluate
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.pretty import format_equation, identifier, literal_text, to_text
+from thunder_fn.rules import STRUCTURED
 from thunder_fn.trace import Literal, NumberType, Op, Source, TensorType, Trace, TraceBuilder
 
 
@@ -139,7 +151,8 @@ def _cond(name: str) -> Trace:
 
 
 def test_structured_equations_print_each_body_and_run_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EVALUATE_RULES, "choose", lambda bodies, pred, xs: evaluate(bodies[0 if pred else 1], xs))
+    rule = structured_op("choose", evaluate=lambda bodies, pred, xs: evaluate(bodies[0 if pred else 1], xs))
+    monkeypatch.setitem(STRUCTURED, "choose", rule)
     trace = _cond("choose")
     expected = """\
 def program(v0, v1):
@@ -164,7 +177,7 @@ def program(v0, v1):
 
 def test_a_missing_rule_is_an_error_of_the_call_not_of_the_text() -> None:
     program = _cond("no_such_op").python_callable()
-    with pytest.raises(MissingRule, match=r"^no_such_op: evaluate has no rule for this structured op\n"):
+    with pytest.raises(MissingRule, match=r"^there are no rules for the structured op no_such_op\n"):
         program(torch.tensor(True), torch.ones(3))
 
 

@@ -281,9 +281,8 @@ def test_evaluate_has_no_rule_for_an_unknown_structured_op() -> None:
     with pytest.raises(MissingRule) as error:
         evaluate(trace, (torch.ones(3),))
     assert str(error.value) == (
-        "no_such_op: evaluate has no rule for this structured op\n"
-        "in equation:  v1: f32[3] = no_such_op(v0)\n"
-        "Import the module that defines the op, or add its rule to EVALUATE_RULES."
+        "there are no rules for the structured op no_such_op\n"
+        "Import the module that defines it, or register a StructuredOp."
     )
 
 

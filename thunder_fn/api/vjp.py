@@ -10,9 +10,10 @@ import torch
 
 from thunder_fn.api.calling import apply, main_only, main_output, write_back
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
-from thunder_fn.derive import Split, is_differentiable
+from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable
 from thunder_fn.interpreters import vjp as reverse
+from thunder_fn.rules import Split
 from thunder_fn.trace import type_of_value
 
 
@@ -93,8 +94,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     split = reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs)
     outputs = apply(f"{name}_forward", split.forward, leaves)
     count = len(captured.trace.outputs)
-    places = {"input": leaves, "output": outputs, "extra": outputs[count:]}
-    residuals = tuple(places[residual.kind][residual.index] for residual in split.residuals)
+    residuals = split.residual_values(leaves, outputs)
     write_back(captured, leaves, outputs[captured.num_results : count])
     result = captured.result(outputs)
     shown = main_only(captured) if has_aux else captured

@@ -16,6 +16,7 @@ from thunder_fn import ops
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Leaf, Recorder, current, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
+from thunder_fn.errors import CaptureError, located
 from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical
 
 
@@ -58,6 +59,22 @@ def bind_equation(
     source = user_source(recorder)
     recorder.scope.items.append(Leaf(op, args, kwargs, outputs, source, bodies))
     return tuple(recorder.tracer_of(var) for var in outputs)
+
+
+def bind_structured(
+    recorder: Recorder, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...], types: tuple[Type, ...], **kwargs: Any
+) -> tuple[Any, ...]:
+    """Record a structured equation on tensors."""
+    args = operands_of(recorder, values)
+    if args is None:
+        raise CaptureError(
+            located(
+                f"{op} was called inside a torch.func transform or on tensors that autograd follows, where it is opaque",
+                source=user_source(recorder),
+                fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
+            )
+        )
+    return bind_equation(recorder, op, args, bodies, types, tuple((key, Literal(value)) for key, value in kwargs.items()))
 
 
 def _is_plain(recorder: Recorder, tensor: torch.Tensor) -> bool:

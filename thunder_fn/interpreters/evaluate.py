@@ -15,12 +15,10 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule, TraceTypeError, located
+from thunder_fn.rules import rules_of
 from thunder_fn.trace import Arg, Equation, Literal, TensorType, Trace, Type, Var, short_dtype
 
 EvaluateRule = Callable[..., Sequence[Any]]
-
-EVALUATE_RULES: dict[str, EvaluateRule] = {}
-"""Structured ops by name: `rule(bodies, *args, **kwargs)` gives the values of the equation's outputs."""
 
 
 def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -85,13 +83,8 @@ def evaluate_leaf(equation: Equation, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def evaluate_rule(equation: Equation) -> EvaluateRule:
-    """The rule of a structured op."""
-    try:
-        return EVALUATE_RULES[equation.op.name]
-    except KeyError:
-        what = f"{equation.op}: evaluate has no rule for this structured op"
-        fix = "Import the module that defines the op, or add its rule to EVALUATE_RULES."
-        raise MissingRule(located(what, equation=_text(equation), source=equation.source, fix=fix)) from None
+    """The rule of a structured op: `rule(bodies, *args, **kwargs)` gives the values of the equation's outputs."""
+    return rules_of(equation).evaluate
 
 
 def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from thunder_fn import ops
-from thunder_fn.derive import Mask, alone, is_differentiable
-from thunder_fn.derive_jvp import JvpRule, jvp_rule, missing_jvp
+from thunder_fn.derive import alone, is_differentiable
+from thunder_fn.derive_jvp import jvp_rule, missing_jvp
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
+from thunder_fn.rules import JvpRule, Mask, rules_of
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
 
@@ -72,6 +73,8 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
     """The jvp of an equation: a composite's is its body's, a leaf's is derived."""
     if equation.op.kind == "composite":
         return push_forward(equation.body, active)
+    if equation.op.kind == "structured":
+        return rules_of(equation).jvp(equation, active)
     single = alone(equation)
     rule = jvp_rule(single, active)
     if isinstance(rule, JvpRule):
@@ -97,14 +100,12 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     asked = [var for var, flag in zip(trace.inputs, active, strict=True) if flag]
     tangents = [builder.input(var.type) for var in asked]
     results = inline_into(builder, split.forward, primals)
-    places = {"input": primals, "output": results, "extra": results[len(trace.outputs) :]}
-    residuals = tuple(places[residual.kind][residual.index] for residual in split.residuals)
+    residuals = split.residual_values(primals, results)
     given = [zeros(builder, type_of_cotangent(atom)) for atom, flag in zip(trace.outputs, wanted, strict=True) if flag]
     linear = (False,) * len(residuals) + (True,) * len(given)
     back = split_vjp(split.backward, linear, (True,) * len(split.backward.outputs))
     linearized = inline_into(builder, back.forward, (*residuals, *given))
-    again = {"input": (*residuals, *given), "output": linearized, "extra": linearized[len(split.backward.outputs) :]}
-    saved = tuple(again[residual.kind][residual.index] for residual in back.residuals)
+    saved = back.residual_values((*residuals, *given), linearized)
     used = [tangent for tangent, place in zip(tangents, split.gradients, strict=True) if place is not None]
     found = inline_into(builder, back.backward, (*saved, *used))
     places_out = iter(back.gradients)

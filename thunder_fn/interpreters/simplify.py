@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from thunder_fn import ops
+from thunder_fn.rules import Mask, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
-
-Mask = tuple[bool, ...]
 
 
 def inline_into(
@@ -34,11 +33,11 @@ def dce(trace: Trace) -> Trace:
 
     Law: same values; idempotent; never more equations. Random and effectful equations stay.
     """
-    return _dce(trace, (True,) * len(trace.outputs))[0]
+    return dce_to(trace, (True,) * len(trace.outputs))[0]
 
 
 @lru_cache(maxsize=16384)
-def _dce(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
+def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     """The trace cut down to the wanted outputs, and which inputs it reads. All inputs stay."""
     outputs = tuple(atom for atom, flag in zip(trace.outputs, wanted, strict=True) if flag)
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
@@ -47,7 +46,7 @@ def _dce(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
         flags = tuple(var.index in need for var in equation.outputs)
         if not any(flags) and not is_kept(equation):
             continue
-        new, reads = _dce_composite(equation, flags) if equation.op.kind == "composite" else (equation, equation.operands)
+        new, reads = _dce_equation(equation, flags)
         kept.append(new)
         need.update(var.index for var in reads)
     kept.reverse()
@@ -57,12 +56,22 @@ def _dce(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), reads
 
 
+def _dce_equation(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    match equation.op.kind:
+        case "leaf":
+            return equation, equation.operands
+        case "composite":
+            return _dce_composite(equation, flags)
+        case "structured":
+            return rules_of(equation).dce(equation, flags)
+
+
 def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """The composite without the results and operands that are not needed.
 
     One that is still the user's own call keeps its arguments: `torch.nn.functional.linear(x, w, b)` stays as written.
     """
-    body, reads = _dce(equation.body, flags)
+    body, reads = dce_to(equation.body, flags)
     if all(flags) and (all(reads) or ops.is_call(equation.op)):
         if body is equation.body:
             return equation, equation.operands
@@ -144,6 +153,7 @@ def _inline(builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], so
             operands = tuple(env[var.index] for var in equation.operands)
             results = _inline(builder, equation.body, operands, where)
         else:
-            results = builder.copy(equation, lambda var: env[var.index], source=where)
+            bodies = tuple(map(inline, equation.bodies))
+            results = builder.copy(equation, lambda var: env[var.index], source=where, bodies=bodies)
         env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
     return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from thunder_fn import ops
-from thunder_fn.derive import Mask, Residual, Split, alone, is_differentiable, vjp_rule
+from thunder_fn.derive import alone, is_differentiable, vjp_rule
 from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.rules import Mask, Residual, Split, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = ops.aten
@@ -30,6 +31,8 @@ def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
         if equation.op.kind == "composite":
             inner = activity(equation.body, operands)
             flags = tuple(_flag(inner, atom) for atom in equation.body.outputs)
+        elif equation.op.kind == "structured":
+            flags = rules_of(equation).activity(equation, operands)
         else:
             flags = tuple(is_differentiable(var.type) for var in equation.outputs)
         for var, flag in zip(equation.outputs, flags, strict=True):
@@ -120,6 +123,8 @@ def split_of(equation: Equation, operands: Mask, outputs: Mask) -> Split:
     """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
     if equation.op.kind == "composite":
         return split_vjp(equation.body, operands, outputs)
+    if equation.op.kind == "structured":
+        return rules_of(equation).split(equation, operands, outputs)
     rule = vjp_rule(alone(equation), operands, outputs)
     return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs)
 
@@ -137,16 +142,13 @@ def _forward_step(forward: TraceBuilder, env: dict[int, Atom], equation: Equatio
     else:
         results = inline_into(forward, split.forward, arguments, equation.source)
     _bind(env, equation.outputs, tuple(results[: len(equation.outputs)]))
-    extra = results[len(equation.outputs) :]
-    places = {"input": arguments, "output": results, "extra": extra}
-    residuals = tuple(places[residual.kind][residual.index] for residual in split.residuals)
-    return _Step(equation, split, operands, outputs, residuals)
+    return _Step(equation, split, operands, outputs, split.residual_values(arguments, results))
 
 
 def _computes_the_same(equation: Equation, forward: Trace) -> bool:
     if equation.op.kind == "composite":
         return forward == equation.body
-    return len(forward.equations) == 1 and forward.equations[0].op == equation.op
+    return equation.op.kind == "leaf" and len(forward.equations) == 1 and forward.equations[0].op == equation.op
 
 
 def _backward(
@@ -308,10 +310,7 @@ def pull_back(
     wanted_inputs: Mask,
 ) -> tuple[Atom, ...]:
     """Append the backward of a split whose forward has been appended; one gradient for each wanted input."""
-    extra = results[len(trace.outputs) :]
-    places = {"input": inputs, "output": results, "extra": extra}
-    residuals = tuple(places[residual.kind][residual.index] for residual in split.residuals)
-    found = inline_into(builder, split.backward, (*residuals, *given))
+    found = inline_into(builder, split.backward, (*split.residual_values(inputs, results), *given))
     asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
     return tuple(
         zeros(builder, type_of_cotangent(var)) if place is None else found[place]

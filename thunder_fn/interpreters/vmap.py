@@ -11,9 +11,10 @@ from functools import lru_cache
 import torch
 
 from thunder_fn import ops
-from thunder_fn.derive import Mask, alone
+from thunder_fn.derive import alone
 from thunder_fn.derive_vmap import VmapRule, batched_type, vmap_rule
 from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.rules import Mask, rules_of
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
@@ -61,6 +62,8 @@ def rule_of(equation: Equation, batched: Mask, size: int, randomness: str) -> tu
     """The batched equation and which of its outputs are batched."""
     if equation.op.kind == "composite":
         return batch(equation.body, batched, size, randomness)
+    if equation.op.kind == "structured":
+        return rules_of(equation).batch(equation, batched, size, randomness)
     rule = vmap_rule(alone(equation), batched, size, randomness)
     if isinstance(rule, VmapRule):
         return rule.trace, (True,) * len(equation.outputs)

@@ -1,0 +1,110 @@
+"""The tables: what interpreters know of structured ops, and the data that rules return.
+
+A structured op owns bodies and has one rule for each interpreter, all in its own file under `structured/`. A rule takes
+an equation and a question and returns a trace over the equation's operands, so an interpreter treats it as it treats
+the derived rule of a leaf. Leaf rules are derived (`derive*.py`), composites are their bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal as Choice
+
+from thunder_fn.errors import MissingRule, located
+from thunder_fn.trace import Equation, Trace, Var
+
+Mask = tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Where the backward finds a value of the forward: an input or an output that is passed again, or an extra output."""
+
+    kind: Choice["input", "output", "extra"]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A trace in two: what runs forward, and what runs backward on residuals and cotangents.
+
+    `forward` maps the inputs to the outputs and the extra residuals. `backward` maps the residuals, then one cotangent
+    for each wanted output, to gradients; `gradients` says for each wanted input which one is its own, None for zero.
+    """
+
+    forward: Trace
+    backward: Trace
+    residuals: tuple[Residual, ...]
+    gradients: tuple[int | None, ...]
+
+    @property
+    def num_extra(self) -> int:
+        return sum(residual.kind == "extra" for residual in self.residuals)
+
+    def residual_values(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """The residuals, given the values of the forward's inputs and all its outputs."""
+        extra = results[len(results) - self.num_extra :]
+        places = {"input": inputs, "output": results, "extra": extra}
+        return tuple(places[residual.kind][residual.index] for residual in self.residuals)
+
+
+@dataclass(frozen=True, slots=True)
+class JvpRule:
+    """A trace from inputs, then tangents of the active inputs, to outputs, then tangents of the active outputs."""
+
+    trace: Trace
+    active_outputs: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOp:
+    """All rules of one structured op.
+
+    - `check(equation)` raises where types and bodies disagree.
+    - `evaluate(bodies, *args, **kwargs)` gives the values of the outputs; args are runtime values.
+    - `activity(equation, active)`: which outputs depend, differentiably, on the active operands?
+    - `jvp(equation, active)`: the rule on primals and tangents.
+    - `split(equation, wanted_inputs, wanted_outputs)`: forward with residuals, and backward.
+    - `batch(equation, batched, size, randomness)`: the trace on batches (batch dim first), and which outputs are batched.
+    - `dce(equation, wanted)`: the equation cut down to the wanted outputs, and the operands it reads.
+    """
+
+    name: str
+    check: Callable[[Equation], None]
+    evaluate: Callable[..., Sequence[Any]]
+    activity: Callable[[Equation, Mask], Mask]
+    jvp: Callable[[Equation, Mask], JvpRule]
+    split: Callable[[Equation, Mask, Mask], Split]
+    batch: Callable[[Equation, Mask, int, str], tuple[Trace, Mask]]
+    dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
+
+
+STRUCTURED: dict[str, StructuredOp] = {}
+
+
+def register(op: StructuredOp) -> StructuredOp:
+    """Enter a structured op into the table; each name once."""
+    if op.name in STRUCTURED:
+        raise MissingRule(f"the structured op {op.name} is registered already")
+    STRUCTURED[op.name] = op
+    return op
+
+
+def rules_of(equation: Equation) -> StructuredOp:
+    """The rules of a structured equation."""
+    try:
+        return STRUCTURED[equation.op.name]
+    except KeyError:
+        raise MissingRule(
+            located(
+                f"there are no rules for the structured op {equation.op}",
+                source=equation.source,
+                fix="Import the module that defines it, or register a StructuredOp.",
+            )
+        ) from None
+
+
+def keep_all(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """The dce rule of ops whose outputs come together."""
+    return equation, equation.operands

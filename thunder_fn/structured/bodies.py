@@ -1,0 +1,76 @@
+"""From the user's Python functions to closed bodies, and back to their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.errors import CaptureError, located
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.trace import Trace, Var, canonical
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """Functions on the same operands as closed bodies: each takes the operands, then every closed-over tensor of any."""
+
+    captured: tuple[Captured, ...]
+    bodies: tuple[Trace, ...]
+    closures: tuple[torch.Tensor, ...]
+
+
+def capture_bodies(op: str, functions: Sequence[Callable[..., Any]], args: Sequence[tuple[Any, ...]]) -> Bodies:
+    """Capture functions, each on its arguments, as bodies with shared closures.
+
+    Raises:
+        CaptureError: a function writes to a tensor from outside, which a body cannot.
+    """
+    captured = tuple(capture(function, arguments) for function, arguments in zip(functions, args, strict=True))
+    for function, one in zip(functions, captured, strict=True):
+        check_no_writes(op, function, one)
+    closures: dict[int, torch.Tensor] = {}
+    for one in captured:
+        closures.update((id(constant.tensor), constant.tensor) for constant in one.trace.constants)
+    return Bodies(captured, tuple(_closed(one.trace, closures) for one in captured), tuple(closures.values()))
+
+
+def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -> None:
+    if not captured.writes:
+        return
+    name = getattr(function, "__name__", type(function).__name__)
+    targets = [
+        f"argument {write.target}" if isinstance(write.target, int) else "a tensor from outside" for write in captured.writes
+    ]
+    raise CaptureError(
+        located(
+            f"{op}: {name} writes in place to {', '.join(targets)}, but a body computes new values only",
+            source=user_source(),
+            fix="Return the new value, or write to a copy made inside the body (`x = x.clone()`).",
+        )
+    )
+
+
+def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
+    """The trace with one more input for each closure, in their order."""
+    own = {id(constant.tensor): constant.var for constant in trace.constants}
+    bound = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+    extra: list[Var] = []
+    for index, (key, tensor) in enumerate(closures.items()):
+        from thunder_fn.trace import type_of_value
+
+        extra.append(own.get(key) or Var(bound + index, type_of_value(tensor)))
+    return canonical((*trace.inputs, *extra), trace.equations, trace.outputs, (), trace.constraints, trace.name)
+
+
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a pytree, which are the inputs of a trace captured on it."""
+    return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def statics(captured: Captured) -> tuple[Any, ...]:
+    """The non-tensor leaves of the result, with holes."""
+    return tuple(None if leaf is TENSOR else leaf for leaf in captured.out_leaves)

@@ -1,0 +1,433 @@
+"""cond and switch: one of several bodies runs, chosen by a scalar.
+
+    outputs = cond(pred, *operands)      bodies: true, false      on the operands
+    outputs = switch(index, *operands)   bodies: one per branch   on the operands
+
+Semantics: `notes/jax.md`; the signature of `cond` is torch.cond's. Both are one op with a chosen branch: cond's number
+is 0 for true and 1 for false.
+
+Reverse mode: each branch is split; a branch's residuals go into slots that branches share by type, and slots that a
+branch does not own hold zeros. vmap with a batched choice runs every branch and selects; what a branch reads is
+replaced by zeros for the examples that do not take it, so that no NaN of theirs reaches a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import current, pytree
+from thunder_fn.capture.apply import bind_structured
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.derive import is_differentiable
+from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.vjp import activity, split_vjp, zeros
+from thunder_fn.interpreters.vmap import batch, batched_type
+from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
+from thunder_fn.structured.bodies import Bodies, capture_bodies, tensor_leaves
+from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
+
+aten = torch.ops.aten
+COND = Op("structured", "cond")
+SWITCH = Op("structured", "switch")
+
+
+# ---- check ----
+
+
+def cond_check_rule(equation: Equation) -> None:
+    """A scalar choice, bodies on the operands, equal output types."""
+    choice, *operands = equation.operands
+    if not isinstance(choice.type, TensorType) or choice.type.shape != ():
+        raise TraceTypeError(located(f"{equation.op}: the choice must be a scalar tensor, not {choice.type}", source=equation.source))
+    for body in equation.bodies:
+        check_operands(equation, tuple(operands), body)
+        check_types(equation, body.output_types, f"{body.name} gives")
+
+
+# ---- evaluate ----
+
+
+def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any) -> tuple[Any, ...]:
+    """Run the chosen body; inside a capture, record the choice."""
+    recorder = current()
+    if recorder is not None and isinstance(pred, torch.Tensor):
+        return bind_structured(recorder, COND, (pred, *operands), tuple(bodies), bodies[0].output_types)
+    return evaluate(bodies[0] if pred else bodies[1], operands)
+
+
+def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any) -> tuple[Any, ...]:
+    """Run the chosen body, the index clamped; inside a capture, record the choice."""
+    recorder = current()
+    if recorder is not None and isinstance(index, torch.Tensor):
+        return bind_structured(recorder, SWITCH, (index, *operands), tuple(bodies), bodies[0].output_types)
+    return evaluate(bodies[min(max(int(index), 0), len(bodies) - 1)], operands)
+
+
+# ---- jvp ----
+
+
+def _union(masks: Sequence[Mask]) -> Mask:
+    return tuple(map(any, zip(*masks, strict=True)))
+
+
+def cond_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """An output is active if it is in any branch."""
+    return _union([body_activity(body, active[1:]) for body in equation.bodies])
+
+
+def body_activity(body: Trace, active: Mask) -> Mask:
+    """Which outputs of a body are active."""
+    flags = activity(body, active)
+    return tuple(isinstance(atom, Var) and flags[atom.index] for atom in body.outputs)
+
+
+def cond_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The same choice between the branches' jvps; a tangent that one branch lacks is zeros there."""
+    rules = [push_forward(body, active[1:]) for body in equation.bodies]
+    moved = _union([rule.active_outputs for rule in rules])
+    bodies = tuple(_with_tangents(rule, moved, len(equation.outputs)) for rule in rules)
+    inputs = (equation.operands[0].type, *bodies[0].input_types)
+    return JvpRule(_alone(equation, bodies, inputs), moved)
+
+
+def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:
+    builder = TraceBuilder(rule.trace.name)
+    arguments = tuple(builder.input(type) for type in rule.trace.input_types)
+    results = inline_into(builder, rule.trace, arguments)
+    supply = iter(results[count:])
+    tangents: list[Atom] = []
+    for type, own, wanted in zip(rule.trace.output_types[:count], rule.active_outputs, moved, strict=True):
+        value = next(supply) if own else None
+        if wanted:
+            tangents.append(value if value is not None else _zeros(builder, type))
+    return builder.build((*results[:count], *tangents))
+
+
+def _zeros(builder: TraceBuilder, type: Type) -> Atom:
+    assert isinstance(type, TensorType), "only tensors have zeros"
+    return zeros(builder, type)
+
+
+def _alone(equation: Equation, bodies: tuple[Trace, ...], input_types: Sequence[Type]) -> Trace:
+    """A trace of one choice between bodies, from the choice and the operands."""
+    builder = TraceBuilder(equation.op.name)
+    operands = tuple(builder.input(type) for type in input_types)
+    return builder.build(builder.add(equation.op, operands, bodies[0].output_types, bodies=bodies, source=equation.source))
+
+
+# ---- split ----
+
+
+def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Split every branch; the backward makes the same choice."""
+    splits = [split_vjp(body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies]
+    count = len(equation.outputs)
+    slots, owned = _share_slots([split.forward.output_types[count:] for split in splits])
+    forward_bodies = tuple(
+        _fill_slots(split.forward, count, slots, own) for split, own in zip(splits, owned, strict=True)
+    )
+    forward = _alone(equation, forward_bodies, [var.type for var in equation.operands])
+    inputs, outputs = _forwarded(splits)
+    residuals = (
+        Residual("input", 0),
+        *(Residual("input", index + 1) for index in inputs),
+        *(Residual("output", index) for index in outputs),
+        *(Residual("extra", index) for index in range(len(slots))),
+    )
+    gradients = _union([tuple(place is not None for place in split.gradients) for split in splits])
+    operand_types = [var.type for var in equation.operands[1:]]
+    wanted_types = [type for type, flag in zip(operand_types, wanted_inputs[1:], strict=True) if flag]
+    given = [
+        *(operand_types[index] for index in inputs),
+        *(equation.outputs[index].type for index in outputs),
+        *slots,
+        *(var.type for var, flag in zip(equation.outputs, wanted_outputs, strict=True) if flag),
+    ]
+    bodies = tuple(
+        _backward_body(split, given, inputs, outputs, own, gradients, wanted_types)
+        for split, own in zip(splits, owned, strict=True)
+    )
+    backward = _alone(equation, bodies, [equation.operands[0].type, *given])
+    places = iter(range(len(wanted_types)))
+    found = tuple(next(places) if flag else None for flag in gradients)
+    skipped = (None,) * int(wanted_inputs[0])
+    return Split(forward, backward, residuals, (*skipped, *found))
+
+
+def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list[int]]]:
+    """Slots for the branches' residuals, shared by type: [x], [x], [x, x] need two. Also each branch's own slots."""
+    slots: list[Type] = []
+    owned: list[list[int]] = []
+    for branch in types:
+        free = list(range(len(slots)))
+        mine: list[int] = []
+        for type in branch:
+            slot = next((index for index in free if slots[index] == type), None)
+            if slot is None:
+                slot = len(slots)
+                slots.append(type)
+            else:
+                free.remove(slot)
+            mine.append(slot)
+        owned.append(mine)
+    return slots, owned
+
+
+def _fill_slots(forward: Trace, count: int, slots: list[Type], own: list[int]) -> Trace:
+    builder = TraceBuilder(forward.name)
+    arguments = tuple(builder.input(type) for type in forward.input_types)
+    results = inline_into(builder, forward, arguments)
+    mine = dict(zip(own, results[count:], strict=True))
+    filled = tuple(mine[index] if index in mine else _zeros(builder, type) for index, type in enumerate(slots))
+    return builder.build((*results[:count], *filled))
+
+
+def _forwarded(splits: Sequence[Split]) -> tuple[list[int], list[int]]:
+    """The operands and outputs that some branch's backward reads again."""
+    inputs = sorted({r.index for split in splits for r in split.residuals if r.kind == "input"})
+    outputs = sorted({r.index for split in splits for r in split.residuals if r.kind == "output"})
+    return inputs, outputs
+
+
+def _backward_body(
+    split: Split,
+    given: list[Type],
+    inputs: list[int],
+    outputs: list[int],
+    own: list[int],
+    gradients: Mask,
+    wanted_types: list[Type],
+) -> Trace:
+    """A branch's backward on the operands that all branches' backwards share."""
+    builder = TraceBuilder(split.backward.name)
+    arguments = [builder.input(type) for type in given]
+    first_slot = len(inputs) + len(outputs)
+    num_cotangents = len(split.backward.inputs) - len(split.residuals)
+    values: list[Atom] = []
+    for residual in split.residuals:
+        match residual.kind:
+            case "input":
+                values.append(arguments[inputs.index(residual.index)])
+            case "output":
+                values.append(arguments[len(inputs) + outputs.index(residual.index)])
+            case "extra":
+                values.append(arguments[first_slot + own[residual.index]])
+    cotangents = arguments[len(arguments) - num_cotangents :] if num_cotangents else []
+    found = inline_into(builder, split.backward, (*values, *cotangents))
+    results: list[Atom] = []
+    for place, wanted, type in zip(split.gradients, gradients, wanted_types, strict=True):
+        if wanted:
+            results.append(_zeros(builder, type) if place is None else found[place])
+    return builder.build(tuple(results))
+
+
+# ---- vmap ----
+
+
+def cond_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """One choice for all examples stays a choice; a choice for each example becomes a select."""
+    if batched[0]:
+        return _select(equation, batched, size, randomness)
+    done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
+    flags = _union([mask for _, mask in done])
+    bodies = tuple(_expanded(trace, mask, flags, size) for trace, mask in done)
+    types = [batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)]
+    return _alone(equation, bodies, types), flags
+
+
+def _expanded(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
+    """Outputs that another branch batches get a batch dim."""
+    builder = TraceBuilder(trace.name)
+    arguments = tuple(builder.input(type) for type in trace.input_types)
+    results = inline_into(builder, trace, arguments)
+    outputs = tuple(
+        expand(builder, value, size) if flag and not have else value
+        for value, have, flag in zip(results, own, flags, strict=True)
+    )
+    return builder.build(outputs)
+
+
+def expand(builder: TraceBuilder, value: Atom, size: int) -> Var:
+    """The value repeated along a new leading batch dim."""
+    assert isinstance(value, Var) and isinstance(value.type, TensorType), "only tensors are batched"
+    type = TensorType(value.type.dtype, (size, *value.type.shape), value.type.device)
+    shape = tuple(Literal(dim) for dim in type.shape)
+    (result,) = builder.add(ops.leaf(aten.expand.default), (value, shape), (type,))
+    return result
+
+
+def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """Run every branch on safe operands and select each example's outputs."""
+    builder = TraceBuilder(f"select_{equation.op.name}")
+    types = [batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)]
+    choice, *operands = (builder.input(type) for type in types)
+    taken = _taken(builder, equation, choice, size)
+    columns: list[list[Atom]] = []
+    for body, mask in zip(equation.bodies, taken, strict=True):
+        safe = tuple(
+            _where(builder, mask, operand if flag else expand(builder, operand, size), None)
+            if isinstance(operand.type, TensorType) and is_differentiable(operand.type)
+            else (operand if flag else expand(builder, operand, size))
+            for operand, flag in zip(operands, batched[1:], strict=True)
+        )
+        new, flags = batch(body, (True,) * len(safe), size, randomness)
+        results = inline_into(builder, new, safe, equation.source)
+        columns.append([value if flag else expand(builder, value, size) for value, flag in zip(results, flags, strict=True)])
+    outputs = list(columns[-1])
+    for mask, column in zip(taken[-2::-1], columns[-2::-1], strict=True):
+        outputs = [_where(builder, mask, value, other) for value, other in zip(column, outputs, strict=True)]
+    return builder.build(tuple(outputs)), (True,) * len(equation.outputs)
+
+
+def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: int) -> list[Var]:
+    """For each branch, which examples take it."""
+    mask = TensorType(torch.bool, (size,), choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu"))
+    if equation.op == COND:
+        (true,) = builder.add(ops.leaf(aten.ne.Scalar), (choice, Literal(0)), (mask,))
+        (false,) = builder.add(ops.leaf(aten.logical_not.default), (true,), (mask,))
+        return [true, false]
+    last = len(equation.bodies) - 1
+    (clamped,) = builder.add(ops.leaf(aten.clamp.default), (choice, Literal(0), Literal(last)), (choice.type,))
+    return [builder.add(ops.leaf(aten.eq.Scalar), (clamped, Literal(i)), (mask,))[0] for i in range(last + 1)]
+
+
+def _where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> Var:
+    """value where the mask is true, else other, or zeros."""
+    assert isinstance(value, Var) and isinstance(value.type, TensorType) and isinstance(mask.type, TensorType)
+    shape = (*mask.type.shape, *(1 for _ in value.type.shape[1:]))
+    wide = TensorType(torch.bool, shape, mask.type.device)
+    literal = tuple(Literal(dim) for dim in shape)
+    (reshaped,) = builder.add(ops.leaf(aten.reshape.default), (mask, literal), (wide,))
+    if other is None:
+        other = zeros(builder, TensorType(value.type.dtype, (), value.type.device))
+    (result,) = builder.add(ops.leaf(aten.where.self), (reshaped, value, other), (value.type,))
+    return result
+
+
+# ---- simplify ----
+
+
+def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """Drop outputs and operands that no branch needs."""
+    done = [dce_to(body, wanted) for body in equation.bodies]
+    reads = _union([mask for _, mask in done]) if equation.operands[1:] else ()
+    bodies = tuple(_without_inputs(trace, reads) for trace, _ in done)
+    operands = (equation.operands[0], *(var for var, flag in zip(equation.operands[1:], reads, strict=True) if flag))
+    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
+    return Equation(equation.op, operands, (), outputs, bodies, equation.source), operands
+
+
+def _without_inputs(trace: Trace, reads: Mask) -> Trace:
+    from thunder_fn.trace import canonical
+
+    inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
+    return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+
+
+for _op, _evaluate in ((COND, cond_evaluate_rule), (SWITCH, switch_evaluate_rule)):
+    register(
+        StructuredOp(
+            _op.name,
+            check=cond_check_rule,
+            evaluate=_evaluate,
+            activity=cond_activity_rule,
+            jvp=cond_jvp_rule,
+            split=cond_split_rule,
+            batch=cond_batch_rule,
+            dce=cond_dce_rule,
+        )
+    )
+
+
+# ---- for users ----
+
+
+def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    """`true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
+
+    Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without NaN gradients from
+    the branch that is not taken.
+
+    Args:
+        pred: a bool, or a scalar tensor, which is true where it is not zero.
+        true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal types. They may
+            close over tensors, return their inputs and call anything that can be traced.
+        operands: a tuple of pytrees.
+
+    Raises:
+        TraceTypeError: the branches' results differ; lists every leaf that does.
+        CaptureError: a branch writes to a tensor from outside.
+
+    Source: torch.cond for the signature, jax.lax.cond for the semantics.
+    """
+    recorder = current()
+    if recorder is None or not isinstance(pred, torch.Tensor):
+        return (true_fn if pred else false_fn)(*operands)
+    return _choose(recorder, COND, pred, (true_fn, false_fn), tuple(operands))
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = ()) -> Any:
+    """`branches[index](*operands)`, the index clamped into range.
+
+    Law: ``switch(i, fs, xs) == fs[min(max(i, 0), len(fs) - 1)](*xs)``. Otherwise as `cond`.
+
+    Source: jax.lax.switch.
+    """
+    if not branches:
+        raise TraceTypeError("switch: needs at least one branch")
+    recorder = current()
+    if recorder is None or not isinstance(index, torch.Tensor):
+        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+    return _choose(recorder, SWITCH, index, tuple(branches), tuple(operands))
+
+
+def _choose(recorder: Any, op: Op, choice: torch.Tensor, functions: tuple[Callable[..., Any], ...], operands: tuple[Any, ...]) -> Any:
+    if choice.numel() != 1:
+        raise TraceTypeError(f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}")
+    bodies = capture_bodies(op.name, functions, [operands] * len(functions))
+    check_branches(op, functions, bodies)
+    values = (choice.reshape(()), *tensor_leaves(operands), *bodies.closures)
+    results = bind_structured(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types)
+    return bodies.captured[0].result(results)
+
+
+def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodies) -> None:
+    """The branches return the same structure with the same types and equal static values."""
+    first = bodies.captured[0]
+    for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
+        names = f"{_where_defined(functions[0])} and {_where_defined(function)}"
+        if other.out_spec != first.out_spec:
+            raise TraceTypeError(
+                f"{op}: the branches must return the same structure, but {names} return\n  {first.out_spec}\n  {other.out_spec}"
+            )
+        paths = pytree.paths(first.result(tuple(range(first.num_results))), "out")
+        different = [
+            f"  output {path}: {mine} and {theirs}"
+            for path, mine, theirs in zip(paths, _leaf_types(first), _leaf_types(other), strict=True)
+            if mine != theirs
+        ]
+        if different:
+            raise TraceTypeError(
+                f"{op}: the branches must return equal types, but\n" + "\n".join(different) + f"\nfrom:         {names}\n"
+                "Cast one branch's result, e.g. `.to(torch.float32)`, so that both have the same type."
+            )
+
+
+def _leaf_types(captured: Any) -> list[str]:
+    from thunder_fn.capture import TENSOR
+
+    types = iter(captured.trace.output_types)
+    return [str(next(types)) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
+
+
+def _where_defined(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
