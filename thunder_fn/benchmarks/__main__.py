@@ -1,0 +1,37 @@
+"""`python -m thunder_fn.benchmarks`: run named benchmarks, print medians and ratios, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import warnings
+from pathlib import Path
+
+from thunder_fn.benchmarks.harness import machine, save, show
+
+NAMES = ("call", "trace", "train", "transforms")
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m thunder_fn.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them by default")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="write each result there as JSON")
+    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in NAMES]
+    if unknown:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
+    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    for name in options.names or NAMES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for result in importlib.import_module(f"thunder_fn.benchmarks.{name}").run(options.quick):
+                print("\n" + show(result), flush=True)
+                if options.json:
+                    save(result, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

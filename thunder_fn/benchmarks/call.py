@@ -1,0 +1,52 @@
+"""The cost of a warm call: what a program that does almost nothing costs above its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.benchmarks.harness import OURS, Case, Result, run_case
+
+
+def small(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.sin(a) * b + 1
+
+
+def total(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return sum(tensors[1:], tensors[0])
+
+
+def run(quick: bool = False) -> Iterator[Result]:
+    """`sin(a) * b + 1` on 2x2 tensors, and the sum of a list of 100 tensors, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a, b = torch.randn(2, 2), torch.randn(2, 2)
+        yield run_case(_case("call: sin(a) * b + 1, 2x2", small, (a, b), 3000, "1.3 x eager, below jax.jit"), quick)
+        many = [torch.randn(2, 2) for _ in range(100)]
+        yield run_case(_case("call: sum of a list of 100 tensors", total, (many,), 200, "1.0 x eager"), quick)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _case(name: str, f: Any, args: tuple[Any, ...], calls: int, target: str) -> Case:
+    jitted, compiled = tfn.jit(f), torch.compile(f)
+    peers: dict[str, Any] = {OURS: lambda: jitted(*args), "eager": lambda: f(*args), "torch.compile": lambda: compiled(*args)}
+    jax_call = _jax(f, args)
+    if jax_call is not None:
+        peers["jax.jit"] = jax_call
+    return Case(name, peers, calls=calls, target=target)
+
+
+def _jax(f: Any, args: tuple[Any, ...]) -> Any:
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        return None
+    converted = jax.tree.map(lambda tensor: jnp.asarray(tensor.numpy()), args)
+    g = jax.jit(lambda a, b: jnp.sin(a) * b + 1) if f is small else jax.jit(total)
+    return lambda: g(*converted).block_until_ready()

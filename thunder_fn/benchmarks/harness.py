@@ -1,0 +1,127 @@
+"""Timing: interleaved rounds, medians, ratios, and a JSON record of each result."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+OURS = "thunder_fn"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure: peers that do the same, each a function without arguments that returns when it is done.
+
+    `calls` are made back to back in each round; the figure is seconds for one of them. `baseline` is what ratios are
+    taken to; `target` says what is to be reached, in words.
+    """
+
+    name: str
+    peers: dict[str, Callable[[], object]]
+    calls: int = 1
+    rounds: int = 15
+    warmup: int = 3
+    target: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Median seconds for each peer, and the median ratio of ours to each other one."""
+
+    name: str
+    seconds: dict[str, float]
+    ratios: dict[str, float]
+    target: str
+    command: str
+    machine: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def run_case(case: Case, quick: bool = False) -> Result:
+    """Run all peers in interleaved rounds."""
+    for peer in case.peers.values():
+        for _ in range(case.warmup):
+            peer()
+    names = list(case.peers)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(3 if quick else case.rounds):
+        start = index % len(names)
+        for name in names[start:] + names[:start]:
+            times[name].append(_time(case.peers[name], case.calls))
+    seconds = {name: statistics.median(values) for name, values in times.items()}
+    ratios = {
+        name: statistics.median(mine / theirs for mine, theirs in zip(times[OURS], values, strict=True))
+        for name, values in times.items()
+        if name != OURS and OURS in times
+    }
+    return Result(case.name, seconds, ratios, case.target, " ".join(sys.argv), machine(), case.notes)
+
+
+def _time(peer: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        peer()
+    return (time.perf_counter() - start) / calls
+
+
+def once(peer: Callable[[], object]) -> float:
+    """Seconds for one call, for things that happen once, such as a first trace."""
+    return _time(peer, 1)
+
+
+def single(name: str, seconds: dict[str, float], target: str = "", notes: tuple[str, ...] = ()) -> Result:
+    """A result of things that were timed once each."""
+    ours = seconds.get(OURS)
+    ratios = {peer: ours / value for peer, value in seconds.items() if ours and peer != OURS}
+    return Result(name, seconds, ratios, target, " ".join(sys.argv), machine(), notes)
+
+
+def machine() -> dict[str, str]:
+    """Versions and hardware, for the record."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    try:
+        found["jax"] = importlib.metadata.version("jax")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    found["threads"] = str(torch.get_num_threads())
+    found["cores"] = str(os.cpu_count())
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return found
+
+
+def show(result: Result) -> str:
+    """A result as lines of text."""
+    width = max(map(len, result.seconds))
+    lines = [result.name + (f"   (to reach: {result.target})" if result.target else "")]
+    for name, value in result.seconds.items():
+        ratio = f"   ours / it = {result.ratios[name]:.2f}" if name in result.ratios else ""
+        lines.append(f"  {name:<{width}}  {_unit(value):>10}{ratio}")
+    return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
+
+
+def _unit(seconds: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= scale:
+            return f"{seconds / scale:.2f} {unit}"
+    return f"{seconds / 1e-6:.2f} us"
+
+
+def save(result: Result, folder: Path) -> Path:
+    """Write a result as JSON; the file's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{''.join(c if c.isalnum() else '_' for c in result.name)}.json"
+    path.write_text(json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+    return path
