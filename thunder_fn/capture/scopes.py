@@ -38,7 +38,10 @@ METADATA: frozenset[Any] = frozenset(
         *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch.is_conj),
     }
 )
-DETACHES = {Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__}
+DETACHES = {
+    *(Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__),
+    *(torch.ops.aten.detach, torch.ops.aten.detach.default),
+}
 BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
 UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
 
