@@ -34,7 +34,7 @@ bench: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn benchmarks
 
 golden: $(VENV)/.test
-	$(bin)/python -m pytest -q tests/golden --update-golden
+	$(bin)/python -m pytest -q tests/golden tests/meta/test_readme.py --update-golden
 
 clean:
 	rm -rf $(VENV) build demo_out benchmark_out

@@ -56,8 +56,21 @@ class EscapedTracer(CaptureError, RuntimeError):
     """A tracer outlived the function that was being traced. Return it from the function instead of storing it."""
 
 
+class UnsupportedCall(CaptureError, NotImplementedError):
+    """The traced function called something that cannot be part of a trace. The message says what to call instead."""
+
+
+class AliasedMutation(CaptureError, ValueError):
+    """The function changes a tensor in place whose memory is also reached through another argument or closure."""
+
+
 class TracedFunctionError(CaptureError):
     """The user's function raised while it was traced. It is an instance of the original exception's type too."""
+
+    text = ""
+
+    def __str__(self) -> str:
+        return self.text or super().__str__()
 
 
 class GradError(ThunderError):

@@ -63,6 +63,16 @@ def is_view(op: Op) -> bool:
     )
 
 
+@lru_cache(maxsize=None)
+def is_factory(op: Op) -> bool:
+    """Makes a tensor from nothing: where no dtype and device are given, the defaults of the moment decide."""
+    if op.kind != "leaf":
+        return False
+    arguments = overload(op)._schema.arguments
+    tensors = any("Tensor" in str(argument.type) for argument in arguments)
+    return not tensors and {"dtype", "device"} <= {argument.name for argument in arguments if argument.kwarg_only}
+
+
 def flatten_result(result: Any) -> tuple[Any, ...]:
     """The results of a leaf in the order of its equation's outputs: lists and tuples are spread, None stays."""
     if isinstance(result, (list, tuple)):

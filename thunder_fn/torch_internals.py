@@ -9,7 +9,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
@@ -19,12 +19,13 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-if TYPE_CHECKING:
-    from thunder_fn.trace import TensorType
+from thunder_fn.trace import TensorType, type_of_value
 
 __all__ = [
     "DATA_DEPENDENT_SHAPE",
@@ -34,6 +35,8 @@ __all__ = [
     "FunctionalTensor",
     "FunctionalTensorMode",
     "RecordingMode",
+    "Tracer",
+    "TracerMode",
     "compiling",
     "fake_like",
     "fake_of_type",
@@ -47,11 +50,17 @@ __all__ = [
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
 DATA_DEPENDENT_SHAPE = DynamicOutputShapeException
+INTERNAL_ERRORS = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+"""What PyTorch raises where an op has no rule for tensors without memory."""
 
 OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 # ---- recording: a fake tensor mode that reports every op below autograd and functionalization ----
+
+
+def _ignore_op(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    pass
 
 
 class RecordingMode(FakeTensorMode):
@@ -77,6 +86,10 @@ class RecordingMode(FakeTensorMode):
         if result is not NotImplemented:
             self._on_op(func, args, kwargs, result)
         return result
+
+    def forget(self) -> None:
+        """Drop what refers to the recorder, and with it every cycle."""
+        self._on_op = _ignore_op
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
@@ -108,16 +121,87 @@ def fake_of_type(mode: RecordingMode, type: TensorType) -> torch.Tensor:
         return torch.empty(type.shape, dtype=type.dtype, device=type.device)
 
 
-def functionalize(fake: torch.Tensor, mode: FunctionalTensorMode) -> torch.Tensor:
+# ---- tracers: functional tensors that know what they are ----
+
+
+class Tracer(FunctionalTensor):
+    """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
+
+    def __repr__(self, **options: Any) -> str:
+        with torch._C.DisableTorchFunction():
+            return f"Tracer({type_of_value(self)})"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+
+def _without_tracers(types: Any) -> tuple[type, ...]:
+    return tuple(FunctionalTensor if kind is Tracer else kind for kind in types)
+
+
+def _ignore_tensor(tensor: torch.Tensor) -> None:
+    pass
+
+
+class SymbolicTracing(Exception):
+    """`make_fx` runs inside a capture. What it would see are tracers' insides, and what it returns would be wrong."""
+
+
+_get_dispatch_mode, _PROXY = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY
+
+
+class TracerMode(FunctionalTensorMode):
+    """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each."""
+
+    def __init__(self, on_new: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self.on_new = on_new
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _get_dispatch_mode(_PROXY) is not None:
+            raise SymbolicTracing
+        with torch._C.DisableTorchFunction():
+            result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
+        if type(result) is FunctionalTensor:
+            self.adopt(result)
+        elif isinstance(result, (list, tuple)):
+            for item in result:
+                if type(item) is FunctionalTensor:
+                    self.adopt(item)
+        return result
+
+    def forget(self) -> None:
+        """Drop what refers to the recorder, and with it every cycle."""
+        self.on_new = _ignore_tensor
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make a functional tensor a tracer."""
+        tensor.__class__ = Tracer
+        self.on_new(tensor)
+        return tensor
+
+
+def functionalize(fake: torch.Tensor, mode: TracerMode) -> torch.Tensor:
     """Wrap a fake tensor so that in-place code and views on it come out pure."""
     with mode:
-        return FunctionalTensor.to_functional(fake)
+        return mode.adopt(FunctionalTensor.to_functional(fake))
+
+
+def share_contents(target: torch.Tensor, value: torch.Tensor) -> None:
+    """What `target.data = value` means for tracers: from now on both have the same memory."""
+    target.elem = value.elem  # type: ignore[attr-defined]
 
 
 def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
     """The up-to-date fake tensor inside a functional one; replays pending view updates."""
-    torch._sync(tensor)
-    return torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunction():
+        torch._sync(tensor)
+        return torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
 
 
 def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
@@ -130,7 +214,7 @@ def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """No dispatch modes and no torch.func levels: a capture starts from nothing, whatever runs around it."""
-    with temporarily_clear_interpreter_stack(), _disable_current_modes():
+    with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.autograd.set_multithreading_enabled(False):
         yield
 
 
@@ -148,37 +232,74 @@ def no_autocast_cache() -> Iterator[None]:
 # ---- torch.compiler.is_compiling() answers True in the threads that capture, and only there ----
 
 
-class _CompilingHere(threading.local):
-    depth = 0
+class Patch:
+    """Replaces attributes of PyTorch's while at least one thread needs it.
+
+    `make` gives the replacements, each from what it replaces. With the last user, what was there comes back, unless
+    somebody else has replaced it meanwhile.
+    """
+
+    def __init__(self, *replacements: tuple[Any, str, Callable[[Any], Any]]) -> None:
+        self._replacements = replacements
+        self._lock = threading.RLock()
+        self._users = 0
+        self._done: list[tuple[Any, str, Any, Any]] = []
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                for owner, name, make in self._replacements:
+                    before = getattr(owner, name)
+                    setattr(owner, name, make(before))
+                    self._done.append((owner, name, before, getattr(owner, name)))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                while self._users == 0 and self._done:
+                    owner, name, before, ours = self._done.pop()
+                    if getattr(owner, name) is ours:
+                        setattr(owner, name, before)
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_capturing = _Depth()
+
+
+class _CompilingFlag:
+    """Stands for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = False if isinstance(before, _CompilingFlag) else before
 
     def __bool__(self) -> bool:
-        return self.depth > 0 or bool(_compiling_before)
+        return _capturing.value > 0 or bool(self.before)
 
 
-_compiling_here = _CompilingHere()
-_compiling_lock = threading.Lock()
-_compiling_users = 0
-_compiling_before: Any = False
+_compiling_flag = Patch((torch.compiler, "_is_compiling_flag", _CompilingFlag))
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """`torch.compiler.is_compiling()` is true in this thread; libraries then skip their data-dependent checks."""
-    global _compiling_users, _compiling_before
-    with _compiling_lock:
-        if _compiling_users == 0:
-            _compiling_before = torch.compiler._is_compiling_flag
-            torch.compiler._is_compiling_flag = _compiling_here  # type: ignore[assignment]
-        _compiling_users += 1
-    _compiling_here.depth += 1
-    try:
-        yield
-    finally:
-        _compiling_here.depth -= 1
-        with _compiling_lock:
-            _compiling_users -= 1
-            if _compiling_users == 0:
-                torch.compiler._is_compiling_flag = _compiling_before
+    with _compiling_flag.applied():
+        _capturing.value += 1
+        try:
+            yield
+        finally:
+            _capturing.value -= 1
+
+
+def calls_patch(module_call: Callable[[Any], Any], function_inputs: Callable[[Any], Any]) -> Patch:
+    """`nn.Module.__call__`, and what `autograd.Function.apply` does to its inputs, made into ours."""
+    utils = torch._functorch.utils
+    return Patch((torch.nn.Module, "__call__", module_call), (utils, "unwrap_dead_wrappers", function_inputs))
 
 
 # ---- torch functions written in Python ----
@@ -203,6 +324,44 @@ def without_torch_function_checks(function: Callable[..., Any]) -> Callable[...,
     copy = type(function)(code, patched, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+no_torch_function = torch._C.DisableTorchFunction
+"""Context: torch function modes and subclasses see nothing."""
+
+
+_PLAIN_DISPATCH = {torch.Tensor.__torch_dispatch__, FakeTensor.__torch_dispatch__, Tracer.__torch_dispatch__}
+_PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl}
+
+
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """The tensor's class changes what PyTorch's functions or ops do."""
+    cls = type(tensor)
+    if cls in (torch.Tensor, torch.nn.Parameter, FakeTensor, Tracer):
+        return False
+    function = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)
+    return function not in _PLAIN_FUNCTION or cls.__torch_dispatch__ not in _PLAIN_DISPATCH
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """A tensor of the common kind, for a quick look."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Two tensors have a storage in common, and ranges in it that overlap."""
+    with no_torch_function():
+        if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
+            return False
+        (low, high), (other_low, other_high) = _range(a), _range(b)
+        return low < other_high and other_low < high
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte in the storage, and the one after the last."""
+    first = tensor.storage_offset() * tensor.itemsize
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (steps + 1) * tensor.itemsize
 
 
 # ---- decompositions ----

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import pytree
+from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure
+from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.recorder import Recorder, current, is_wrapped
-from thunder_fn.capture.scopes import ScopeMode, composite, is_internal, module_scopes, user_source
-from thunder_fn.errors import CaptureError, ThunderError, TracedFunctionError, UnsupportedOutput, located
+from thunder_fn.capture.scopes import ScopeMode, composite, module_scopes, user_source
+from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
 from thunder_fn.trace import Atom, Source, Trace, Var
 
 __all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "pytree"]
@@ -48,7 +50,8 @@ class Captured:
     """A function as a trace, with what is needed to call it as the function is called.
 
     The trace has one input for each tensor leaf of `(args, kwargs)`. Its outputs are the tensor leaves of the result,
-    then one new value for each write.
+    then one new value for each write. `custom_backwards` names the `torch.autograd.Function` classes that were called:
+    the trace has what their `forward` does and does not know of their `backward`.
     """
 
     trace: Trace
@@ -57,6 +60,7 @@ class Captured:
     out_spec: pytree.PyTreeSpec
     out_leaves: tuple[Any, ...]
     writes: tuple[Write, ...] = ()
+    custom_backwards: tuple[tuple[str, Source | None], ...] = ()
 
     @property
     def num_results(self) -> int:
@@ -81,63 +85,53 @@ def capture(
         track_no_grad: keep `no_grad` and `detach` as stops for gradients.
 
     Raises:
-        CaptureError: f cannot be traced; the subclass says why.
+        CaptureError: f cannot be traced; the subclass says why. Modules are as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for i, leaf in enumerate(leaves):
+        check_argument(leaf, lambda i=i: pytree.paths({"args": args, "kwargs": kwargs or {}})[i])
     recorder = Recorder(track_no_grad=track_no_grad)
     name = getattr(f, "__name__", type(f).__name__)
     with recorder.running(module_scopes(), ScopeMode(recorder)):
-        tracers = {i: recorder.input(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        inputs = list(recorder.inputs)
-        new_args, new_kwargs = pytree.unflatten(in_spec, [tracers.get(i, leaf) for i, leaf in enumerate(leaves)])
-        result = _run(f, new_args, new_kwargs, name)
-        out_leaves, out_spec = pytree.flatten(result)
-        outputs = [_output(recorder, leaf, name) for leaf in out_leaves if isinstance(leaf, torch.Tensor)]
-        writes, written = _writes(recorder, leaves, tracers, inputs)
-    statics = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves)
+        tracers = {i: recorder.input(leaves[i]) for i in places}
+        for module, path in modules_of(f, leaves):
+            recorder.modules.watch(module, path)
+        try:
+            arguments = pytree.unflatten(in_spec, [tracers.get(i, leaf) for i, leaf in enumerate(leaves)])
+            out_leaves, out_spec = pytree.flatten(_run(recorder, f, *arguments, name))
+            statics = tuple(_static(leaf, name) for leaf in out_leaves)
+            outputs = [_output(recorder, leaf, name) for leaf in out_leaves if isinstance(leaf, torch.Tensor)]
+            changes = _changes(recorder, [leaves[i] for i in places], list(tracers.values()))
+        finally:
+            recorder.modules.restore()
+    del out_leaves, tracers, arguments
+    trace = nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name))
+    writes = tuple(write for write, _ in changes)
+    check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], name)
     in_statics = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-    del result, out_leaves, tracers, new_args, new_kwargs
-    recorder.poison()
-    trace = nest(recorder, (*outputs, *written), _identifier(name))
-    return Captured(trace, in_spec, in_statics, out_spec, statics, writes)
+    return Captured(trace, in_spec, in_statics, out_spec, statics, writes, tuple(recorder.custom_backwards))
 
 
 def _identifier(name: str) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _run(f: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
+def _run(recorder: Recorder, f: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
     try:
         return f(*args, **kwargs)
     except ThunderError:
         raise
     except Exception as error:
-        raise traced_function_error(error, name) from error
+        raise failure(error, name, recorder) from error
 
 
-def traced_function_error(error: Exception, name: str) -> Exception:
-    """The user's exception as a TracedFunctionError that is also an instance of its own type."""
-    text = located(f"{name} raised {type(error).__name__} while it was traced: {error}", source=_raised_at(error))
-    base = type(error)
-    try:
-        cls = type(base.__name__, (TracedFunctionError, base), {"__module__": base.__module__})
-        new = cls.__new__(cls, text)
-        Exception.__init__(new, text)
-    except TypeError:
-        return TracedFunctionError(text)
-    return new
-
-
-def _raised_at(error: Exception) -> Source | None:
-    found = None
-    step = error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        if not is_internal(code.co_filename):
-            found = Source(code.co_filename, step.tb_lineno, code.co_name)
-        step = step.tb_next
-    return found
+def _static(leaf: Any, name: str) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return TENSOR
+    check_static_output(leaf, name)
+    return leaf
 
 
 def _output(recorder: Recorder, leaf: torch.Tensor, name: str) -> Atom:
@@ -154,30 +148,54 @@ def _output(recorder: Recorder, leaf: torch.Tensor, name: str) -> Atom:
     return recorder.stop(var)
 
 
-def _writes(
-    recorder: Recorder, leaves: list[Any], tracers: dict[int, torch.Tensor], inputs: list[Var]
-) -> tuple[tuple[Write, ...], tuple[Var, ...]]:
-    """What was mutated, and the new values."""
+def _changes(recorder: Recorder, tensors: list[torch.Tensor], tracers: list[torch.Tensor]) -> list[tuple[Write, Var]]:
+    """What the function changed, and the new values: tensors in place, buffers of modules, gradients of leaves."""
+    positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
     found: list[tuple[Write, Var]] = []
-    for position, (index, tracer) in enumerate(tracers.items()):
-        found += _written(recorder, leaves[index], tracer, inputs[position], position)
-    for tensor, tracer, var in recorder.lifted():
-        found += _written(recorder, tensor, tracer, var, tensor)
-    return tuple(write for write, _ in found), tuple(var for _, var in found)
+    for position, tracer in enumerate(tracers):
+        found += _written(recorder, Write(position), recorder.inputs[position], tracer)
+    for tensor, tracer, before in recorder.lifted():
+        found += _written(recorder, Write(tensor), before, tracer)
+    for rebound in recorder.modules.rebound():
+        var = recorder.var_of(recorder.lift(rebound.tracer))
+        if var is not None:
+            found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.stop(var)))
+    for tensor, tracer, before in recorder.grads():
+        found += _accumulated(recorder, tensor, tracer, before)
+    return found
 
 
-def _written(
-    recorder: Recorder, tensor: torch.Tensor, tracer: torch.Tensor, before: Var, target: int | torch.Tensor
-) -> list[tuple[Write, Var]]:
+def _written(recorder: Recorder, write: Write, before: Var, tracer: torch.Tensor) -> list[tuple[Write, Var]]:
     after = recorder.var_of(tracer)
     if after is None or after == before:
         return []
     if after.type != before.type:
         raise CaptureError(
             located(
-                f"the function changes a {before.type} argument in place to {after.type}",
+                f"the function changes a {before.type} from outside in place to {after.type}",
                 source=user_source(),
                 fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
             )
         )
-    return [(Write(target), after)]
+    return [(write, after)]
+
+
+def _accumulated(
+    recorder: Recorder, tensor: torch.Tensor, tracer: torch.Tensor, before: torch.Tensor | None
+) -> list[tuple[Write, Var]]:
+    """What `backward()` left in the gradient of a leaf from outside."""
+    after = tracer.grad
+    known = None if before is None else recorder.lift(before)
+    if after is known:
+        return []
+    if after is None or before is None:
+        raise CaptureError(
+            located(
+                f"the function leaves {'no gradient' if after is None else 'a gradient'} in the `.grad` of "
+                f"a {recorder.type_of(tracer)} from outside that had {'none' if before is None else 'one'}",
+                source=user_source(),
+                fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
+            )
+        )
+    var = recorder.var_of(after)
+    return [] if var is None else [(Write(before), recorder.stop(var))]

@@ -50,6 +50,16 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return unflatten(spec, [f(*xs) for xs in zip(leaves, *(spec.flatten_up_to(other) for other in rest), strict=True)])
 
 
+optree.register_pytree_node(
+    torch.Size, lambda size: (tuple(size), None), lambda _, sizes: _size(sizes), namespace=NAMESPACE
+)
+_registered.add(torch.Size)
+
+
+def _size(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    return torch.Size(sizes) if all(isinstance(size, int) for size in sizes) else tuple(sizes)
+
+
 def _is_container(leaf: Any) -> bool:
     cls = type(leaf)
     if isinstance(leaf, (torch.Tensor, str, int, float)) or cls in _registered:

@@ -22,7 +22,8 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import CaptureError, EscapedTracer, UnsupportedInput, located
+from thunder_fn.capture.modules import WatchedModules
+from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, located
 from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
@@ -98,7 +99,7 @@ class Recorder:
 
     def __init__(self, *, track_no_grad: bool = True) -> None:
         self.mode = internals.RecordingMode(self._on_op)
-        self.functional_mode = internals.FunctionalTensorMode()
+        self.functional_mode = internals.TracerMode(self._remember)
         self.track_no_grad = track_no_grad
         self.base_grad = torch.is_grad_enabled()
         self.root = Scope("", "root", None, 0)
@@ -107,11 +108,15 @@ class Recorder:
         self.constants: list[Constant] = []
         self.detaching = False
         self.source: Source | None = None
+        self.function: Any = None
         self.module_paths: dict[torch.nn.Module, str] = {}
+        self.modules = WatchedModules()
+        self.custom_backwards: list[tuple[str, Source | None]] = []
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
         self._off: set[int] = set()
+        self._grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
     # ---- running ----
@@ -134,6 +139,21 @@ class Recorder:
                 yield
         finally:
             _current.reset(token)
+            self._close()
+
+    def _close(self) -> None:
+        """The end: tracers that are still alive become values that say so when used, and nothing is held any more."""
+        for reference in self._tracers:
+            tracer = reference()
+            if type(tracer) is internals.Tracer:
+                tracer.__class__ = _EscapedTracer
+        self._tracers.clear()
+        self._vars.clear()
+        self._lifted.clear()
+        self._grads.clear()
+        self.module_paths.clear()
+        self.mode.forget()
+        self.functional_mode.forget()
 
     @contextmanager
     def open(self, scope: Scope) -> Iterator[None]:
@@ -157,6 +177,7 @@ class Recorder:
         """A tracer for an argument."""
         tracer, var = self._trace_like(tensor)
         self.inputs.append(var)
+        self._take_grad(tensor, tracer)
         return tracer
 
     def input_of_type(self, type: TensorType) -> torch.Tensor:
@@ -171,9 +192,7 @@ class Recorder:
             return None
         fake = internals.fake_of_type(self.mode, var.type)
         self.bind(fake, var)
-        tracer = internals.functionalize(fake, self.functional_mode)
-        self.remember(tracer)
-        return tracer
+        return internals.functionalize(fake, self.functional_mode)
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder is returned as it is."""
@@ -187,7 +206,22 @@ class Recorder:
         tracer, var = self._trace_like(tensor)
         self.constants.append(Constant(var, tensor))
         self._lifted[id(tensor)] = (tensor, tracer, var)
+        self._take_grad(tensor, tracer)
         return tracer
+
+    def _take_grad(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
+        """A leaf's `.grad` is closed over with it."""
+        with internals.no_torch_function():
+            if not tensor.is_leaf:
+                return
+            before = tensor.grad
+        if before is not None:
+            tracer.grad = self.lift(before)
+        self._grads.append((tensor, tracer, before))
+
+    def grads(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Leaves from outside: (tensor, its tracer, the gradient that it had)."""
+        return list(self._grads)
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """The tracer was made by this recorder."""
@@ -206,20 +240,10 @@ class Recorder:
     def _trace_fake(self, fake: torch.Tensor) -> tuple[torch.Tensor, Var]:
         var = self.fresh(type_of_value(fake))
         self._vars[id(fake)] = (fake, var)
-        tracer = internals.functionalize(fake, self.functional_mode)
-        self.remember(tracer)
-        return tracer, var
+        return internals.functionalize(fake, self.functional_mode), var
 
-    def remember(self, tracer: torch.Tensor) -> None:
-        """Keep track of a tracer, weakly, to tell it when the capture has ended."""
+    def _remember(self, tracer: torch.Tensor) -> None:
         self._tracers.append(weakref.ref(tracer))
-
-    def poison(self) -> None:
-        """Turn the tracers that outlived the capture into values that say so when used."""
-        for reference in self._tracers:
-            tracer = reference()
-            if type(tracer) is internals.FunctionalTensor:
-                tracer.__class__ = _EscapedTracer
 
     def var_of(self, tensor: torch.Tensor) -> Var | None:
         """The variable that a tracer stands for now, None if it is no tracer of this recorder at the base level."""
@@ -230,6 +254,10 @@ class Recorder:
             return self.var_of(self._lifted[id(tensor)][1])
         return None
 
+    def type_of(self, tracer: torch.Tensor) -> Type:
+        with internals.no_torch_function():
+            return type_of_value(tracer)
+
     def lifted(self) -> list[tuple[torch.Tensor, torch.Tensor, Var]]:
         """Closed-over tensors: (tensor, its tracer, its variable)."""
         return list(self._lifted.values())
@@ -238,7 +266,7 @@ class Recorder:
 
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not isinstance(func, torch._ops.OpOverload):
-            raise CaptureError(located(f"PyTorch's higher-order op {func} cannot be captured", source=self.source))
+            raise higher_order_error(func, args, self.source)
         if func.namespace in ("prim", "profiler"):
             return
         name = str(func)
@@ -259,6 +287,8 @@ class Recorder:
         self._vars[id(result)] = (result, var)
 
     def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if ops.is_factory(op) and isinstance(result, torch.Tensor):
+            kwargs = {**kwargs, "dtype": result.dtype, "device": result.device}
         new_args = tuple(self._encode(arg) for arg in args)
         new_kwargs = tuple((key, self._encode(value)) for key, value in kwargs.items())
         values = () if ops.returns_nothing(op) else ops.flatten_result(result)
@@ -308,6 +338,17 @@ class Recorder:
         return var
 
 
+def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) -> UnsupportedCall:
+    """The error for PyTorch's ops that take functions."""
+    name = str(func).removeprefix("torch.ops.higher_order.")
+    if name.startswith("auto_functionalized"):
+        text = f"the custom op {args[0]} changes its arguments in place, and thunder_fn has no pure version of it"
+        fix = "Write the op so that it returns new tensors (`mutates_args=()`), and copy the result where it is needed."
+        return UnsupportedCall(located(text, source=source, fix=fix))
+    text = f"PyTorch's higher-order op `{name}` cannot be captured"
+    return UnsupportedCall(located(text, source=source, fix="Call it outside the traced function."))
+
+
 def encode_literal(value: Any, source: Source | None = None) -> Literal:
     """A Python value as a literal of the trace."""
     if isinstance(value, LITERALS):
@@ -326,17 +367,26 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def check_supported(tensor: torch.Tensor) -> None:
+def check_supported(tensor: torch.Tensor, what: str = "a closed-over tensor") -> None:
     """Raise for tensors that have no type in a trace."""
     if isinstance(tensor, _EscapedTracer):
         raise escaped_error()
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise UnsupportedInput(
-            located(
-                f"a {kind} tensor cannot be traced: the type of a tensor is its dtype, shape and device",
-                fix="Convert it with `.to_dense()`, or pass its components as separate tensors.",
-            )
-        )
+    with internals.no_torch_function():
+        kind, fix = _unsupported(tensor)
+    if kind:
+        text = f"{what} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape and device"
+        raise UnsupportedInput(located(text, fix=fix))
+
+
+def _unsupported(tensor: torch.Tensor) -> tuple[str, str]:
+    components = "or pass its components as separate tensors."
+    if tensor.is_nested:
+        return "a nested tensor", f"Convert it with `.to_padded_tensor(0)`, {components}"
     if getattr(tensor, "is_quantized", False):
-        raise UnsupportedInput("a quantized tensor cannot be traced; pass its integer values and scales as separate tensors")
+        return "a quantized tensor", f"Convert it with `.dequantize()`, {components}"
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+        return f"a tensor of layout {layout}", f"Convert it with `.to_dense()`, {components}"
+    if internals.has_own_dispatch(tensor):
+        return f"a {type(tensor).__name__}, a tensor class with its own dispatch", "Pass the plain tensors that it holds."
+    return "", ""

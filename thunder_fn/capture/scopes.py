@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
+import sysconfig
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.recorder import LITERALS, Recorder, Scope, current
 from thunder_fn.capture.scalars import with_tensor_scalars
-from thunder_fn.errors import DataDependentBranch, DataDependentShape, DataDependentValue, located
-from thunder_fn.trace import Arg, Literal, Source, Var
+from thunder_fn.errors import (
+    DataDependentBranch,
+    DataDependentShape,
+    DataDependentValue,
+    UnsupportedCall,
+    located,
+)
+from thunder_fn.trace import Arg, Literal, Source, Var, type_of_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,6 +33,8 @@ R = TypeVar("R")
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _HERE = __file__.rsplit("/", 2)[0]
 _OUTER = tuple(f"{_HERE}/{part}" for part in ("demo", "benchmarks", "testing"))
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
 _PROPERTIES = "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
@@ -38,9 +47,48 @@ METADATA: frozenset[Any] = frozenset(
         *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch.is_conj),
     }
 )
-DETACHES = {Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__}
+DETACHES = {
+    *(Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__),
+    *(torch.ops.aten.detach, torch.ops.aten.detach.default),
+}
 BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
 UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
+
+
+def _deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A copy with the same `requires_grad`, as eager's."""
+    if not x.is_leaf:
+        raise RuntimeError("only graph leaves support deepcopy; call `.detach().clone()` instead")
+    if id(x) not in memo:
+        memo[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+    return memo[id(x)]
+
+
+def _set_data(x: Tensor, value: Tensor) -> None:
+    """`x.data = value`: from now on both have the same memory."""
+    if x.dtype != value.dtype or x.shape != value.shape:
+        raise UnsupportedCall(
+            located(
+                f"`.data` of a {type_of_value(x)} was set to a {type_of_value(value)}",
+                source=user_source(),
+                fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
+            )
+        )
+    internals.share_contents(x, value)
+
+
+INSTEAD: dict[Any, Callable[..., Any]] = {Tensor.__deepcopy__: _deepcopy, Tensor.data.__set__: _set_data}
+"""Functions that eager PyTorch writes in terms of memory, which tracers do not have."""
+
+_OUTSIDE = "Do this outside the traced function."
+_IN_TORCH = "Use the function of torch that does the same."
+MEMORY: dict[Any, str] = {
+    **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.__dlpack__), _IN_TORCH),
+    **dict.fromkeys((Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_), _OUTSIDE),
+    **dict.fromkeys((Tensor.__reduce_ex__, Tensor.pin_memory, Tensor.to_mkldnn), _OUTSIDE),
+    **dict.fromkeys((Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_sparse_coo), "Keep it dense."),
+}
+"""Functions that need a tensor's memory or another layout, and what to do instead."""
 
 
 class ScopeMode(TorchFunctionMode):
@@ -59,7 +107,7 @@ class ScopeMode(TorchFunctionMode):
         args, kwargs = lift_call(recorder, args, kwargs)
         outermost = recorder.scope.kind != "function"
         if outermost:
-            recorder.source = user_source(recorder)
+            recorder.source, recorder.function = user_source(recorder), getattr(func, "__name__", func)
         name = function_name(func)
         try:
             if name is None:
@@ -70,7 +118,9 @@ class ScopeMode(TorchFunctionMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
-        instead = with_tensor_scalars(func, kwargs)
+        if func in MEMORY:
+            raise memory_error(func, recorder.source)
+        instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
         if instead is not None:
             return instead(*args, **kwargs)
         if func in DETACHES:
@@ -88,8 +138,6 @@ class ScopeMode(TorchFunctionMode):
                 self._running.pop()
         else:
             result = func(*args, **kwargs)
-        if isinstance(result, internals.FunctionalTensor):
-            recorder.remember(result)
         return result
 
 
@@ -188,13 +236,22 @@ def data_dependent_error(func: Any, error: Exception, source: Source | None) -> 
     return DataDependentValue(located(text, source=source, fix=fix))
 
 
+def memory_error(func: Any, source: Source | None) -> UnsupportedCall:
+    """The error for a function that looks at a tensor's memory."""
+    name = "pickle" if func is Tensor.__reduce_ex__ else func.__name__
+    text = f"`{name}` needs the memory of a tensor, but a traced tensor has a type and no memory"
+    return UnsupportedCall(located(text, source=source, fix=MEMORY[func]))
+
+
 # ---- where the user is ----
 
 
 @functools.lru_cache(maxsize=4096)
 def is_internal(file: str) -> bool:
-    """PyTorch's files and this package's, but not those of the package that are programs of their own."""
-    return file.startswith((_TORCH, _HERE, "<")) and not file.startswith(_OUTER)
+    """A file of PyTorch, Python or this package, except those of the package that are programs of their own."""
+    if file.startswith(_STDLIB):
+        return "site-packages" not in file
+    return file.startswith((_TORCH, _HERE, "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
 
 
 def user_source(recorder: Recorder | None = None) -> Source | None:
@@ -210,18 +267,33 @@ def user_source(recorder: Recorder | None = None) -> Source | None:
 
 # ---- modules ----
 
-_patch_lock = threading.Lock()
-_patch_users = 0
-_original_call = torch.nn.Module.__call__
+def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`nn.Module.__call__` that makes calls scopes, in captures."""
+
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        path = module_path(recorder, self)
+        recorder.modules.watch(self, path)
+        return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
+
+    return __call__
 
 
-def _scoped_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    recorder = current()
-    if recorder is None:
-        return _original_call(self, *args, **kwargs)
-    return in_scope(
-        recorder, type(self).__name__, "module", lambda: _original_call(self, *args, **kwargs), module=module_path(recorder, self)
-    )
+def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What `autograd.Function.apply` does to its inputs; in captures closed-over tensors become tracers there."""
+
+    def unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        recorder = current()
+        if recorder is None:
+            return original(args)
+        function = sys._getframe(1).f_locals.get("cls")
+        if function is not None and not function.__module__.startswith("torch."):
+            recorder.custom_backwards.append((function.__qualname__, user_source(recorder)))
+        return original(lift_call(recorder, args, {})[0])
+
+    return unwrap_dead_wrappers
 
 
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
@@ -231,21 +303,12 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     return recorder.module_paths[module]
 
 
-@contextmanager
-def module_scopes() -> Iterator[None]:
+_calls = internals.calls_patch(_scoped_calls, _lifted_inputs)
+
+
+def module_scopes() -> AbstractContextManager[None]:
     """Calls of modules become scopes, in captures; other threads see no difference. Undone with the last capture."""
-    global _patch_users
-    with _patch_lock:
-        if _patch_users == 0:
-            torch.nn.Module.__call__ = _scoped_call  # type: ignore[method-assign]
-        _patch_users += 1
-    try:
-        yield
-    finally:
-        with _patch_lock:
-            _patch_users -= 1
-            if _patch_users == 0:
-                torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+    return _calls.applied()
 
 
 # ---- the user's own composites ----
@@ -273,3 +336,27 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
         return in_scope(recorder, name, "composite", lambda: f(*new_args, **new_kwargs), new_args, new_kwargs)
 
     return wrapper
+
+
+# ---- optimizers ----
+
+
+def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """An optimizer from outside would keep tracers as its state."""
+    recorder = current()
+    if recorder is None:
+        return
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if all(isinstance(param, internals.Tracer) for param in params):
+        return
+    name = type(optimizer).__name__
+    raise UnsupportedCall(
+        located(
+            f"the step of a {name} that was made outside the traced function would store traced tensors in its state",
+            source=user_source(),
+            fix=f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and returns it.",
+        )
+    )
+
+
+register_optimizer_step_pre_hook(_refuse_outside_state)

@@ -161,7 +161,11 @@ def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
 def is_tame(values: Sequence[Any]) -> bool:
     """All finite and of moderate size: what a comparison with a tolerance needs."""
     floats = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
-    return all(bool(x.isfinite().all()) and float(x.abs().amax() if x.numel() else 0) < TOO_LARGE for x in floats)
+    return all(bool(x.isfinite().all()) and largest(x) < TOO_LARGE for x in floats)
+
+
+def largest(value: torch.Tensor) -> float:
+    return float(value.detach().abs().amax()) if value.numel() else 0.0
 
 
 def is_inexact(value: torch.Tensor) -> bool:
@@ -186,7 +190,7 @@ def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: floa
     """Two lists of tensors agree to a tolerance, relative to the largest number among them; types are equal."""
     if not is_tame(want):
         return
-    scale = max([1.0, *(float(x.abs().amax()) for x in want if x.numel())])
+    scale = max([1.0, *map(largest, want)])
     holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
     for position, (a, b) in enumerate(zip(have, want, strict=True)):
         same = a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=rtol, atol=rtol * scale)
@@ -287,12 +291,15 @@ def interpreter_is_pure(interpreter: Interpreter) -> Law:
 
     def law(trace: Trace, inputs: Inputs) -> None:
         text, key, generator = str(trace), hash(trace), torch.get_rng_state()
-        first = interpreter.run(trace)
+        remembered = interpreter.run(trace)
         holds(str(trace) == text and hash(trace) == key, f"the trace was changed; it was\n{text}", trace=trace)
         holds(torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace)
         forget()
-        for a, b in zip(first, interpreter.run(trace.renamed(trace.name)), strict=True):
-            holds(a == b and str(a) == str(b), "equal traces gave different traces", trace=trace, first=a, second=b)
+        anew = interpreter.run(trace)
+        forget()
+        for a, b, c in zip(remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True):
+            holds(a == b, "equal traces gave different traces", trace=trace, first=a, second=b)
+            holds(b == c and str(b) == str(c), "equal traces gave different traces", trace=trace, first=b, second=c)
 
     return law
 

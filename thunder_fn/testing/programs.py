@@ -724,12 +724,14 @@ def owned_constant(d: Draft) -> object:
 
 @step
 def bernoulli(d: Draft) -> object:
-    return d.leaf(aten.bernoulli.p, d.var(is_real), 0.5)
+    (probability,) = d.leaf(aten.sigmoid.default, d.var(is_real))
+    return d.leaf(aten.bernoulli.default, probability)
 
 
 @step
 def dropout(d: Draft) -> object:
-    return d.leaf(aten.native_dropout.default, d.var(is_real), 0.5, True)
+    """Not of an empty tensor: PyTorch's mask is then of the input's dtype on the CPU and bool on fake tensors."""
+    return d.leaf(aten.native_dropout.default, d.var(both(is_real, has_elements)), 0.5, True)
 
 
 @step

@@ -1,0 +1,63 @@
+"""The commands: their answers to bad arguments, and a short run of the demo."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from thunder_fn import demo
+from thunder_fn.__main__ import COMMANDS, main
+
+
+def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert all(f"  {name} " in capsys.readouterr().out for name in COMMANDS)
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err.startswith("thunder_fn: there is no command 'train'\n\nusage: python -m thunder_fn")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--steps", "0"], "--steps must be at least 1, not 0"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["--seed", "-1"], "--seed must be from 0 to 2**63 - 1, not -1"),
+        (["--out", __file__], f"--out {__file__}: File exists"),
+        (["more"], "unrecognized arguments: more"),
+    ],
+)
+def test_bad_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", *argv])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith(f"python -m thunder_fn demo: error: {message}\n")
+
+
+@pytest.mark.parametrize("with_extras", [True, False])
+def test_short_run(
+    with_extras: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "LAYERS", 2)
+    if not with_extras:
+        for name in ("rich.progress", "matplotlib"):
+            monkeypatch.setitem(sys.modules, name, None)
+    assert main(["demo", "--steps", "4", "--out", str(tmp_path / "new")]) == 0
+    printed = capsys.readouterr().out
+    assert "def loss(v0, ..., v29):" in printed and "GPT_backward" in printed
+    assert "first 4 losses: equal" in printed
+    assert ("`pip install matplotlib`" in printed) != with_extras
+    assert ("`pip install rich`" in printed) != with_extras
+    assert (tmp_path / "new" / "loss.png").exists() == with_extras
+
+
+def test_text_is_printable_and_the_same_each_time() -> None:
+    text = demo.read_text()
+    assert torch.equal(text, demo.read_text()) and int(text.min()) >= 0 and int(text.max()) < len(demo.ALPHABET)
+    assert "import" in demo.as_text(text[:100_000].tolist())

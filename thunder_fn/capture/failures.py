@@ -1,0 +1,155 @@
+"""What cannot be captured, and the errors that say so."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.modules import holds_tracer
+from thunder_fn.capture.recorder import Recorder, check_supported
+from thunder_fn.capture.scopes import data_dependent_error, is_internal, user_source
+from thunder_fn.errors import (
+    AliasedMutation,
+    TracedFunctionError,
+    UnsupportedCall,
+    UnsupportedInput,
+    UnsupportedOutput,
+    located,
+)
+from thunder_fn.trace import Source, Trace, Var
+
+# ---- arguments and results ----
+
+
+def check_argument(leaf: Any, path: Callable[[], str]) -> None:
+    """Raise for an argument that has no type in a trace and should not be baked in."""
+    if isinstance(leaf, torch.Tensor):
+        if not internals.is_plain(leaf):
+            check_supported(leaf, path())
+        return
+    fixes = {
+        np.ndarray: "Convert it with `torch.from_numpy`; a tensor becomes an input of the trace.",
+        torch.Generator: "Use the default generator and `torch.manual_seed`.",
+    }
+    for cls, fix in fixes.items():
+        if isinstance(leaf, cls):
+            text = f"{path()} is a {cls.__module__.split('.')[0]}.{cls.__name__}, which cannot be traced"
+            raise UnsupportedInput(located(text, source=user_source(), fix=fix))
+
+
+def check_static_output(leaf: Any, name: str) -> None:
+    """Raise for a result that is no tensor and would be wrong as a constant."""
+    kinds = {
+        "generator": (inspect.isgenerator, "Return a list."),
+        "coroutine": (inspect.isawaitable, "Trace a function that is not async."),
+        "async generator": (inspect.isasyncgen, "Trace a function that is not async."),
+        "iterator": (lambda value: isinstance(value, (map, filter, zip)), "Return a list."),
+    }
+    for kind, (is_kind, fix) in kinds.items():
+        if is_kind(leaf):
+            leaf.close() if hasattr(leaf, "close") else None
+            raise UnsupportedOutput(located(f"{name} returned a {kind}, whose code has not run", source=user_source(), fix=fix))
+    if holds_tracer(getattr(leaf, "__dict__", None)):
+        cls = type(leaf).__name__
+        text = f"{name} returned a {cls} that holds traced tensors, but {cls} is not a pytree"
+        fix = "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`."
+        raise UnsupportedOutput(located(text, source=user_source(), fix=fix))
+
+
+# ---- memory that is reached twice ----
+
+
+def check_aliases(trace: Trace, tensors: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], name: str) -> None:
+    """Raise if a tensor that is changed in place shares memory with another that the trace uses."""
+    if not targets:
+        return
+    used = {var.index for equation in trace.equations for var in equation.operands}
+    used |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
+    known: list[tuple[str, torch.Tensor]] = [(f"tensor argument {i}", tensors[i]) for i in range(len(tensors)) if i in used]
+    known += [("a closed-over tensor", constant.tensor) for constant in trace.constants if not constant.owned]
+    for target in targets:
+        tensor = tensors[target] if isinstance(target, int) else target
+        for position, (other, alias) in enumerate(known):
+            is_itself = position == target if isinstance(target, int) else alias is target
+            if not is_itself and internals.shares_memory(tensor, alias):
+                what = f"tensor argument {target}" if isinstance(target, int) else "a closed-over tensor"
+                raise AliasedMutation(
+                    located(
+                        f"{name} changes {what} ({trace_type(tensor)}) in place, and {other} ({trace_type(alias)}) shares its memory",
+                        source=user_source(),
+                        fix="Pass a clone of one of them, or compute a new tensor instead of changing this one.",
+                    )
+                )
+
+
+def trace_type(tensor: torch.Tensor) -> str:
+    """The type of a tensor as a trace prints it."""
+    from thunder_fn.trace import type_of_value
+
+    with internals.no_torch_function():
+        return str(type_of_value(tensor))
+
+
+# ---- exceptions inside the traced function ----
+
+_INTERNAL = re.compile(
+    r"FakeTensor|FunctionalTensor|[Ff]unctional tensor|fake tensor|ProxyT|data pointer of [Tt]ensor|torch\.compile/|"
+    r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python dispatcher'
+)
+
+
+def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
+    """The error that tells the user about an exception inside the traced function."""
+    if isinstance(error, (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE)):
+        return data_dependent_error(recorder.function, error, raised_at(error))
+    if isinstance(error, internals.SymbolicTracing):
+        text = "PyTorch's own tracer (`make_fx`, which `torch.func.linearize` uses) cannot run inside a traced function"
+        fix = "Use `torch.func.jvp`, or thunder_fn's transforms, which compose."
+        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+    if isinstance(error, internals.INTERNAL_ERRORS) or (_raised_in_torch(error) and _INTERNAL.search(str(error))):
+        text = f"{name} calls `{recorder.function}`, which needs a tensor's memory or values and cannot be traced"
+        fix = "Do this step outside the traced function, or make it a custom op with `torch.library.custom_op`."
+        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+    return traced_function_error(error, name)
+
+
+def _raised_in_torch(error: Exception) -> bool:
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is None or is_internal(step.tb_frame.f_code.co_filename)
+
+
+def traced_function_error(error: Exception, name: str) -> Exception:
+    """The user's exception as a TracedFunctionError that is also an instance of its own type."""
+    text = located(f"{name} raised {type(error).__name__} while it was traced: {error}", source=raised_at(error))
+    base = type(error)
+    try:
+        cls = type(base.__name__, (TracedFunctionError, base), {"__module__": base.__module__})
+        new = cls.__new__(cls, *error.args)
+        builtin = next(kind for kind in base.__mro__ if kind.__module__ == builtins.__name__)
+        builtin.__init__(new, *error.args)
+        new.__dict__.update(error.__dict__)
+    except Exception:  # noqa: BLE001 - the exception's class may do what it likes
+        new = TracedFunctionError(text)
+    new.text = text
+    return new
+
+
+def raised_at(error: Exception) -> Source | None:
+    """The innermost of the user's lines that an exception came through."""
+    found = None
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not is_internal(code.co_filename):
+            found = Source(code.co_filename, step.tb_lineno, code.co_name)
+        step = step.tb_next
+    return found

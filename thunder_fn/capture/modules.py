@@ -1,0 +1,192 @@
+"""What the traced function does to the modules that it calls.
+
+A module is watched from its first call in a capture. A buffer that is bound to a new tensor (`self.count = self.count + 1`)
+becomes a write. Any other attribute that would hold a tracer when the trace is done is an error, since nobody would ever
+compute its value. In both cases, and whenever the capture fails, the module gets back what it held before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.errors import EscapedTracer, located
+from thunder_fn.trace import Source, type_of_value
+
+_SECTIONS = ("_parameters", "_buffers", "_modules")
+_OWN = frozenset(torch.nn.Module().__dict__)  # `training`, hooks and the sections themselves
+_CONTAINERS = (list, dict, set, deque, OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebound:
+    """A buffer that was bound to a new tensor: the old one and the tracer in its place."""
+
+    tensor: torch.Tensor
+    tracer: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a module held: its sections and its other attributes, by name, and copies of the plain containers."""
+
+    module: torch.nn.Module
+    path: str
+    entries: dict[tuple[str, str], Any]
+    contents: dict[str, tuple[Any, Any]]
+
+
+@dataclass(slots=True)
+class WatchedModules:
+    """The modules of one capture."""
+
+    states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)
+
+    def watch(self, module: torch.nn.Module, path: str = "") -> None:
+        """Remember what the module holds, the first time."""
+        if module not in self.states:
+            self.states[module] = _state(module, path)
+
+    def rebound(self) -> list[Rebound]:
+        """Buffers that were bound to new tensors; every module as it was.
+
+        Raises:
+            EscapedTracer: a tracer is left in another attribute.
+        """
+        found: list[Rebound] = []
+        escaped: list[tuple[_State, str]] = []
+        for state in self.states.values():
+            for section, name, value in _current(state.module):
+                before = state.entries.get((section, name))
+                if value is before or not holds_tracer(value) or holds_tracer(before):
+                    continue
+                if _is_rebound(section, before, value):
+                    found.append(Rebound(before, value))
+                elif not _is_recomputed(state.module, name):
+                    escaped.append((state, name))
+            escaped += [(state, name) for name, (value, before) in state.contents.items() if _has_new_tracer(value, before)]
+        self.restore(tracers_only=not escaped)
+        if escaped:
+            raise _escaped_error(*escaped[0])
+        return found
+
+    def restore(self, *, tracers_only: bool = False) -> None:
+        """Give modules back what they held; with `tracers_only`, other values that were assigned stay."""
+        for state in self.states.values():
+            _restore(state, tracers_only)
+        self.states.clear()
+
+
+def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str]]:
+    """The modules that the function can reach at first sight, with their paths."""
+    roots = [*leaves, f, getattr(f, "__self__", None), getattr(f, "func", None), *getattr(f, "args", ())]
+    for cell in getattr(f, "__closure__", None) or ():
+        with suppress(ValueError):  # the cell is empty
+            roots.append(cell.cell_contents)
+    for root in roots:
+        if isinstance(root, torch.nn.Module):
+            yield from ((module, path) for path, module in root.named_modules())
+
+
+def _state(module: torch.nn.Module, path: str) -> _State:
+    entries = {(section, name): value for section, name, value in _current(module)}
+    contents = {
+        name: (value, value.copy())
+        for (section, name), value in entries.items()
+        if section == "" and type(value) in _CONTAINERS
+    }
+    return _State(module, path, entries, contents)
+
+
+def _current(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """(section, name, value) of all that a module holds; the section of a plain attribute is empty."""
+    attributes = module.__dict__
+    for section in _SECTIONS:
+        for name, value in attributes.get(section, {}).items():
+            yield section, name, value
+    for name, value in attributes.items():
+        if name not in _OWN:
+            yield "", name, value
+
+
+def holds_tracer(value: Any) -> bool:
+    """The value is a tracer or a pytree with one among its leaves."""
+    if value is None or isinstance(value, (str, int, float, torch.nn.Module)):
+        return False
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, internals.Tracer)
+    return any(isinstance(leaf, internals.Tracer) for leaf in pytree.flatten(value)[0])
+
+
+def _is_rebound(section: str, before: Any, value: Any) -> bool:
+    if section != "_buffers" or not isinstance(before, torch.Tensor):
+        return False
+    with torch._C.DisableTorchFunction():
+        return type_of_value(before) == type_of_value(value)
+
+
+def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
+    """A hook computes the attribute anew before each call, as `torch.nn.utils.weight_norm` does."""
+    return any(getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values())
+
+
+def _has_new_tracer(value: Any, before: Any) -> bool:
+    return holds_tracer(list(value) if isinstance(value, set) else value) and not holds_tracer(
+        list(before) if isinstance(before, set) else before
+    )
+
+
+def _escaped_error(state: _State, name: str) -> EscapedTracer:
+    cls = type(state.module)
+    code = cls.forward.__code__ if hasattr(cls.forward, "__code__") else None
+    source = Source(code.co_filename, code.co_firstlineno, f"{cls.__name__}.forward", state.path) if code else None
+    return EscapedTracer(
+        located(
+            f"a traced tensor was stored in the attribute `{name}` of a {cls.__name__}, where it would outlive the trace",
+            source=source,
+            fix="Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape.",
+        )
+    )
+
+
+def _restore(state: _State, tracers_only: bool) -> None:
+    for section, name, value in list(_current(state.module)):
+        before = state.entries.get((section, name), _ABSENT)
+        if value is before or holds_tracer(before) or (tracers_only and not holds_tracer(value)):
+            continue
+        held = state.module.__dict__[section] if section else state.module.__dict__
+        if before is _ABSENT:
+            del held[name]
+        else:
+            held[name] = before
+    if tracers_only:
+        return
+    for (section, name), value in state.entries.items():
+        held = state.module.__dict__.get(section, {}) if section else state.module.__dict__
+        if name not in held and not holds_tracer(value):
+            held[name] = value
+    for value, before in state.contents.values():
+        if not holds_tracer(list(before)):
+            _refill(value, before)
+
+
+_ABSENT: Any = object()
+
+
+def _refill(container: Any, before: Any) -> None:
+    """Make a container hold again what it held."""
+    if [id(item) for item in _items(container)] != [id(item) for item in _items(before)]:
+        container.clear()
+        (container.extend if isinstance(container, (list, deque)) else container.update)(before)
+
+
+def _items(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
