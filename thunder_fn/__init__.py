@@ -4,6 +4,7 @@ A PyTorch program becomes an immutable trace; grad and the rest are pure functio
 any order; executors turn a trace into a program that runs.
 """
 
+from thunder_fn import errors as errors
 from thunder_fn.api import grad as grad
 from thunder_fn.api import grad_and_value as grad_and_value
 from thunder_fn.api import hessian as hessian

@@ -24,6 +24,8 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     traffic = _traffic(root, live, outputs)
     bodies: dict[Trace, Trace] = {}
     equations = _equations(root, live, traffic, bodies)
+    if len(equations) == 1 and equations[0].op == ops.composite(name):
+        equations = _spliced(equations[0])
     return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)
 
 

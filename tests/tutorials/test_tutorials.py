@@ -1,0 +1,25 @@
+"""Every tutorial runs as a script, and every claim in it is asserted there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TUTORIALS = Path(__file__).parents[2] / "tutorials"
+FILES = sorted(TUTORIALS.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_tutorial(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=300, cwd=TUTORIALS.parent
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_tutorials_are_short() -> None:
+    assert FILES
+    assert {path.name for path in FILES if len(path.read_text().splitlines()) >= 200} == set()
