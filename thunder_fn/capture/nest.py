@@ -17,15 +17,24 @@ from thunder_fn.trace import Atom, Equation, Trace, Var, _vars_in, canonical, ma
 Item = Leaf | Scope
 
 
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What the walk over the scopes needs to know."""
+
+    recorder: Recorder
+    live: set[int]
+    traffic: _Traffic
+    bodies: dict[Trace, Trace]
+
+
 def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     """The trace of everything that was recorded and is needed for the outputs."""
     root = recorder.root
     live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)})
-    traffic = _traffic(root, live, outputs)
-    bodies: dict[Trace, Trace] = {}
-    equations = _equations(root, live, traffic, bodies)
+    context = _Context(recorder, live, _traffic(root, live, outputs), {})
+    equations = _equations(root, context)
     if len(equations) == 1 and equations[0].op == ops.composite(name):
-        equations = _spliced(equations[0])
+        equations = _unfolded(equations[0], context)
     return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)
 
 
@@ -98,42 +107,39 @@ def _contains(outer: Scope, inner: Scope) -> bool:
     return inner is outer
 
 
-def _equations(scope: Scope, live: set[int], traffic: _Traffic, bodies: dict[Trace, Trace]) -> list[Equation]:
+def _equations(scope: Scope, context: _Context) -> list[Equation]:
     equations: list[Equation] = []
     for item in scope.items:
         if isinstance(item, Scope):
-            equations.extend(_composite(item, live, traffic, bodies))
-        elif _is_live(item, live):
+            equations.extend(_composite(item, context))
+        elif _is_live(item, context.live):
             source = dataclasses.replace(item.source, module=scope.module) if item.source and scope.module else item.source
             equations.append(Equation(item.op, item.args, item.kwargs, item.outputs, item.bodies, source))
     return equations
 
 
-def _composite(scope: Scope, live: set[int], traffic: _Traffic, bodies: dict[Trace, Trace]) -> list[Equation]:
+def _composite(scope: Scope, context: _Context) -> list[Equation]:
     """The scope as one equation; as its only equation where a name of its own would say nothing new."""
-    equations = _equations(scope, live, traffic, bodies)
+    equations = _equations(scope, context)
     if not equations:
         return []
-    imports, exports = traffic.imports.get(scope, {}), traffic.exports.get(scope, {})
-    if len(equations) == 1 and _says_nothing(scope, equations[0], exports):
+    imports, exports = context.traffic.imports.get(scope, {}), context.traffic.exports.get(scope, {})
+    if len(equations) == 1 and _says_nothing(scope, equations[0]):
         return equations
-    faithful = _is_faithful(scope, imports, exports, live)
+    faithful = _is_faithful(scope, imports, exports, context.live)
     results = scope.results if faithful and scope.results is not None else ()
     outputs = (*results, *(var for var in exports.values() if var not in results))
     if len(equations) == 1 and scope.kind == "function" and equations[0].op.kind == "composite":
-        equations = _spliced(equations[0])
-    if faithful:
-        args, kwargs = scope.args or (), scope.kwargs or ()
-    else:
-        args, kwargs = tuple(imports.values()), ()
+        equations = _unfolded(equations[0], context)
+    args, kwargs = (scope.args or (), scope.kwargs or ()) if faithful else (tuple(imports.values()), ())
     operands = tuple(_vars_in((args, tuple(value for _, value in kwargs))))
-    body = _close(scope, operands, equations, outputs, bodies)
+    body = _close(scope, operands, equations, outputs, context)
     source = dataclasses.replace(scope.source, module=scope.module) if scope.source else None
     op = ops.composite(scope.name if faithful else scope.name.rsplit(".", 1)[-1])
     return [Equation(op, args, kwargs, outputs, (body,), source)]
 
 
-def _says_nothing(scope: Scope, equation: Equation, exports: dict[int, Var]) -> bool:
+def _says_nothing(scope: Scope, equation: Equation) -> bool:
     """A torch function that is one ATen op: `torch.mul` is `aten.mul`."""
     if scope.kind != "function" or equation.op.kind != "leaf":
         return False
@@ -157,7 +163,7 @@ def _is_faithful(scope: Scope, imports: dict[int, Var], exports: dict[int, Var],
     )
 
 
-def _spliced(equation: Equation) -> list[Equation]:
+def _unfolded(equation: Equation, context: _Context) -> list[Equation]:
     """The body's equations in place of a composite: `F.layer_norm` need not hold `torch.layer_norm`."""
     body = equation.body
     names = {inner.index: outer for inner, outer in zip(body.inputs, equation.operands, strict=True)}
@@ -165,12 +171,11 @@ def _spliced(equation: Equation) -> list[Equation]:
         if not isinstance(inner, Var) or inner.index in names:
             return [equation]
         names[inner.index] = outer
-    if body.constants:
-        return [equation]
-    offset = 1 + max((var.index for var in (*equation.operands, *equation.outputs)), default=0) + 1_000_000
 
     def rename(var: Var) -> Var:
-        return names.setdefault(var.index, Var(var.index + offset, var.type))
+        if var.index not in names:
+            names[var.index] = context.recorder.fresh(var.type)
+        return names[var.index]
 
     return [
         Equation(
@@ -179,22 +184,20 @@ def _spliced(equation: Equation) -> list[Equation]:
             tuple((key, map_arg(rename, arg)) for key, arg in inner.kwargs),
             tuple(map(rename, inner.outputs)),
             inner.bodies,
-            inner.source,
+            inner.source or equation.source,
         )
         for inner in body.equations
     ]
 
 
 def _close(
-    scope: Scope, operands: tuple[Var, ...], equations: list[Equation], outputs: tuple[Var, ...], bodies: dict[Trace, Trace]
+    scope: Scope, operands: tuple[Var, ...], equations: list[Equation], outputs: tuple[Var, ...], context: _Context
 ) -> Trace:
     """The body: one input for each operand; where an operand repeats, the first is the one that is used."""
     seen: set[int] = set()
-    spare = 2_000_000_000
     inputs: list[Var] = []
     for var in operands:
-        inputs.append(Var(spare + len(inputs), var.type) if var.index in seen else var)
+        inputs.append(context.recorder.fresh(var.type) if var.index in seen else var)
         seen.add(var.index)
     body = canonical(tuple(inputs), tuple(equations), outputs, name=scope.name.rsplit(".", 1)[-1])
-    return bodies.setdefault(body, body)
-
+    return context.bodies.setdefault(body, body)
