@@ -6,9 +6,12 @@ A new PyTorch release should break this file and no other.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -140,6 +143,14 @@ class Tracer(FunctionalTensor):
         return repr(self)
 
 
+_SPECIAL_IN_FUNCTIONAL = (
+    *("__bool__", "tolist", "to", "cuda", "char", "cpu", "bfloat16", "byte", "double", "float", "bool", "half", "int", "long"),
+    *("to_dense", "layout"),
+)
+for _name in _SPECIAL_IN_FUNCTIONAL:  # tracers have the methods of all tensors, which the capture sees as torch functions
+    setattr(Tracer, _name, getattr(torch.Tensor, _name))
+
+
 def _without_tracers(types: Any) -> tuple[type, ...]:
     return tuple(FunctionalTensor if kind is Tracer else kind for kind in types)
 
@@ -152,7 +163,27 @@ class SymbolicTracing(Exception):
     """`make_fx` runs inside a capture. What it would see are tracers' insides, and what it returns would be wrong."""
 
 
-_get_dispatch_mode, _PROXY = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY
+_get_dispatch_mode = torch._C._get_dispatch_mode
+_PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
+
+
+@functools.lru_cache(maxsize=None)
+def _draws_in_place(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable and func._schema.name.endswith("_")
+
+
+def is_strided_draw(func: Any, args: Any) -> bool:
+    """Random numbers are written into a tensor whose dimensions are not in the order of its memory."""
+    return isinstance(func, torch._ops.OpOverload) and _draws_in_place(func) and not args[0].is_contiguous()
+
+
+def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """As eager fills it: strides are no part of a trace, so the order of the dimensions becomes an equation."""
+    target, *rest = args
+    order = sorted(range(target.dim()), key=lambda dim: (-target.stride(dim), dim))
+    rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
+    func(target.permute(order), *rest, **kwargs)
+    return target
 
 
 class TracerMode(FunctionalTensorMode):
@@ -165,6 +196,9 @@ class TracerMode(FunctionalTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_PROXY) is not None:
             raise SymbolicTracing
+        if is_strided_draw(func, args):
+            with self:
+                return _draw_in_memory_order(func, args, kwargs or {})
         with torch._C.DisableTorchFunction():
             result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
         if type(result) is FunctionalTensor:
@@ -211,11 +245,19 @@ def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
     return torch._is_functional_tensor(tensor) and not isinstance(tensor, FunctionalTensor)
 
 
+_levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", default=0)
+
+
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """No dispatch modes and no torch.func levels: a capture starts from nothing, whatever runs around it."""
-    with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.autograd.set_multithreading_enabled(False):
-        yield
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    token = _levels_outside.set(depth + _levels_outside.get())
+    try:
+        with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        _levels_outside.reset(token)
 
 
 @contextlib.contextmanager
@@ -282,13 +324,25 @@ class _CompilingFlag:
         return _capturing.value > 0 or bool(self.before)
 
 
+def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What Dynamo does with its callback, made so that `torch.compile`d functions run as they are in threads that capture."""
+    return lambda callback: None if _capturing.value > 0 else original(callback)
+
+
 _compiling_flag = Patch((torch.compiler, "_is_compiling_flag", _CompilingFlag))
+_dynamo: list[Patch] = []
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """`torch.compiler.is_compiling()` is true in this thread; libraries then skip their data-dependent checks."""
-    with _compiling_flag.applied():
+    """`torch.compiler.is_compiling()` is true in this thread, and `torch.compile`d functions run as they are.
+
+    Libraries then skip their data-dependent checks.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and not _dynamo:
+        _dynamo.append(Patch((frames, "_callback_from_stance", _compile_nothing)))
+    with _compiling_flag.applied(), _dynamo[0].applied() if _dynamo else contextlib.nullcontext():
         _capturing.value += 1
         try:
             yield
@@ -326,6 +380,26 @@ def without_torch_function_checks(function: Callable[..., Any]) -> Callable[...,
     return copy
 
 
+IS_ALL_TRUE = torch._is_all_true
+"""What `torch.distributions` asks to validate its arguments."""
+
+
+def is_from_outside(wrapped: torch.Tensor) -> bool | None:
+    """Whether a torch.func wrapper was made by a transform around the capture; None where that cannot be told.
+
+    Inside a capture the transforms are numbered anew, so a wrapper of a level that is not running is from outside.
+    """
+    functorch = torch._C._functorch
+    if not _levels_outside.get():
+        return False
+    inner = wrapped
+    while functorch.is_functorch_wrapped_tensor(inner):
+        inner = functorch.get_unwrapped(inner)
+    if isinstance(inner, Tracer) and _get_dispatch_mode(_FAKE) is getattr(torch._from_functional_tensor(inner.elem), "fake_mode", None):
+        return False
+    return True if functorch.maybe_get_level(wrapped) > functorch.get_dynamic_layer_stack_depth() else None
+
+
 no_torch_function = torch._C.DisableTorchFunction
 """Context: torch function modes and subclasses see nothing."""
 
@@ -341,6 +415,15 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
         return False
     function = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)
     return function not in _PLAIN_FUNCTION or cls.__torch_dispatch__ not in _PLAIN_DISPATCH
+
+
+def is_tracer(value: Any) -> bool:
+    """A tracer, perhaps inside the wrappers of torch.func."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return isinstance(value, Tracer)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -450,12 +533,15 @@ def global_state_guard() -> Callable[[], bool]:
     return GlobalStateGuard().check
 
 
-def global_state() -> tuple[Any, ...]:
-    """What changes the meaning of a PyTorch program, as a key: the guard's state but for the thread count, and modes."""
+def global_state() -> tuple[str, tuple[Any, ...]]:
+    """What changes the meaning of a PyTorch program: flags as text (all that the guard checks but threads), and modes."""
     state = json.loads(GlobalStateGuard().__getstate__())
-    flags = tuple((name, repr(value)) for name, value in sorted(state.items()) if name != "num_threads")
+    autocast = state.pop("autocast_state")
+    parts = [f"{name}={value}" for name, value in sorted(state.items()) if name != "num_threads"]
+    if any(autocast["enabled"]):
+        parts.append(f"autocast={autocast}")
     modes = tuple((type(mode), str(getattr(mode, "device", id(mode)))) for mode in function_modes())
-    return flags, modes
+    return ", ".join(parts), modes
 
 
 def function_modes() -> list[Any]:

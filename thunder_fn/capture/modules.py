@@ -72,7 +72,9 @@ class WatchedModules:
                     found.append(Rebound(before, value))
                 elif not _is_recomputed(state.module, name):
                     escaped.append((state, name))
-            escaped += [(state, name) for name, (value, before) in state.contents.items() if _has_new_tracer(value, before)]
+            for name, (value, before) in state.contents.items():
+                if _has_new_tracer(value, before) and not _is_recomputed(state.module, name):
+                    escaped.append((state, name))
         self.restore(tracers_only=not escaped)
         if escaped:
             raise _escaped_error(*escaped[0])
@@ -121,9 +123,7 @@ def holds_tracer(value: Any) -> bool:
     """The value is a tracer or a pytree with one among its leaves."""
     if value is None or isinstance(value, (str, int, float, torch.nn.Module)):
         return False
-    if isinstance(value, torch.Tensor):
-        return isinstance(value, internals.Tracer)
-    return any(isinstance(leaf, internals.Tracer) for leaf in pytree.flatten(value)[0])
+    return any(internals.is_tracer(leaf) for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0]))
 
 
 def _is_rebound(section: str, before: Any, value: Any) -> bool:
@@ -134,8 +134,8 @@ def _is_rebound(section: str, before: Any, value: Any) -> bool:
 
 
 def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
-    """A hook computes the attribute anew before each call, as `torch.nn.utils.weight_norm` does."""
-    return any(getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values())
+    """The attribute is computed anew in each call: by the hook of `weight_norm`, or by an RNN from its parameters."""
+    return name.startswith("_flat_weight") or any(getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values())
 
 
 def _has_new_tracer(value: Any, before: Any) -> bool:

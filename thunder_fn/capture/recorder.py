@@ -201,7 +201,19 @@ class Recorder:
         known = self._lifted.get(id(tensor))
         if known is not None:
             return known[1]
-        if is_wrapped(tensor) or internals.is_below_tracers(tensor, self.mode):
+        if is_wrapped(tensor):
+            outside = internals.is_from_outside(tensor)
+            if outside is None:
+                raise UnsupportedCall(
+                    located(
+                        "a tensor of a torch.func transform around the traced function is closed over inside another transform",
+                        source=self.source,
+                        fix="Pass it as an argument, or use thunder_fn's transforms for both.",
+                    )
+                )
+            if not outside:
+                return tensor
+        elif internals.is_below_tracers(tensor, self.mode):
             return tensor
         tracer, var = self._trace_like(tensor)
         self.constants.append(Constant(var, tensor))
@@ -212,7 +224,7 @@ class Recorder:
     def _take_grad(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """A leaf's `.grad` is closed over with it."""
         with internals.no_torch_function():
-            if not tensor.is_leaf:
+            if not tensor.is_leaf or is_wrapped(tensor):
                 return
             before = tensor.grad
         if before is not None:

@@ -77,8 +77,12 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     internals.share_contents(x, value)
 
 
-INSTEAD: dict[Any, Callable[..., Any]] = {Tensor.__deepcopy__: _deepcopy, Tensor.data.__set__: _set_data}
-"""Functions that eager PyTorch writes in terms of memory, which tracers do not have."""
+INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.__deepcopy__: _deepcopy,
+    Tensor.data.__set__: _set_data,
+    internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
+}
+"""Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""
 
 _OUTSIDE = "Do this outside the traced function."
 _IN_TORCH = "Use the function of torch that does the same."
@@ -265,6 +269,12 @@ def user_source(recorder: Recorder | None = None) -> Source | None:
     return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, module)
 
 
+def _definition(function: Any) -> Source | None:
+    """Where a function is defined: the source of what is called from no user line."""
+    code = getattr(function, "__code__", None)
+    return Source(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+
+
 # ---- modules ----
 
 def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -276,6 +286,7 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         path = module_path(recorder, self)
         recorder.modules.watch(self, path)
+        recorder.source = user_source(recorder) or _definition(type(self).forward)
         return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
 
     return __call__
