@@ -32,6 +32,9 @@ _ALLOCATES = _COPY_THEN_WRITE | frozenset((
 ))
 # fmt: on
 
+CLONE = ops.leaf(torch.ops.aten.clone.default)
+"""To copy a value that nobody needs any more is to do nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
@@ -161,7 +164,11 @@ def _has_form(equation: Equation) -> bool:
     if len(equation.outputs) != 1 or not equation.args or not isinstance(equation.args[0], Var):
         return False
     source, target = equation.args[0], equation.outputs[0]
-    if not isinstance(source.type, TensorType) or source.type != target.type or in_place(equation.op) is None:
+    if not isinstance(source.type, TensorType) or source.type != target.type:
+        return False
+    if equation.op == CLONE:
+        return not equation.kwargs
+    if in_place(equation.op) is None:
         return False
     repeats = sum(var == source for var in equation.operands)
     return repeats == 1 or equation.op.name.split(".")[1] not in _COPY_THEN_WRITE

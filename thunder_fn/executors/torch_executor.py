@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.executors.reuse import find_aliases, in_place, last_uses, plan_reuse
+from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import identifier, literal_text
@@ -48,7 +48,7 @@ class Program:
 
 
 def lower(
-    trace: Trace, donated: Sequence[int] = (), writes: Sequence[int] = (), *, below_autograd: bool = False
+    trace: Trace, donated: Sequence[int] = (), writes: Sequence[int | None] = (), *, below_autograd: bool = False
 ) -> Program:
     """Lower a trace to PyTorch calls.
 
@@ -58,11 +58,11 @@ def lower(
     Args:
         trace: closed and checked.
         donated: inputs, by position, whose memory the program may use. They are dense and share memory with nothing.
-        writes: one for each of the last outputs: the variable, an input or a constant, that it will be written to. The
-            program may compute it in place, and then returns the very tensor. The same conditions hold.
+        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. The
+            program may compute it there, and then returns the very tensor. These inputs share memory with nothing.
         below_autograd: the results need no gradient, so autograd may be skipped.
     """
-    flat = unfold(dce(trace))
+    flat = unfold(dce(trace).renamed(trace.name))
     return _Emitter(flat, donated, writes, below_autograd).program()
 
 
@@ -82,14 +82,7 @@ def unfold(trace: Trace) -> Flat:
     builder, notes = TraceBuilder(trace.name), dict[int, tuple[str, ...]]()
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     outputs = _unfold(builder, trace, inputs, notes, 0, "")
-    used = _order_of_constants(builder, trace)
-    builder.constants.sort(key=lambda constant: used.get(id(constant.tensor), len(used)))
     return Flat(builder.build(outputs), notes)
-
-
-def _order_of_constants(builder: TraceBuilder, trace: Trace) -> dict[int, int]:
-    """The trace's own constants come first and in order, so that they keep their variables."""
-    return {id(constant.tensor): position for position, constant in enumerate(trace.constants)}
 
 
 def _unfold(
@@ -123,13 +116,14 @@ def _unfold(
 class _Emitter:
     """Writes the text of one program and gathers the values that it names."""
 
-    def __init__(self, flat: Flat, donated: Sequence[int], writes: Sequence[int], below_autograd: bool) -> None:
+    def __init__(self, flat: Flat, donated: Sequence[int], writes: Sequence[int | None], below_autograd: bool) -> None:
         self.trace, self.notes = flat.trace, flat.notes
         self.donated, self.last = tuple(donated), last_uses(flat.trace)
         written = flat.trace.outputs[len(flat.trace.outputs) - len(writes) :]
-        finals = {target: atom.index for target, atom in zip(writes, written, strict=True) if isinstance(atom, Var)}
+        pairs = zip(writes, written, strict=True)
+        finals = {target: atom.index for target, atom in pairs if target is not None and isinstance(atom, Var)}
         self.in_place = plan_reuse(flat.trace, donated, finals)
-        self.private = self.find_private(writes)
+        self.private = self.find_private(finals)
         self.below_autograd = below_autograd and len(flat.trace.equations) >= BELOW_AUTOGRAD_FROM
         self.context: dict[str, Any] = {"torch": torch}
         self.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
@@ -179,6 +173,8 @@ class _Emitter:
         return f"{call}  # {comment}" if comment else call
 
     def leaf(self, equation: Equation, overwrite: bool) -> str:
+        if overwrite and equation.op == CLONE:
+            return f"{equation.outputs[0]} = {equation.args[0]}"
         op = (in_place(equation.op) if overwrite else None) or equation.op
         spelling = spell(op, equation.args, equation.kwargs)
         if not all(key.isidentifier() and not keyword.iskeyword(key) for key, _ in equation.kwargs):
@@ -225,7 +221,7 @@ class _Emitter:
             return f"{self.bind('clone', 'clone', torch.clone)}({atom})"
         return self.arg(atom, None)
 
-    def find_private(self, writes: Sequence[int]) -> set[int]:
+    def find_private(self, writes: Iterable[int]) -> set[int]:
         """The variables that may lie in the memory of an owned constant or of the old value of a written variable."""
         roots = {constant.var.index for constant in self.trace.constants if constant.owned} | set(writes)
         if not roots:

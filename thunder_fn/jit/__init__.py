@@ -1,14 +1,210 @@
-"""jit (being written)."""
+"""jit: a function is traced when it is called with a new kind of arguments, and runs as a program from then on."""
 
-from typing import Any
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import current
+from thunder_fn.errors import JitError
+from thunder_fn.executors import Program
+from thunder_fn.jit.cache import Cache, CacheInfo, CallPath
+from thunder_fn.jit.call import Call, call_key, read_call
+from thunder_fn.jit.callpath import MISS
+from thunder_fn.jit.guards import call_path, pattern
+from thunder_fn.jit.options import Options, check_argnums
+from thunder_fn.jit.program import Entry, build
+from thunder_fn.trace import Trace
+
+__all__ = [
+    "CacheInfo",
+    "Jitted",
+    "Options",
+    "cache_info",
+    "jit",
+    "last_backward_traces",
+    "last_prologue_traces",
+    "last_traces",
+]
 
 
+@dataclass(frozen=True, eq=False)
 class Jitted:
-    """Placeholder until the real one lands."""
+    """A function with the options that it is jitted with. Made by `jit`."""
 
-    fn: Any
+    fn: Callable[..., Any]
+    options: Options = field(default_factory=Options)
+    _cache: Cache = field(default_factory=Cache, repr=False)
+
+    def __post_init__(self) -> None:
+        check_argnums(self.options, self.fn)
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(self.fn, name):
+                object.__setattr__(self, name, getattr(self.fn, name))
+        object.__setattr__(self, "__wrapped__", self.fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current() is not None:
+            return call_inside_capture(self, args, kwargs)
+        paths = self._cache.paths
+        for path in paths:
+            result = path.call(args, kwargs)
+            if result is not MISS:
+                if path is not paths[0]:
+                    self._cache.prefer(path)
+                return result
+        return _call_slowly(self, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"jit({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Jitted, (self.fn, self.options)
+
+    def with_function(self, fn: Callable[..., Any]) -> Jitted:
+        """Another function, jitted with the same options."""
+        return Jitted(fn, self.options)
 
 
-def jit(f: Any, **options: Any) -> Any:
-    """Placeholder until the real one lands."""
-    return f
+@overload
+def jit(f: Callable[..., Any], **options: Any) -> Jitted: ...
+
+
+@overload
+def jit(**options: Any) -> Callable[[Callable[..., Any]], Jitted]: ...
+
+
+def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Trace a function when it is called with a new kind of arguments; call its program from then on.
+
+    Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
+
+    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, other arguments by type and value.
+    Tensors that f closes over are used by reference; any other value that f takes from outside, such as a global number
+    or a module's `training`, is baked in when f is traced.
+
+    Args:
+        f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
+        executors: what runs the program; `"torch"` calls PyTorch's ops.
+        transforms: functions from Trace to Trace, applied in order to what was traced.
+        cache: `"constant values"`; `"same input"` checks nothing after the first call, the caller promises that all
+            arguments are alike; `"no caching"` traces every call.
+        static_argnums: positional arguments that are baked in, by hash and equality. They can be any hashable value.
+        donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
+
+    Raises:
+        UnknownOption: jit has no such option, executor or cache mode.
+        ArgnumError: an argnum points at no argument.
+
+    When called, the result raises:
+        CaptureError: f cannot be traced. Nothing is cached then.
+        UnsupportedInput: an argument is neither a tensor nor a value that can be baked in.
+        UnhashableStatic: a static argument has no hash.
+        DonatedTensorError: a donated tensor is used again, or passed twice.
+        AliasedMutation: f changes a tensor in place that shares memory with another argument.
+
+    Example:
+        >>> import torch
+        >>> f = jit(lambda x: torch.sin(x) * 2)
+        >>> f(torch.zeros(2))
+        tensor([0., 0.])
+        >>> cache_info(f).misses
+        1
+    """
+    if f is None:
+        Options().changed(options)
+        return functools.partial(jit, **options)
+    if isinstance(f, Jitted):
+        return Jitted(f.fn, f.options.changed(options)) if options else f
+    if not callable(f):
+        raise JitError(f"jit: expected a function, given a {type(f).__name__}: {f!r:.60}")
+    return Jitted(f, Options().changed(options))
+
+
+def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A jitted function that is called while another one is traced becomes part of that trace."""
+    return jitted.fn(*args, **kwargs)
+
+
+def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that no call path serves: look its program up or build it, and make a path for calls like it."""
+    if internals.inside_torch_func():
+        return jitted.fn(*args, **kwargs)
+    cache, call = jitted._cache, read_call(jitted.options, args, kwargs)
+    key = call_key(call)
+    if jitted.options.cache == "no caching":
+        entry = build(jitted.fn, jitted.options, call)
+        cache.count_miss()
+        cache.prefer(CallPath(_never, entry))
+        return _execute(entry, call)
+    entry = cache.get(key)
+    if entry is None or not entry.is_current():
+        entry = cache.put(key, build(jitted.fn, jitted.options, call), replace=entry)
+    else:
+        cache.count_hit()
+    cache.prefer(_path(jitted, entry, call, key))
+    return _execute(entry, call)
+
+
+def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return MISS
+
+
+def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
+    """The call path for calls like this one: the one that was made before, if it is in use or near."""
+    cache, where = jitted._cache, (key, pattern(call))
+    known = cache.get_path(where)
+    if known is not None and known.entry is entry:
+        return known
+    trusting = jitted.options.cache == "same input"
+    return cache.put_path(where, CallPath(call_path(entry, call, cache.count_hit, trusting=trusting), entry))
+
+
+def _execute(entry: Entry, call: Call) -> Any:
+    """Run the program, unless arguments share memory that it writes to."""
+    tensors = [tensor for _, tensor in call.tensors]
+    if entry.clash is not None and entry.clash(*tensors):
+        entry.check_clash(tensors)
+    return entry.execute(*tensors)
+
+
+# ---- looking inside ----
+
+
+def _last(f: Any) -> Entry:
+    if not isinstance(f, Jitted):
+        raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
+    paths = f._cache.paths
+    if not paths:
+        raise JitError(f"{f!r} has not been called yet, so there is nothing to show")
+    return paths[0].entry
+
+
+def last_traces(f: Callable[..., Any]) -> list[Trace | Program]:
+    """What the latest call of a jitted function ran: what was traced, the trace after each transform, the program."""
+    return list(_last(f).stages)
+
+
+def last_prologue_traces(f: Callable[..., Any]) -> list[Trace]:
+    """What was checked of the latest call's arguments, as a trace."""
+    return [_last(f).prologue]
+
+
+def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
+    """The backward of the latest call and its program; empty if no result requires grad."""
+    bridge = _last(f).bridge
+    return [] if bridge is None else [bridge.split.backward, bridge.backward]
+
+
+def cache_info(f: Callable[..., Any]) -> CacheInfo:
+    """Hits, misses, size and greatest size of a jitted function's cache."""
+    if not isinstance(f, Jitted):
+        raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
+    return f._cache.info()

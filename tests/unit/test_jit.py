@@ -1,0 +1,581 @@
+"""jit: results are the function's own, whatever the arguments, and what is cached is what was asked for."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import inspect
+import pickle
+import threading
+import weakref
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from thunder_fn.errors import (
+    AliasedMutation,
+    ArgnumError,
+    DonatedTensorError,
+    JitError,
+    TracedFunctionError,
+    UnhashableStatic,
+    UnknownOption,
+    UnsupportedInput,
+)
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.simplify import cse
+from thunder_fn.jit import Jitted, cache_info, jit, last_prologue_traces, last_traces
+from thunder_fn.jit.prologue import PrologueMiss
+from thunder_fn.trace import Trace
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass(frozen=True)
+class State:
+    w: torch.Tensor
+    step: int
+
+
+def counted(f):
+    """f, and a list that grows each time Python runs it."""
+    runs: list[None] = []
+
+    @functools.wraps(f)
+    def g(*args, **kwargs):
+        runs.append(None)
+        return f(*args, **kwargs)
+
+    return g, runs
+
+
+def body(a, b):
+    return torch.sin(a) * b + 1
+
+
+# ---- values ----
+
+
+def test_results_and_hits() -> None:
+    f = jit(body)
+    a, b = torch.randn(2, 2), torch.randn(2, 2)
+    for _ in range(3):
+        assert torch.equal(f(a, b), body(a, b))
+    assert cache_info(f) == (2, 1, 1, 256)
+
+
+def test_structures_in_and_out() -> None:
+    @jit
+    def f(tree, *rest, scale=2, mode="plain"):
+        return {"z": [tree["b"] * scale, None], "a": (tree["a"][0], Point(rest[0], mode)), "e": ()}
+
+    x, y, z = torch.randn(3).unbind()
+    for _ in range(2):
+        out = f({"b": x, "a": [y, None]}, z, scale=3)
+        assert list(out) == ["z", "a", "e"] and out["e"] == ()
+        assert torch.equal(out["z"][0], x * 3) and out["z"][1] is None
+        assert out["a"][0] is y and type(out["a"][1]) is Point and out["a"][1].x is z and out["a"][1].y == "plain"
+    assert cache_info(f).misses == 1
+    assert torch.equal(f({"a": [y, None], "b": x}, z, scale=3)["z"][0], x * 3)
+    assert cache_info(f).misses == 1, "the order of a dict's keys does not matter"
+
+
+def test_dataclasses_namedtuples_and_modules() -> None:
+    step = jit(lambda s, p: State(s.w * p.x + s.step, s.step + 1))
+    s = State(torch.ones(2), 1)
+    for _ in range(2):
+        assert torch.equal(step(s, Point(s.w, 1)).w, s.w * s.w + 1) and step(s, Point(s.w, 1)).step == 2
+    assert cache_info(step) == (3, 1, 1, 256)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.LayerNorm(4))
+    x = torch.randn(2, 3)
+    assert torch.equal(jit(model)(x), model(x))
+
+
+def test_no_arguments_and_no_results() -> None:
+    assert torch.equal(jit(lambda: torch.ones(2) * 3)(), torch.ones(2) * 3)
+    f = jit(lambda x: None)
+    assert f(torch.ones(1)) is None and f(torch.ones(1)) is None
+
+
+def test_inputs_come_back_as_themselves_and_repeats_are_one_object() -> None:
+    f = jit(lambda x, y: (x, y + 1, x))
+    x, y = torch.ones(2), torch.ones(2)
+    for _ in range(2):
+        a, _, c = f(x, y)
+        assert a is x and c is x
+    g = jit(lambda x: (lambda h: (h, h))(x + 1))
+    one, two = g(x)
+    assert one is two
+
+
+def test_owned_constants_are_made_anew() -> None:
+    f = jit(lambda: torch.tensor([1.0, 2.0]))
+    f().zero_()
+    assert f().tolist() == [1.0, 2.0]
+
+
+# ---- what tells calls apart ----
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, 1.0, True, "1", None, 1 + 0j),
+        (0.0, -0.0, 0, False),
+        (float("nan"), float("inf"), 2.5),
+        (torch.float32, torch.float64, "float32"),
+        ((1, 2), [1, 2], (1, (2,)), {"a": 1, "b": 2}, {"a": 1, "c": 2}),
+        (slice(0, 1), slice(0, 1, 1), Ellipsis, range(2)),
+        (complex(0.0, -0.0), complex(0.0, 0.0)),
+    ],
+)
+def test_values_of_different_types_are_different(values) -> None:
+    seen: list[object] = []
+    f = jit(lambda x, v: (x + 1, seen.append(v))[0])
+    x = torch.ones(1)
+    for count, value in enumerate(values, start=1):
+        f(x, value)
+        f(x, value)
+        assert cache_info(f).misses == count == len(seen), value
+    for value in values:
+        f(x, value)
+    assert cache_info(f).misses == len(values)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(2, 3, dtype=torch.float64),
+        torch.ones(3, 2),
+        torch.ones(6),
+        torch.ones(3, 2).t(),
+        torch.ones(2, 6)[:, ::2],
+        torch.ones(1, 3).expand(2, 3),
+        torch.ones(2, 3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2, 3)),
+        torch.ones(2, 3, device="meta"),
+    ],
+)
+def test_metadata_of_tensors_tells_calls_apart(other) -> None:
+    f, runs = counted(lambda x: x * 2)
+    g = jit(f)
+    for x in (torch.ones(2, 3), other, torch.ones(2, 3), other):
+        result = g(x)
+        assert result.shape == x.shape and result.dtype == x.dtype and result.requires_grad == x.requires_grad
+    assert len(runs) == 2 and cache_info(g).hits == 2
+
+
+def test_global_state_tells_calls_apart() -> None:
+    f, runs = counted(lambda x: (x @ x, torch.ones(1), torch.is_grad_enabled()))
+    g = jit(f)
+    x = torch.ones(2, 2)
+    assert g(x)[2] is True
+    with torch.no_grad():
+        assert g(x)[2] is False and g(x)[2] is False
+    assert g(x)[2] is True and len(runs) == 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert g(x)[0].dtype == torch.bfloat16
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert g(x)[1].dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    try:
+        torch.set_default_device("meta")
+        assert g(x)[1].device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert g(x)[1].device.type == "cpu" and g(x)[1].dtype == torch.float32 and len(runs) == 5
+    with torch.inference_mode():
+        assert g(x)[0].is_inference()
+
+
+def test_one_tensor_in_several_places() -> None:
+    f = jit(lambda xs, y: sum(xs) + y)
+    a, b = torch.ones(2), torch.ones(2) * 2
+    for xs, y in (([a, a], a), ([a, b], a), ([a, a], b), ([a, a], a), ([b, a], a)):
+        for _ in range(2):
+            assert torch.equal(f(xs, y), sum(xs) + y)
+    assert cache_info(f).misses == 1
+
+
+def test_static_arguments() -> None:
+    f, runs = counted(lambda n, x, op: op(x, n))
+    g = jit(f, static_argnums=(0, -1))
+    x = torch.ones(3)
+    assert torch.equal(g(2, x, torch.mul), x * 2) and torch.equal(g(2, x, torch.mul), x * 2)
+    assert torch.equal(g(2.0, x, torch.add), x + 2) and torch.equal(g(2, x, torch.add), x + 2)
+    assert len(runs) == 3
+    with pytest.raises(UnhashableStatic, match="static argument 0 is a list, which has no hash"):
+        g([2], x, torch.mul)
+
+
+def test_closed_over_tensors_are_read_when_called_and_watched() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    f, runs = counted(lambda x: x * w)
+    g = jit(f)
+    with torch.no_grad():
+        g(torch.ones(2))
+        w.mul_(3)
+        assert g(torch.ones(2)).tolist() == [3, 3] and len(runs) == 1
+    assert g(torch.ones(2)).requires_grad
+    w.requires_grad_(False)
+    assert not g(torch.ones(2)).requires_grad
+    w.data = torch.ones(2, dtype=torch.float64)
+    assert g(torch.ones(2)).dtype == torch.float64
+
+
+# ---- mutation ----
+
+
+def test_writes_reach_the_arguments() -> None:
+    def f(p, m, g):
+        m.mul_(0.9).add_(g)
+        p.sub_(m * 0.1)
+        return p, (m * m).sum(), p[0]
+
+    def fresh():
+        return torch.ones(2, 3), torch.zeros(2, 3), torch.full((2, 3), 2.0)
+
+    jitted, mine, its = jit(f), fresh(), fresh()
+    for _ in range(3):
+        expected, found = f(*its), jitted(*mine)
+        assert found[0] is mine[0]
+        assert all(map(torch.equal, (*its, *expected), (*mine, *found)))
+    assert mine[0]._version > 0 and cache_info(jitted).misses == 1
+
+
+def test_writes_to_closed_over_buffers() -> None:
+    norm, same = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    f = jit(lambda x: norm(x))
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        assert torch.equal(f(x), same(x))
+    assert torch.equal(norm.running_mean, same.running_mean) and norm.num_batches_tracked == 3
+
+
+def test_writes_to_shared_memory() -> None:
+    def f(x, y):
+        x.add_(1)
+        return x * y
+
+    g = jit(f)
+    for _ in range(2):
+        base = torch.arange(4.0)
+        assert g(base[:2], base[2:]).tolist() == [2, 6] and base.tolist() == [1, 2, 2, 3]
+        for aliased in ((base, base), (base[:3], base[1:])):
+            with pytest.raises(AliasedMutation, match="f changes tensor argument 0"):
+                g(*aliased)
+
+
+def test_a_swap() -> None:
+    def f(x, y):
+        old = x.clone()
+        x.copy_(y + 1)
+        y.copy_(old + 1)
+        return old
+
+    x, y = torch.zeros(2), torch.ones(2)
+    g = jit(f)
+    for _ in range(2):
+        old = g(x, y)
+        assert old.tolist() == [0, 0] and x.tolist() == [2, 2] and y.tolist() == [1, 1]
+        x.zero_(), y.fill_(1)
+
+
+def test_leaves_that_require_grad_cannot_be_written() -> None:
+    p = torch.ones(2, requires_grad=True)
+    f = jit(lambda p: p.mul_(2))
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        f(p)
+    with torch.no_grad():
+        assert f(p) is p
+    assert p.tolist() == [2, 2]
+
+
+# ---- donation ----
+
+
+def test_donated_memory_is_reused_and_gone() -> None:
+    f = jit(lambda s, g: {"p": s["p"] - g, "m": s["m"] * 0.9}, donate_argnums=0)
+    state = {"p": torch.ones(4), "m": torch.ones(4)}
+    for _ in range(3):
+        old, places = state, {key: value.data_ptr() for key, value in state.items()}
+        state = f(state, torch.ones(4))
+        assert {key: value.data_ptr() for key, value in state.items()} == places
+        with pytest.raises(DonatedTensorError, match="used after it was donated"):
+            old["p"] + 1
+        with pytest.raises(DonatedTensorError, match=r"args\[0\]\['m'\] was donated to an earlier call"):
+            f(old, torch.ones(4))
+    assert state["p"].tolist() == [-2] * 4 and cache_info(f).misses == 1
+    assert repr(old["p"]) == "<donated tensor>"
+
+
+def test_donating_what_others_see_does_not_change_it() -> None:
+    f = jit(lambda x: x + 1, donate_argnums=0)
+    base = torch.zeros(4)
+    assert f(base[:2]).tolist() == [1, 1] and base.tolist() == [0] * 4
+    array = torch.zeros(2).numpy()
+    assert f(torch.from_numpy(array)).tolist() == [1, 1] and array.tolist() == [0, 0]
+    lent = torch.zeros(2)
+    array = lent.numpy()
+    assert f(lent).tolist() == [1, 1] and array.tolist() == [0, 0]
+    assert f(torch.zeros(1).expand(2)).tolist() == [1, 1]
+
+
+def test_donating_twice() -> None:
+    f = jit(lambda x, y: x + y, donate_argnums=0)
+    x = torch.ones(2)
+    with pytest.raises(DonatedTensorError, match=r"args\[0\] is donated, but it is args\[1\] as well"):
+        f(x, x)
+    assert torch.equal(f(x, torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_donated_tensor_that_is_returned_is_a_new_one() -> None:
+    f = jit(lambda x, y: (x, x * y), donate_argnums=0)
+    x = torch.ones(2)
+    same, product = f(x, torch.full((2,), 3.0))
+    assert same is not x and same.tolist() == [1, 1] and product.tolist() == [3, 3]
+
+
+def test_donated_and_written() -> None:
+    f = jit(lambda x: x.add_(1), donate_argnums=0)
+    x = torch.zeros(2)
+    assert f(x).tolist() == [1, 1]
+    with pytest.raises(DonatedTensorError):
+        x + 1
+
+
+# ---- options ----
+
+
+def test_misuse() -> None:
+    with pytest.raises(UnknownOption, match=r"unknown option 'static_argnum'; did you mean 'static_argnums'\?"):
+        jit(body, static_argnum=1)
+    with pytest.raises(UnknownOption, match=r"unknown executor 'troch'; did you mean 'torch'\?"):
+        jit(body, executors=["troch"])
+    with pytest.raises(UnknownOption, match=r"unknown cache mode 'constant'; did you mean 'constant values'\?"):
+        jit(body, cache="constant")
+    with pytest.raises(JitError, match="arrives with symbolic numbers"):
+        jit(body, cache="symbolic values")
+    with pytest.raises(ArgnumError, match="static_argnums has 2, but body takes 2 positional arguments"):
+        jit(body, static_argnums=2)
+    with pytest.raises(ArgnumError, match="an argnum is an int"):
+        jit(body, donate_argnums="x")
+    with pytest.raises(ArgnumError, match="both static and donated"):
+        jit(body, static_argnums=0, donate_argnums=(0, 1))
+    with pytest.raises(JitError, match="expected a function, given a int"):
+        jit(3)
+    with pytest.raises(JitError, match="not been called yet"):
+        last_traces(jit(body))
+    with pytest.raises(JitError, match="expected a jitted function"):
+        cache_info(body)
+
+
+def test_unsupported_arguments() -> None:
+    f = jit(lambda x, c: x)
+    text = r"the argument args\[1\]\['a'\] is a object, neither a tensor nor a value to bake in"
+    with pytest.raises(UnsupportedInput, match=text):
+        f(torch.ones(1), {"a": object()})
+    with pytest.raises(UnsupportedInput, match="sparse"):
+        f(torch.eye(2).to_sparse(), 1)
+    assert cache_info(f).size == 0
+
+
+def test_decorators_and_metadata() -> None:
+    @jit
+    def f(x):
+        """The doc."""
+        return x
+
+    @jit(static_argnums=1)
+    def g(x, n):
+        return x * n
+
+    assert f.__name__ == "f" and f.__doc__ == "The doc." and list(inspect.signature(g).parameters) == ["x", "n"]
+    assert g.options.static_argnums == (1,) and torch.equal(g(torch.ones(1), 2), torch.full((1,), 2.0))
+    assert repr(f).startswith("jit(test_decorators_and_metadata")
+    assert jit(f) is f and jit(jit(g), donate_argnums=0).options.static_argnums == (1,)
+    assert f.with_function(body).fn is body
+    with pytest.raises(AttributeError):
+        f.fn = body
+
+
+class Holder:
+    @jit(static_argnums=0)
+    def double(self, x):
+        return x * 2
+
+
+def test_methods_copies_and_pickles() -> None:
+    assert Holder().double(torch.ones(1)).tolist() == [2]
+    again = pickle.loads(pickle.dumps(jit(body, static_argnums=1)))
+    assert again.fn is body and again.options.static_argnums == (1,) and isinstance(copy.copy(again), Jitted)
+
+
+def test_transforms() -> None:
+    f = jit(lambda x: torch.sin(x) + torch.sin(x), transforms=[cse])
+    x = torch.ones(2)
+    assert torch.equal(f(x), torch.sin(x) * 2)
+    captured, after, program = last_traces(f)
+    assert isinstance(captured, Trace) and len(captured.equations) == 3 and len(after.equations) == 2
+    assert "def program" in str(program)
+
+    def drop(trace: Trace) -> Trace:
+        return Trace(trace.inputs, (), (), ())
+
+    with pytest.raises(JitError, match="the transform drop changes the trace's output types"):
+        jit(lambda x: x + 1, transforms=drop)(x)
+    with pytest.raises(JitError, match="returned a str, not a Trace"):
+        jit(lambda x: x + 1, transforms=str)(x)
+
+
+def test_other_cache_modes() -> None:
+    f, runs = counted(lambda x, n: x * n)
+    never, once = jit(f, cache="no caching"), jit(f, cache="same input")
+    x = torch.ones(2)
+    assert [never(x, 2).tolist(), never(x, 3).tolist(), never(x, 3).tolist()] == [[2, 2], [3, 3], [3, 3]]
+    assert len(runs) == 3 and cache_info(never) == (0, 3, 0, 256) and "mul" in str(last_traces(never)[-1])
+    assert once(x, 2).tolist() == [2, 2] and once(x, 3).tolist() == [2, 2], "the caller promised"
+    assert len(runs) == 4
+
+
+def test_the_cache_is_bounded_and_call_paths_are_kept() -> None:
+    f, runs = counted(lambda x, n: x * n)
+    g = jit(f)
+    g._cache.maxsize = 8
+    x = torch.ones(1)
+    for n in range(20):
+        g(x, n)
+    assert cache_info(g).size == 8 and len(runs) == 20
+    for _ in range(3):
+        for n in range(12, 20):
+            assert g(x, n).item() == n
+    assert len(runs) == 20
+
+
+# ---- failures, threads, lifetimes ----
+
+
+def test_nothing_partial_stays_when_the_function_raises() -> None:
+    fail = True
+
+    @jit
+    def f(x):
+        x.add_(1)
+        if fail:
+            raise KeyError("no")
+        return x
+
+    x = torch.zeros(2)
+    for _ in range(2):
+        with pytest.raises(KeyError) as error:
+            f(x)
+        assert isinstance(error.value, TracedFunctionError)
+    assert cache_info(f) == (0, 0, 0, 256) and x.tolist() == [0, 0]
+    fail = False
+    assert f(x) is x and x.tolist() == [1, 1]
+
+
+def test_threads() -> None:
+    f, failures = jit(body), []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for i in range(60):
+            a = torch.randn(2, 1 + (seed + i) % 7, generator=generator)
+            if not torch.equal(f(a, a), body(a, a)):
+                failures.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    info = cache_info(f)
+    assert not failures and info.size == 7 and info.hits + info.misses == 360
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_arguments_and_results_are_not_kept_alive(grad) -> None:
+    f = jit(lambda x, d: (x * d["y"], x))
+    g = jit(lambda x: x + 1, donate_argnums=() if grad else 0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            x, y = torch.ones(2, requires_grad=grad), torch.ones(2)
+            result, same = f(x, {"y": y})
+            last = g(y)
+            alive = [weakref.ref(value) for value in (x, y, result, last)]
+            del x, y, result, same, last
+            assert all(reference() is None for reference in alive)
+    finally:
+        gc.enable()
+
+
+def test_a_jitted_function_and_what_it_closes_over_go_together() -> None:
+    w = torch.ones(2)
+    f = jit(lambda x: x * w)
+    f(torch.ones(2))
+    reference = weakref.ref(w)
+    gc.collect()
+    gc.disable()
+    try:
+        f = w = None
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_torch_func_sees_the_function() -> None:
+    f = jit(body)
+    x = torch.randn(3, 2)
+    assert torch.equal(torch.func.vmap(f)(x, x), body(x, x))
+    grads = torch.func.grad(lambda x: f(x, x).sum())(x)
+    assert torch.allclose(grads, x.cos() * x + x.sin())
+    f(x, x)
+    assert torch.equal(torch.func.vmap(f)(x, x), body(x, x))
+
+
+def test_inside_another_jitted_function() -> None:
+    inner = jit(body)
+    outer = jit(lambda a: inner(a, a) * inner(a, torch.ones(2)))
+    a = torch.randn(2)
+    inner(a, a)
+    assert torch.equal(outer(a), body(a, a) * body(a, torch.ones(2)))
+    assert cache_info(inner) == (0, 1, 1, 256)
+
+
+# ---- the prologue ----
+
+
+def test_the_prologue_is_a_trace_that_checks() -> None:
+    f = jit(lambda x, n, mode: x * n)
+    x = torch.ones(2, 3)
+    f(x, 3, "relu")
+    (prologue,) = last_prologue_traces(f)
+    text = str(prologue)
+    assert text.startswith("def prologue(v0, v1):\n    # v0: f32[2, 3]\n    # v1: int\n")
+    assert "check_structure.default('(args, kwargs)', \"((*, *, 'relu'), {})\")" in text
+    assert 'check_tensor.default(v0, torch.float32, (2, 3), (3, 1), torch.device("cpu"), False)' in text
+    assert "check_number.default(v1, 3)" in text and "grad_mode=True" in text
+    assert evaluate(prologue, (x, 3)) == ()
+    for wrong in ((x.requires_grad_(), 3), (torch.ones(3, 2).t(), 3), (torch.ones(2, 3), 4), (torch.ones(2, 3), True)):
+        with pytest.raises((PrologueMiss, RuntimeError)):
+            evaluate(prologue, wrong)
+    with torch.no_grad(), pytest.raises((PrologueMiss, RuntimeError)):
+        evaluate(prologue, (torch.ones(2, 3), 3))
+
+
+def test_random_programs_draw_eagers_numbers() -> None:
+    f = lambda x: torch.nn.functional.dropout(x, 0.5) + torch.randn(3)  # noqa: E731
+    g, x = jit(f), torch.ones(3)
+    for _ in range(2):
+        torch.manual_seed(7)
+        expected = f(x)
+        torch.manual_seed(7)
+        assert torch.equal(g(x), expected)

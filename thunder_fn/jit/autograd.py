@@ -1,0 +1,152 @@
+"""The bridge to PyTorch's autograd: results of a jitted function are differentiable by `loss.backward()`.
+
+A trace is split into a forward and a backward program, which run as one `torch.autograd.Function`. Where the backward
+is to be differentiated itself (`create_graph=True`), the gradient is computed by a bridged trace of its own, made from
+the inputs, so that derivatives of any order are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from thunder_fn.derive import Split
+from thunder_fn.errors import InvalidTrace
+from thunder_fn.executors import Program, lower
+from thunder_fn.interpreters.vjp import activity, split_vjp, vjp
+from thunder_fn.trace import TensorType, Trace, Var, canonical, type_of
+
+Mask = tuple[bool, ...]
+
+
+def bridge(trace: Trace, tensors: Sequence[torch.Tensor], writes: int = 0) -> Bridge | None:
+    """The trace as a differentiable function of these tensors; None if no output depends on what requires grad.
+
+    The last `writes` outputs will be written to tensors. Where none has a gradient, as the statistics of a batch norm,
+    autograd is not told of them, since the tensors would require grad from then on.
+
+    Law: the gradients that `backward` leaves are those of the function that was traced.
+    """
+    wanted = tuple(tensor.requires_grad for tensor in tensors)
+    if not any(wanted):
+        return None
+    outputs = differentiable_outputs(trace, wanted)
+    first = len(outputs) - writes
+    written = (False,) * first + outputs[first:]
+    if any(written) and all(place is None for place in split_vjp(trace, wanted, written).gradients):
+        outputs = outputs[:first] + (False,) * writes
+    return Bridge(trace, wanted, outputs) if any(outputs) else None
+
+
+def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
+    """Which outputs autograd is told of: those that depend on a wanted input and pass through it."""
+    active = activity(trace, wanted)
+    pairs = zip(trace.outputs, handed_over(trace), strict=True)
+    return tuple(isinstance(atom, Var) and active[atom.index] and flag for atom, flag in pairs)
+
+
+def handed_over(trace: Trace) -> Mask:
+    """Which outputs pass through autograd: variables that are not inputs, each once."""
+    seen, found = set[int](range(len(trace.inputs))), list[bool]()
+    for atom in trace.outputs:
+        found.append(isinstance(atom, Var) and atom.index not in seen)
+        seen |= {atom.index} if isinstance(atom, Var) else set()
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """A trace, called under autograd.
+
+    `wanted` are the inputs that require grad and `active` the outputs that depend on them.
+    """
+
+    trace: Trace
+    wanted: Mask
+    active: Mask
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones."""
+        known: dict[int, Any] = dict(enumerate(inputs))
+        results = _Function.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        for atom, value in zip(self.trace.outputs, results, strict=True):
+            if isinstance(atom, Var):
+                known.setdefault(atom.index, value)
+        return tuple(known[atom.index] if isinstance(atom, Var) else atom.value for atom in self.trace.outputs)
+
+    @cached_property
+    def handed_over(self) -> Mask:
+        return handed_over(self.trace)
+
+    @cached_property
+    def split(self) -> Split:
+        return split_vjp(self.trace, self.wanted, self.active)
+
+    @cached_property
+    def forward(self) -> Program:
+        return lower(self.split.forward, below_autograd=True)
+
+    @cached_property
+    def backward(self) -> Program:
+        return lower(self.split.backward, below_autograd=True)
+
+    @cached_property
+    def gradient(self) -> Trace:
+        """From the inputs and the cotangents of active outputs to the gradients of wanted inputs."""
+        full = vjp(self.trace, self.wanted, self.active)
+        gradients = full.outputs[len(self.trace.outputs) :]
+        return canonical(full.inputs, full.equations, gradients, full.constants, full.constraints, full.name)
+
+
+class _Function(torch.autograd.Function):
+    """Runs the programs of a bridge. The state between forward and backward is autograd's to keep and to free."""
+
+    @staticmethod
+    def forward(ctx: Any, owner: Bridge, *inputs: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        count = len(owner.trace.outputs)
+        results = owner.forward(*inputs)
+        outputs = tuple(value if flag else None for value, flag in zip(results, owner.handed_over, strict=False))
+        places = {"output": results[:count], "extra": results[count:]}
+        kept = [places[residual.kind][residual.index] for residual in owner.split.residuals if residual.kind != "input"]
+        ctx.owner = owner
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *kept)
+        marks = zip(outputs, owner.active, strict=True)
+        ctx.mark_non_differentiable(*(value for value, flag in marks if isinstance(value, torch.Tensor) and not flag))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        owner: Bridge = ctx.owner
+        count = len(owner.trace.inputs)
+        inputs, kept = ctx.saved_tensors[:count], iter(ctx.saved_tensors[count:])
+        given = [_cotangent(owner, i, cotangents[i]) for i, flag in enumerate(owner.active) if flag]
+        if torch.is_grad_enabled():
+            gradients: Sequence[Any] = _differentiable(owner.gradient, (*inputs, *given))
+        else:
+            split = owner.split
+            residuals = [inputs[where.index] if where.kind == "input" else next(kept) for where in split.residuals]
+            found = owner.backward(*residuals, *given)
+            gradients = [None if place is None else found[place] for place in split.gradients]
+        supply = iter(gradients)
+        return None, *(next(supply) if wanted else None for wanted in owner.wanted)
+
+
+def _cotangent(owner: Bridge, position: int, given: torch.Tensor | None) -> torch.Tensor:
+    """The cotangent of an output: zeros where autograd has none."""
+    if given is not None:
+        return given
+    type = type_of(owner.trace.outputs[position])
+    if not isinstance(type, TensorType):
+        raise InvalidTrace(f"output {position} of {owner.trace.name} is {type}, which has no cotangent")
+    return torch.zeros(type.shape, dtype=type.dtype, device=type.device)  # type: ignore[arg-type]
+
+
+def _differentiable(trace: Trace, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """The results of a trace under autograd."""
+    again = bridge(trace, tensors)
+    return again(*tensors) if again is not None else lower(trace)(*tensors)

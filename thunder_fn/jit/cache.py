@@ -1,0 +1,109 @@
+"""The cache of a jitted function: bounded, thread-safe, and holding only what was built to the end."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MAXSIZE = 256
+"""How many programs a jitted function keeps."""
+
+PATHS = 4
+"""How many call paths are tried before a call is flattened and looked up."""
+
+
+class CacheInfo(NamedTuple):
+    """Calls that found a program, calls that had to build one, programs kept, and the most that are kept."""
+
+    hits: int
+    misses: int
+    size: int
+    maxsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallPath:
+    """A guarded way into a program: gives the result of a call, or MISS."""
+
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    entry: Any
+
+
+class Cache:
+    """Programs by key, least recently looked up first, and the call paths of the latest ones.
+
+    Call paths are read without a lock: the tuple of them is replaced, never changed. Building happens outside the
+    lock too; where two threads build the same program, the first one is kept.
+    """
+
+    def __init__(self, maxsize: int = MAXSIZE) -> None:
+        self.maxsize = maxsize
+        self.paths: tuple[CallPath, ...] = ()
+        self.count_hit = itertools.count(1).__next__
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, Any] = OrderedDict()
+        self._known_paths: OrderedDict[Hashable, CallPath] = OrderedDict()
+        self._probes, self._misses = 0, 0
+
+    def get(self, key: Hashable) -> Any:
+        """The program for a key, or None."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+            return entry
+
+    def put(self, key: Hashable, entry: Any, *, replace: Any = None) -> Any:
+        """Keep a program; the one that is kept, which is another thread's if that was faster."""
+        with self._lock:
+            self._misses += 1
+            known = self._entries.get(key)
+            if known is not None and known is not replace:
+                return known
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.maxsize:
+                self._entries.popitem(last=False)
+            return entry
+
+    def count_miss(self) -> None:
+        """A program was built and is not kept."""
+        with self._lock:
+            self._misses += 1
+
+    def get_path(self, key: Hashable) -> CallPath | None:
+        """The call path that was made for calls of this kind."""
+        with self._lock:
+            return self._known_paths.get(key)
+
+    def put_path(self, key: Hashable, path: CallPath) -> CallPath:
+        """Keep a call path, so that functions called in many ways do not make it anew each time."""
+        with self._lock:
+            self._known_paths[key] = path
+            while len(self._known_paths) > self.maxsize:
+                self._known_paths.popitem(last=False)
+            return path
+
+    def prefer(self, path: CallPath) -> None:
+        """Try this call path first from now on."""
+        with self._lock:
+            others = tuple(other for other in self.paths if other is not path)
+            self.paths = (path, *others[: PATHS - 1])
+
+    def clear(self) -> None:
+        """Forget every program."""
+        with self._lock:
+            self._entries.clear()
+            self._known_paths.clear()
+            self.paths = ()
+
+    def info(self) -> CacheInfo:
+        with self._lock:
+            # a counter that counts without a lock can only be read by counting on
+            self._probes += 1
+            hits = self.count_hit() - self._probes
+            return CacheInfo(hits, self._misses, len(self._entries), self.maxsize)

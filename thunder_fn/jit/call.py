@@ -1,0 +1,100 @@
+"""A call as jit sees it: its static and donated arguments, its leaves, and the key under which its program is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.errors import DonatedTensorError, UnhashableStatic, located
+from thunder_fn.jit.memory import DonatedTensor
+from thunder_fn.jit.options import Options
+from thunder_fn.jit.prologue import Key, argument_name, leaf_key
+from thunder_fn.trace import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of a call: the static ones by position, and the leaves and structure of the others."""
+
+    count: int
+    statics: tuple[tuple[int, Any], ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: tuple[Any, ...]
+    spec: pytree.PyTreeSpec
+    donated: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
+        """The tensor leaves, by position."""
+        return tuple((i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
+
+
+def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Take a call apart.
+
+    Raises:
+        UnhashableStatic: a static argument has no hash; names its position.
+        DonatedTensorError: a tensor was donated before, or is donated and passed a second time.
+    """
+    count = len(args)
+    static = {argnum % count for argnum in options.static_argnums if -count <= argnum < count}
+    dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)
+    statics = tuple((i, args[i]) for i in sorted(static))
+    for position, value in statics:
+        _check_hashable(position, value)
+    leaves, spec = pytree.flatten((dynamic, kwargs))
+    given = {argnum % count for argnum in options.donate_argnums if -count <= argnum < count}
+    donated = tuple(_donated_leaves(spec, [i in given for i in range(count) if i not in static]))
+    _check_donation(leaves, [i for i in donated if isinstance(leaves[i], torch.Tensor)], (dynamic, kwargs))
+    return Call(count, statics, dynamic, kwargs, tuple(leaves), spec, donated)
+
+
+def _check_hashable(position: int, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise UnhashableStatic(
+            located(
+                f"jit: static argument {position} is a {type(value).__name__}, which has no hash: {error}",
+                fix="Make it a tuple or a frozen dataclass, or leave it out of static_argnums.",
+            )
+        ) from None
+
+
+def _donated_leaves(spec: pytree.PyTreeSpec, flags: Sequence[bool]) -> Iterator[int]:
+    start = 0
+    for argument, donated in zip(spec.children()[0].children(), flags, strict=True):
+        if donated:
+            yield from range(start, start + argument.num_leaves)
+        start += argument.num_leaves
+
+
+def _check_donation(leaves: Sequence[Any], donated: Sequence[int], tree: Any) -> None:
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, DonatedTensor):
+            what = f"jit: {argument_name(tree, position)} was donated to an earlier call and its memory is taken"
+            fix = "Pass the result of that call, or leave the argument out of donate_argnums."
+            raise DonatedTensorError(located(what, fix=fix))
+    for position in donated:
+        other = next((i for i, leaf in enumerate(leaves) if i != position and leaf is leaves[position]), None)
+        if other is not None:
+            raise DonatedTensorError(
+                located(
+                    f"jit: {argument_name(tree, position)} is donated, but it is {argument_name(tree, other)} as well",
+                    fix="Donate a tensor once, or pass a clone.",
+                )
+            )
+
+
+def call_key(call: Call) -> Key:
+    """What decides which program serves a call: structure, metadata and values of leaves, statics, and global state."""
+    tree = (call.args, call.kwargs)
+    leaves = tuple(leaf_key(leaf, i, tree) for i, leaf in enumerate(call.leaves))
+    statics = tuple((position, type(value), Literal(value)) for position, value in call.statics)
+    return call.count, call.spec, leaves, statics, internals.global_state()

@@ -1,0 +1,102 @@
+"""The prologue as it runs: a call path that checks a call and executes its program, or gives MISS.
+
+    def call(args, kwargs):
+        if len(args) != 2: return MISS
+        l0, l1, = args
+        if len(kwargs) != 0: return MISS
+        if not (tensors_match(l0, l1) and state_matches() and not function_modes()): return MISS
+        count_hit()
+        return execute(l0, l1)
+
+Law: a call path answers exactly the calls whose key and pattern are those of the call that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.jit.call import Call
+from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
+from thunder_fn.jit.program import Entry
+from thunder_fn.trace import Literal
+
+
+def pattern(call: Call) -> tuple[Any, ...]:
+    """What a call path depends on besides the key: which tensors are the same one, and the number of threads."""
+    first: dict[int, int] = {}
+    same = tuple(first.setdefault(id(tensor), position) for position, tensor in call.tensors)
+    return same, torch.get_num_threads()
+
+
+def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trusting: bool = False) -> Callable[..., Any]:
+    """A function of `(args, kwargs)` that gives the result of a call like this one, or MISS.
+
+    `trusting` leaves out every check of leaves: the caller of the jitted function promises that they hold.
+    """
+    names = Namespace(MISS=MISS, Literal=Literal, execute=entry.execute, count_hit=count_hit)
+    lines = ["def call(args, kwargs):", *_unpack(call, names)]
+    if not trusting:
+        lines += [f"    if not ({condition}): return MISS" for condition in _conditions(entry, call, names)]
+    tensors = ", ".join(f"l{position}" for position, _ in call.tensors)
+    if entry.clash is not None:
+        lines.append(f"    if {names.bind(entry.clash, 'clash')}({tensors}): return MISS")
+    lines += ["    count_hit()", f"    return execute({tensors})", ""]
+    return names.function("call", lines)
+
+
+def _unpack(call: Call, names: Namespace) -> Iterator[str]:
+    structure_args, structure_kwargs = skeleton(call.spec)
+    statics = dict(call.statics)
+    dynamic = [i for i in range(call.count) if i not in statics]
+    plain = is_plain((structure_args, structure_kwargs))
+    targets = [f"a{i}" for i in range(call.count)]
+    if plain:
+        for i, part in zip(dynamic, structure_args, strict=True):
+            targets[i] = f"l{part.index}" if isinstance(part, Leaf) else targets[i]
+    yield f"    if len(args) != {call.count}: return MISS"
+    if targets:
+        yield f"    {', '.join(targets)}, = args"
+    for i, value in call.statics:
+        yield f"    if not ({static_check(targets[i], value, names)}): return MISS"
+    if plain:
+        for i, part in zip(dynamic, structure_args, strict=True):
+            if part is None:
+                yield f"    if {targets[i]} is not None: return MISS"
+            elif not isinstance(part, Leaf):
+                yield from take_apart(part, targets[i], names, checked=False)
+        yield from take_apart(structure_kwargs, "kwargs", names)
+        return
+    given = "".join(f"{targets[i]}, " for i in dynamic)
+    yield f"    leaves, spec = {names.bind(pytree.flatten, 'flatten')}((({given}), kwargs))"
+    yield f"    if spec != {names.bind(call.spec, 'spec')}: return MISS"
+    if call.leaves:
+        yield f"    {', '.join(f'l{i}' for i in range(len(call.leaves)))}, = leaves"
+
+
+def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
+    """Static leaves, repeated tensors, then what C++ checks."""
+    first: dict[int, int] = {}
+    distinct: list[tuple[int, torch.Tensor]] = []
+    for position, leaf in enumerate(call.leaves):
+        if not isinstance(leaf, torch.Tensor):
+            yield static_check(f"l{position}", leaf, names)
+        elif id(leaf) in first:
+            yield f"l{position} is l{first[id(leaf)]}"
+        else:
+            first[id(leaf)] = position
+            distinct.append((position, leaf))
+    if internals.count_function_modes():
+        yield "False"  # a call under a torch function mode is looked up by its key, which knows the modes
+    checks = [f"{names.bind(internals.global_state_guard(), 'state_matches')}()"]
+    checks.append(f"not {names.bind(internals.count_function_modes, 'function_modes')}()")
+    if distinct:
+        guard = names.bind(internals.tensor_guard([tensor for _, tensor in distinct]), "tensors_match")
+        checks.insert(0, f"{guard}({', '.join(f'l{position}' for position, _ in distinct)})")
+    if entry.constants:
+        checks.append(f"{names.bind(entry.is_current, 'constants_match')}()")
+    yield " and ".join(checks)

@@ -1,0 +1,84 @@
+"""Donated and mutated tensors: whose memory a program may write to, and what becomes of what was given away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.errors import DonatedTensorError, located
+
+
+class DonatedTensor(torch.Tensor):
+    """What a donated tensor becomes: every use of it is an error."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise DonatedTensorError(
+            located(
+                "a tensor was used after it was donated to a jitted function; its memory belongs to the results now",
+                fix="Use the function's result, or leave the argument out of donate_argnums.",
+            )
+        )
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return "<donated tensor>"
+
+
+def give_away(*tensors: torch.Tensor) -> None:
+    """Turn donated tensors into values that say so when used, and let go of their memory.
+
+    Autograd learns of it through the version counter: a graph that saved the tensor raises when it is run.
+    """
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+            tensor.data = _nothing(tensor.device)
+        tensor.__class__ = DonatedTensor
+
+
+@cache
+def _nothing(device: torch.device) -> torch.Tensor:
+    return torch.empty(0, device=device)
+
+
+def all_exclusive(*tensors: torch.Tensor) -> bool:
+    """Nobody else sees the memory of any of these tensors, so that it may be overwritten."""
+    return all(map(internals.is_exclusive, tensors))
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """How many bytes lie between the first and the last element, both included."""
+    if tensor.numel() == 0:
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def clash_check(inputs: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor]) -> Callable[..., bool]:
+    """A check on tensors like these inputs: does one that is written to share memory with another?
+
+    Targets are inputs, by position, or closed-over tensors.
+    """
+    outside = tuple(target for target in targets if isinstance(target, torch.Tensor))
+    marks = {target for target in targets if isinstance(target, int)}
+    marks |= set(range(len(inputs), len(inputs) + len(outside)))
+    sizes = tuple(map(extent, (*inputs, *outside)))
+
+    def clash(*tensors: torch.Tensor) -> bool:
+        starts = [tensor.data_ptr() for tensor in (*tensors, *outside)]
+        spans = sorted(
+            (start, start + size, i) for i, (start, size) in enumerate(zip(starts, sizes, strict=True)) if size
+        )
+        end, last = -1, -1
+        for start, stop, index in spans:
+            if start < end and (index in marks or last in marks):
+                return True
+            if stop > end:
+                end, last = stop, index
+        return False
+
+    return clash

@@ -1,0 +1,112 @@
+"""The options of jit, checked when a function is jitted and not when it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from thunder_fn.errors import ArgnumError, JitError, UnknownOption, located
+from thunder_fn.trace import Trace
+
+EXECUTORS = ("torch",)
+CACHES = ("constant values", "same input", "no caching")
+_LATER = {"symbolic values": "arrives with symbolic numbers; until then use cache='constant values'"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What jit was asked for. See `jit` for what each option means."""
+
+    executors: tuple[str, ...] = ("torch",)
+    transforms: tuple[Callable[[Trace], Trace], ...] = ()
+    cache: str = "constant values"
+    static_argnums: tuple[int, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+
+    def changed(self, given: dict[str, Any]) -> Options:
+        """These options with others in their place; transforms are added after those that are there.
+
+        Raises:
+            UnknownOption: there is no such option, executor or cache mode; names the nearest one.
+        """
+        names = [field.name for field in dataclasses.fields(Options)]
+        for name in given:
+            if name not in names:
+                raise UnknownOption(_unknown("option", name, names))
+        values = {name: _READERS[name](value) for name, value in given.items()}
+        if "transforms" in values:
+            values["transforms"] = (*self.transforms, *values["transforms"])
+        new = dataclasses.replace(self, **values)
+        both = set(new.static_argnums) & set(new.donate_argnums)
+        if both:
+            raise ArgnumError(f"jit: argument {min(both)} is both static and donated; only tensors can be donated")
+        return new
+
+
+def check_argnums(options: Options, f: Callable[..., Any]) -> None:
+    """Raise if an argnum points past the positional parameters of f."""
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return
+    count = sum(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
+    )
+    for name in ("static_argnums", "donate_argnums"):
+        for argnum in getattr(options, name):
+            if not -count <= argnum < count:
+                function = getattr(f, "__name__", type(f).__name__)
+                raise ArgnumError(f"jit: {name} has {argnum}, but {function} takes {count} positional arguments")
+
+
+def _unknown(kind: str, given: Any, known: Iterable[str]) -> str:
+    choices = list(known)
+    near = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.0)
+    return located(f"jit: unknown {kind} {given!r}; did you mean {near[0]!r}?", fix=f"There are {', '.join(choices)}.")
+
+
+def _read_executors(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    for name in names:
+        if name not in EXECUTORS:
+            raise UnknownOption(_unknown("executor", name, EXECUTORS))
+    return names or EXECUTORS
+
+
+def _read_transforms(value: Any) -> tuple[Callable[[Trace], Trace], ...]:
+    given = (value,) if callable(value) else tuple(value)
+    for transform in given:
+        if not callable(transform):
+            raise JitError(f"jit: a transform is a function from Trace to Trace, given a {type(transform).__name__}")
+    return given
+
+
+def _read_cache(value: Any) -> str:
+    if value in _LATER:
+        raise JitError(f"jit: cache={value!r} {_LATER[value]}")
+    if value not in CACHES:
+        raise UnknownOption(_unknown("cache mode", value, CACHES))
+    return value
+
+
+def _read_argnums(value: Any) -> tuple[int, ...]:
+    given = (value,) if isinstance(value, int) else tuple(value)
+    for argnum in given:
+        if not isinstance(argnum, int) or isinstance(argnum, bool):
+            raise ArgnumError(f"jit: an argnum is an int, given {argnum!r}")
+    return tuple(sorted(set(given)))
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "executors": _read_executors,
+    "transforms": _read_transforms,
+    "cache": _read_cache,
+    "static_argnums": _read_argnums,
+    "donate_argnums": _read_argnums,
+}

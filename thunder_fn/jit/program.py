@@ -1,0 +1,221 @@
+"""From a call to a program: capture, transforms, lowering, and the epilogue that hands the results out.
+
+def execute(l0, l1):
+    r0, r1, = program(l0, l1)
+    if r1 is not l0: l0.copy_(r1)
+    return {"loss": r0}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import TENSOR, Captured, capture
+from thunder_fn.capture.failures import check_aliases
+from thunder_fn.errors import JitError, located
+from thunder_fn.executors import Program, lower
+from thunder_fn.executors.reuse import is_dense
+from thunder_fn.jit.autograd import Bridge, bridge
+from thunder_fn.jit.call import Call
+from thunder_fn.jit.callpath import Namespace, put_together, skeleton
+from thunder_fn.jit.memory import all_exclusive, clash_check, give_away
+from thunder_fn.jit.options import Options
+from thunder_fn.jit.prologue import prologue_trace, structure_text
+from thunder_fn.trace import Trace, Var, canonical
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A program for one kind of call.
+
+    `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
+    program. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
+    written; `check_clash` raises if it does.
+    """
+
+    execute: Callable[..., Any]
+    prologue: Trace
+    stages: tuple[Trace | Program, ...]
+    bridge: Bridge | None
+    constants: tuple[torch.Tensor, ...]
+    constants_match: Callable[..., bool]
+    clash: Callable[..., bool] | None
+    check_clash: Callable[[Sequence[torch.Tensor]], None]
+
+    def is_current(self) -> bool:
+        """The closed-over tensors still have the dtype, shape and requires_grad that they were traced with."""
+        return self.constants_match(*self.constants)
+
+
+def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
+    """Trace f for a call and lower the trace.
+
+    Raises:
+        CaptureError: f cannot be traced.
+        JitError: a transform changed the types of the trace's inputs or outputs.
+    """
+    captured = capture(with_statics(f, call), call.args, call.kwargs)
+    traces = [captured.trace]
+    for transform in options.transforms:
+        traces.append(_transformed(transform, traces[-1]))
+    closed, constants = close_over(traces[-1])
+    tensors = tuple(tensor for _, tensor in call.tensors)
+    targets = [write.target for write in captured.writes]
+    bridged = bridge(closed, (*tensors, *constants), len(targets)) if torch.is_grad_enabled() else None
+    execution = _Execution(captured, closed, constants, call, bridged)
+    watched = _distinct((*constants, *(target for target in targets if isinstance(target, torch.Tensor))))
+    return Entry(
+        execute=execution.function(),
+        prologue=prologue_trace(call.leaves, structure_text(call.leaves, call.spec), call.statics),
+        stages=(*traces, execution.program),
+        bridge=bridged,
+        constants=watched,
+        constants_match=internals.tensor_guard(watched),
+        clash=clash_check(tensors, targets) if targets else None,
+        check_clash=partial(_check_clash, captured),
+    )
+
+
+def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
+    """The trace with closed-over tensors as its last inputs, and those tensors.
+
+    What interpreters remember of it then keeps no tensor alive, and serves every function that closes over others.
+    """
+    moved = tuple(constant for constant in trace.constants if not constant.owned)
+    if not moved:
+        return trace, ()
+    inputs = (*trace.inputs, *(constant.var for constant in moved))
+    left = tuple(constant for constant in trace.constants if constant.owned)
+    closed = canonical(inputs, trace.equations, trace.outputs, left, trace.constraints, trace.name)
+    return closed, tuple(constant.tensor for constant in moved)
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _check_clash(captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
+    targets = [write.target for write in captured.writes]
+    check_aliases(captured.trace, tensors, targets, captured.trace.name)
+
+
+def with_statics(f: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """f as a function of the other arguments."""
+    if not call.statics:
+        return f
+    values = dict(call.statics)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        rest = iter(args)
+        return f(*(values[i] if i in values else next(rest) for i in range(call.count)), **kwargs)
+
+    function.__name__ = getattr(f, "__name__", type(f).__name__)
+    return function
+
+
+def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
+    new: Any = transform(trace)
+    name = getattr(transform, "__name__", type(transform).__name__)
+    if not isinstance(new, Trace):
+        raise JitError(f"jit: the transform {name} returned a {type(new).__name__}, not a Trace")
+    for what in ("input", "output"):
+        before, after = getattr(trace, f"{what}_types"), getattr(new, f"{what}_types")
+        if before != after:
+            texts = f"  before: {', '.join(map(str, before))}\n  after:  {', '.join(map(str, after))}"
+            fix = "Write a function transform, such as grad or vmap, for what changes a function's signature."
+            raise JitError(located(f"jit: the transform {name} changes the trace's {what} types\n{texts}", fix=fix))
+    return new
+
+
+class _Execution:
+    """Writes the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
+
+    def __init__(
+        self, captured: Captured, trace: Trace, constants: tuple[torch.Tensor, ...], call: Call, bridged: Bridge | None
+    ) -> None:
+        self.captured, self.trace, self.bridge = captured, trace, bridged
+        self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away)
+        self.leaves = [f"l{position}" for position, _ in call.tensors]
+        self.places = {id(tensor): len(self.leaves) + i for i, tensor in enumerate(constants)}
+        self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
+        self.donated = [i for i, (position, _) in enumerate(call.tensors) if position in call.donated]
+        self.writable = [i for i in self.donated if is_dense(call.tensors[i][1])] if bridged is None else []
+        self.targets = [self.target(write.target) for write in captured.writes]
+
+    @cached_property
+    def program(self) -> Program:
+        """What is run: the forward of a bridge where gradients may be asked for."""
+        return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
+
+    def lowered(self, donated: Sequence[int]) -> Program:
+        writes = [self.place(write.target) for write in self.captured.writes]
+        return lower(self.trace, donated, writes, below_autograd=True)
+
+    def place(self, target: int | torch.Tensor) -> int | None:
+        """The input that is a written tensor, None if the program does not read it."""
+        return target if isinstance(target, int) else self.places.get(id(target))
+
+    def target(self, target: int | torch.Tensor) -> str:
+        place = self.place(target)
+        return self.names.bind(target, "target") if place is None else self.inputs[place]
+
+    def function(self) -> Callable[..., Any]:
+        values = [f"r{i}" for i in range(len(self.trace.outputs))]
+        lines = [f"def execute({', '.join(self.leaves)}):"]
+        run = self.names.bind(self.bridge or self.program.run, "program")
+        if self.writable:
+            careful = self.names.bind(_Lazily(partial(self.lowered, ())), "careful")
+            given = ", ".join(self.inputs[i] for i in self.writable)
+            lines.append(f"    run = {run} if all_exclusive({given}) else {careful}")
+            run = "run"
+        lines.append(
+            f"    {''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({', '.join(self.inputs)})"
+        )
+        for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
+            lines.append(f"    if {value} is not {target}: {target}.copy_({value})")
+        result = self.result(values)
+        if self.donated:
+            lines += [f"    result = {result}", f"    give_away({', '.join(self.leaves[i] for i in self.donated)})"]
+            result = "result"
+        return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    def result(self, values: Sequence[str]) -> str:
+        """The expression for the function's result."""
+        supply = iter(range(self.captured.num_results))
+        leaves = [
+            self.value(next(supply), values) if leaf is TENSOR else self.names.literal(leaf)
+            for leaf in self.captured.out_leaves
+        ]
+        return put_together(skeleton(self.captured.out_spec), leaves, self.names, self.captured.out_spec)
+
+    def value(self, position: int, values: Sequence[str]) -> str:
+        """An output: a written tensor itself where it holds it, and never the donated tensor, which is given away."""
+        atom = self.trace.outputs[position]
+        written = self.trace.outputs[self.captured.num_results :]
+        given = [self.leaves[i] for i in self.donated]
+        if isinstance(atom, Var) and atom in written:
+            target = self.targets[written.index(atom)]
+            return f"{target}.detach()" if target in given else target
+        if isinstance(atom, Var) and atom.index in self.donated:
+            return f"{values[position]}.detach()"
+        return values[position]
+
+
+class _Lazily:
+    """A program that is lowered when it is first needed."""
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        self.make = make
+
+    @cached_property
+    def run(self) -> Callable[..., tuple[Any, ...]]:
+        return self.make().run
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        return self.run(*tensors)
