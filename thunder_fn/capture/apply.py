@@ -14,6 +14,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Leaf, Recorder, current, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.errors import CaptureError, located
@@ -40,10 +41,11 @@ def bind_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) 
 def operands_of(recorder: Recorder, values: Sequence[Any]) -> tuple[Var, ...] | None:
     """The variables of tensors, None if one of them has levels of autograd or torch.func on it."""
     tracers = [recorder.lift(value) for value in values]
-    if not all(_is_plain(recorder, tracer) for tracer in tracers):
-        return None
-    variables = [recorder.var_of(tracer) for tracer in tracers]
-    return tuple(recorder.stop(var) for var in variables if var is not None)
+    return _variables(recorder, tracers) if all(_is_plain(recorder, tracer) for tracer in tracers) else None
+
+
+def _variables(recorder: Recorder, tracers: Sequence[torch.Tensor]) -> tuple[Var, ...]:
+    return tuple(recorder.stop(var) for tracer in tracers if (var := recorder.var_of(tracer)) is not None)
 
 
 def bind_equation(
@@ -65,22 +67,36 @@ def bind_structured(
     recorder: Recorder, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...], types: tuple[Type, ...], **kwargs: Any
 ) -> tuple[Any, ...]:
     """Record a structured equation on tensors."""
-    args = operands_of(recorder, values)
-    if args is None:
+    literals = tuple((key, Literal(value)) for key, value in kwargs.items())
+    tracers = [recorder.lift(value) for value in values]
+    if not all(_is_own(recorder, tracer) for tracer in tracers):
         raise CaptureError(
             located(
-                f"{op} was called inside a torch.func transform or on tensors that autograd follows, where it is opaque",
+                f"{op} was called inside a torch.func transform, where it is opaque",
                 source=user_source(recorder),
                 fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
             )
         )
-    return bind_equation(recorder, op, args, bodies, types, tuple((key, Literal(value)) for key, value in kwargs.items()))
+
+    def bind() -> tuple[Any, ...]:
+        return bind_equation(recorder, op, _variables(recorder, tracers), bodies, types, literals)
+
+    if all(_is_plain(recorder, tracer) for tracer in tracers):
+        return bind()
+    return bind_followed(recorder, tracers, bind, replay)
+
+
+def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
+    """A structured equation can be recorded on these tensors: no torch.func transform is at work on them."""
+    return all(_is_own(recorder, recorder.lift(value)) for value in values)
+
+
+def _is_own(recorder: Recorder, tensor: torch.Tensor) -> bool:
+    return not is_wrapped(tensor) and isinstance(tensor, internals.FunctionalTensor) and recorder.owns(tensor)
 
 
 def _is_plain(recorder: Recorder, tensor: torch.Tensor) -> bool:
-    if is_wrapped(tensor) or not isinstance(tensor, internals.FunctionalTensor) or not recorder.owns(tensor):
-        return False
-    return not (tensor.requires_grad and torch.is_grad_enabled())
+    return _is_own(recorder, tensor) and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:

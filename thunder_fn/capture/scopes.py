@@ -300,7 +300,7 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is None:
             return original(args)
         function = sys._getframe(1).f_locals.get("cls")
-        if function is not None and not function.__module__.startswith("torch."):
+        if function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
             recorder.custom_backwards.append((function.__qualname__, user_source(recorder)))
         return original(lift_call(recorder, args, {})[0])
 

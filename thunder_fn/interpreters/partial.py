@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from thunder_fn.derive import Mask
+from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
+from thunder_fn.rules import Mask, rules_of
 from thunder_fn.trace import Equation, Trace, Var, canonical
 
 
@@ -34,8 +35,11 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
         if all(var.index in known for var in equation.operands):
             early.append(equation)
             known.update(var.index for var in equation.outputs)
-        else:
-            late.append(equation)
+            continue
+        first_half, second_half = _halves(equation, known)
+        early += first_half
+        late += second_half
+        known.update(var.index for half in first_half for var in half.outputs)
     late_outputs = tuple(atom for atom, flag in zip(flat.outputs, known_outputs, strict=True) if not flag)
     early_outputs = tuple(atom for atom, flag in zip(flat.outputs, known_outputs, strict=True) if flag)
     late = _needed(late, {atom.index for atom in late_outputs if isinstance(atom, Var)})
@@ -48,6 +52,33 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     first = canonical(first_inputs, tuple(early), (*early_outputs, *residuals), flat.constants, name=f"{trace.name}_known")
     second = canonical((*residuals, *second_inputs), tuple(late), late_outputs, flat.constants, name=f"{trace.name}_rest")
     return dce(first), second
+
+
+def _halves(equation: Equation, known: set[int]) -> tuple[list[Equation], list[Equation]]:
+    """A structured equation on some unknown operands: cut down to what is known without them, and to the rest.
+
+    The rest computes again what it needs of the first half.
+    """
+    if equation.op.kind != "structured":
+        return [], [equation]
+    flags = tuple(_is_known(equation, position, known) for position in range(len(equation.outputs)))
+    if not any(flags):
+        return [], [equation]
+    if is_kept(equation):
+        raise MissingRule(
+            located(
+                f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be run in two halves",
+                source=equation.source,
+                fix="Use jvp instead of linearize, or draw the random numbers before it.",
+            )
+        )
+    dce = rules_of(equation).dce
+    return [dce(equation, flags)[0]], [dce(equation, tuple(not flag for flag in flags))[0]]
+
+
+def _is_known(equation: Equation, position: int, known: set[int]) -> bool:
+    wanted = tuple(index == position for index in range(len(equation.outputs)))
+    return all(var.index in known for var in rules_of(equation).dce(equation, wanted)[1])
 
 
 def _needed(equations: list[Equation], wanted: set[int]) -> list[Equation]:

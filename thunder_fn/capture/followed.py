@@ -1,0 +1,104 @@
+"""Structured equations on tensors that autograd follows.
+
+A traced function may call `torch.autograd.grad` or `backward` itself, and parameters require gradients, so autograd
+follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when autograd
+asks for it: then the equation, which is already in the recording, is replaced by its split forward, whose residuals the
+backward reads. Where the backward is to be differentiated itself (`create_graph=True`), both are run op by op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.recorder import Leaf, Recorder, Scope
+from thunder_fn.rules import Mask, Split, rules_of
+from thunder_fn.trace import Equation, Trace, Var, map_arg
+
+Bind = Callable[[], tuple[Any, ...]]
+Replay = Callable[[Recorder, Trace, Sequence[Any]], tuple[Any, ...]]
+
+
+def bind_followed(recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, replay: Replay) -> tuple[Any, ...]:
+    """Bind an equation as one node of autograd's graph."""
+    node = _Node(recorder, bind, replay)
+    results = _Followed.apply(node, *values)
+    return results if isinstance(results, tuple) else (results,)
+
+
+class _Node:
+    """What the node of one equation knows: the record of the equation, and where it is."""
+
+    def __init__(self, recorder: Recorder, bind: Bind, replay: Replay) -> None:
+        self.recorder, self._bind, self.replay = recorder, bind, replay
+
+    def bind(self) -> tuple[Any, ...]:
+        with torch.enable_grad():
+            results = self._bind()
+        self.scope: Scope = self.recorder.scope
+        leaf = self.scope.items[-1]
+        assert isinstance(leaf, Leaf), "the equation has just been recorded"
+        self.leaf = leaf
+        return results
+
+    def split(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+        leaf = self.leaf
+        equation = Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, leaf.bodies, leaf.source)
+        return rules_of(equation).split(equation, wanted_inputs, wanted_outputs)
+
+    def replace(self, split: Split) -> tuple[Any, ...]:
+        """Put the split forward in the equation's place; the values of its residuals."""
+        leaf, operands = self.leaf, _operands(self.leaf)
+        names: dict[int, Any] = {var.index: atom for var, atom in zip(split.forward.inputs, operands, strict=True)}
+        results = split.forward.outputs
+        names.update((atom.index, var) for atom, var in zip(results, leaf.outputs, strict=False) if isinstance(atom, Var))
+        items: list[Leaf | Scope] = []
+        for equation in split.forward.equations:
+            outputs = tuple(names.setdefault(var.index, self.recorder.fresh(var.type)) for var in equation.outputs)
+            args = tuple(map_arg(lambda var: names[var.index], arg) for arg in equation.args)
+            kwargs = tuple((key, map_arg(lambda var: names[var.index], arg)) for key, arg in equation.kwargs)
+            items.append(Leaf(equation.op, args, kwargs, outputs, equation.source or leaf.source, equation.bodies))
+        position = next(i for i, item in enumerate(self.scope.items) if item is leaf)
+        self.scope.items[position : position + 1] = items
+        values = tuple(names[atom.index] if isinstance(atom, Var) else atom.value for atom in results)
+        with torch.enable_grad():
+            return tuple(
+                self.recorder.tracer_of(value) if isinstance(value, Var) else value
+                for value in split.residual_values(operands, values)
+            )
+
+
+def _operands(leaf: Leaf) -> tuple[Var, ...]:
+    return Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs).operands
+
+
+class _Followed(torch.autograd.Function):
+    """The node."""
+
+    @staticmethod
+    def forward(ctx: Any, node: _Node, *values: torch.Tensor) -> Any:
+        results = node.bind()
+        ctx.node = node
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*values)
+        floating = [r for r in results if isinstance(r, torch.Tensor) and (r.is_floating_point() or r.is_complex())]
+        ctx.mark_non_differentiable(*(r for r in results if isinstance(r, torch.Tensor) and all(r is not f for f in floating)))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        node: _Node = ctx.node
+        asked = tuple(ctx.needs_input_grad[1:])
+        split = node.split(asked, tuple(cotangent is not None for cotangent in cotangents))
+        given = [cotangent for cotangent in cotangents if cotangent is not None]
+        if torch.is_grad_enabled():
+            inputs = ctx.saved_tensors
+            residuals = split.residual_values(inputs, node.replay(node.recorder, split.forward, inputs))
+        else:
+            residuals = node.replace(split)
+        found = node.replay(node.recorder, split.backward, (*residuals, *given))
+        places = iter(split.gradients)
+        taken = [next(places) if flag else None for flag in asked]
+        return (None, *(None if place is None else found[place] for place in taken))
