@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -5
+	@sed -n 's/^# //p' Makefile | head -4
 
 demo: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn demo
@@ -34,7 +34,7 @@ bench: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn benchmarks
 
 golden: $(VENV)/.test
-	$(bin)/python -m pytest -q tests/golden tests/meta/test_readme.py --update-golden
+	$(bin)/python -m pytest -q tests/golden tests/meta --update-golden
 
 clean:
 	rm -rf $(VENV) build demo_out benchmark_out

@@ -15,7 +15,8 @@ from thunder_fn.__main__ import COMMANDS, main
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
-    assert all(f"  {name} " in capsys.readouterr().out for name in COMMANDS)
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in COMMANDS)
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
