@@ -20,4 +20,9 @@ from thunder_fn.api import vmap as vmap
 from thunder_fn.capture import composite as composite
 from thunder_fn.check import check as check
 from thunder_fn.interpreters.evaluate import evaluate as evaluate
+from thunder_fn.jit import cache_info as cache_info
+from thunder_fn.jit import jit as jit
+from thunder_fn.jit import last_backward_traces as last_backward_traces
+from thunder_fn.jit import last_prologue_traces as last_prologue_traces
+from thunder_fn.jit import last_traces as last_traces
 from thunder_fn.optim import functional_optimizer as functional_optimizer
