@@ -446,7 +446,7 @@ def test_other_cache_modes() -> None:
 def test_the_cache_is_bounded_and_call_paths_are_kept() -> None:
     f, runs = counted(lambda x, n: x * n)
     g = jit(f)
-    g._cache.maxsize = 8
+    g.programs.maxsize = 8
     x = torch.ones(1)
     for n in range(20):
         g(x, n)

@@ -297,3 +297,19 @@ def test_is_dense() -> None:
     x = torch.randn(2, 3)
     assert all(map(reuse.is_dense, (x, x.t(), x[:, :1].contiguous(), torch.ones(()), torch.ones(1, 4)[:, None])))
     assert not any(map(reuse.is_dense, (x[:, :2], x[:1].expand(4, 3), x[:, ::2])))
+
+
+def test_copies_of_what_was_just_computed_are_dropped() -> None:
+    copy = ops.leaf(aten.copy.default)
+    b = TraceBuilder()
+    x, y = b.input(f32(3)), b.input(f32(3))
+    (h,) = b.add(ADD, (x, y), (f32(3),))
+    (h,) = b.add(copy, (x, h), (f32(3),))
+    (other,) = b.add(copy, (x, y), (f32(3),))
+    (seen,) = b.add(SIN, (x,), (f32(3),))
+    (twice,) = b.add(copy, (x, seen), (f32(3),))
+    trace = b.build((h, other, seen, twice))
+    assert str(lower(trace)).count("copy") == 3, "one in the heading, two in the body"
+    assert outputs_agree(trace, example_inputs(trace))
+    results = lower(trace)(*example_inputs(trace))
+    assert len({result.data_ptr() for result in results}) == 4

@@ -7,15 +7,16 @@ bitwise equal results. Everything else here is the alias analysis that this need
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.trace import Equation, Op, TensorType, Trace, Var
+from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, canonical, map_arg
 
 # fmt: off
 _COPY_THEN_WRITE = frozenset((
@@ -32,6 +33,7 @@ _ALLOCATES = _COPY_THEN_WRITE | frozenset((
 ))
 # fmt: on
 
+COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
 """To copy a value that nobody needs any more is to do nothing."""
 
@@ -91,6 +93,47 @@ def in_place(op: Op) -> Op | None:
     same = [(a.name, a.type, a.kwarg_only) for a in mine] == [(a.name, a.type, a.kwarg_only) for a in its]
     only_first = [a.alias_info is not None and a.alias_info.is_write for a in its] == [True] + [False] * (len(its) - 1)
     return written if same and only_first else None
+
+
+def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
+    """Replace `copy(x, y)` by `y` where y is a pointwise function of x first, of x's type, that nothing else reads.
+
+    Capture leaves that of `x.copy_(f(x))`. Such a y has x's layout, so nothing can tell the two apart.
+
+    Returns:
+        The trace, and the positions of the equations that are gone.
+    """
+    uses = Counter(var.index for equation in trace.equations for var in equation.operands)
+    uses.update(atom.index for atom in trace.outputs if isinstance(atom, Var))
+    makers, names, kept, gone = dict[int, Equation](), dict[int, Arg](), list[Equation](), list[int]()
+
+    def read(var: Var) -> Arg:
+        return names.get(var.index, var)
+
+    for position, equation in enumerate(trace.equations):
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        if equation.op == COPY and _is_layout_kept(equation, makers) and uses[equation.operands[1].index] == 1:
+            names[equation.outputs[0].index] = args[1]
+            gone.append(position)
+            continue
+        kept.append(replace(equation, args=args, kwargs=kwargs))
+        makers.update((var.index, equation) for var in equation.outputs)
+    outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
+    new = canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name)
+    return new, tuple(gone)
+
+
+def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
+    """The second operand was made by a pointwise op that takes the first one first, and has its type."""
+    if len(copy.args) != 2 or not all(isinstance(arg, Var) for arg in copy.args):
+        return False
+    target, source = copy.operands
+    maker = makers.get(source.index)
+    if maker is None or not is_fresh(maker.op) or torch.Tag.pointwise not in ops.overload(maker.op).tags:
+        return False
+    same_place = bool(maker.args) and maker.args[0] == target
+    return same_place and source.type == target.type == copy.outputs[0].type
 
 
 def last_uses(trace: Trace) -> list[int]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
+from thunder_fn.executors.reuse import CLONE, drop_copies, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import identifier, literal_text
@@ -82,7 +83,8 @@ def unfold(trace: Trace) -> Flat:
     builder, notes = TraceBuilder(trace.name), dict[int, tuple[str, ...]]()
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     outputs = _unfold(builder, trace, inputs, notes, 0, "")
-    return Flat(builder.build(outputs), notes)
+    trace, gone = drop_copies(builder.build(outputs))
+    return Flat(trace, {position - bisect_left(gone, position): texts for position, texts in notes.items()})
 
 
 def _unfold(

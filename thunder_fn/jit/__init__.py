@@ -38,7 +38,7 @@ class Jitted:
 
     fn: Callable[..., Any]
     options: Options = field(default_factory=Options)
-    _cache: Cache = field(default_factory=Cache, repr=False)
+    programs: Cache = field(default_factory=Cache, repr=False)
 
     def __post_init__(self) -> None:
         check_argnums(self.options, self.fn)
@@ -50,12 +50,12 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current() is not None:
             return call_inside_capture(self, args, kwargs)
-        paths = self._cache.paths
+        paths = self.programs.paths
         for path in paths:
             result = path.call(args, kwargs)
             if result is not MISS:
                 if path is not paths[0]:
-                    self._cache.prefer(path)
+                    self.programs.prefer(path)
                 return result
         return _call_slowly(self, args, kwargs)
 
@@ -137,7 +137,7 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """A call that no call path serves: look its program up or build it, and make a path for calls like it."""
     if internals.inside_torch_func():
         return jitted.fn(*args, **kwargs)
-    cache, call = jitted._cache, read_call(jitted.options, args, kwargs)
+    cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
     key = call_key(call)
     if jitted.options.cache == "no caching":
         entry = build(jitted.fn, jitted.options, call)
@@ -159,7 +159,7 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
     """The call path for calls like this one: the one that was made before, if it is in use or near."""
-    cache, where = jitted._cache, (key, pattern(call))
+    cache, where = jitted.programs, (key, pattern(call))
     known = cache.get_path(where)
     if known is not None and known.entry is entry:
         return known
@@ -181,7 +181,7 @@ def _execute(entry: Entry, call: Call) -> Any:
 def _last(f: Any) -> Entry:
     if not isinstance(f, Jitted):
         raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
-    paths = f._cache.paths
+    paths = f.programs.paths
     if not paths:
         raise JitError(f"{f!r} has not been called yet, so there is nothing to show")
     return paths[0].entry
@@ -207,4 +207,4 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
     """Hits, misses, size and greatest size of a jitted function's cache."""
     if not isinstance(f, Jitted):
         raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
-    return f._cache.info()
+    return f.programs.info()

@@ -14,6 +14,7 @@ a generic flatten of a hundred tensors takes twice as long as all their checks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -110,7 +111,7 @@ def static_check(target: str, value: Any, names: Namespace) -> str:
         return f"{target} is {value}"
     same_type = f"type({target}) is {names.bind(type(value), 'Type')}"
     match value:
-        case float() if value == 0 or value != value:
+        case float() if not value or math.isnan(value):
             return f"{same_type} and {names.bind(Literal(value), 'literal')} == Literal({target})"
         case complex():
             return f"{same_type} and {names.bind(Literal(value), 'literal')} == Literal({target})"

@@ -80,7 +80,7 @@ def _read_executors(value: Any) -> tuple[str, ...]:
 
 
 def _read_transforms(value: Any) -> tuple[Callable[[Trace], Trace], ...]:
-    given = (value,) if callable(value) else tuple(value)
+    given: tuple[Any, ...] = (value,) if callable(value) else tuple(value)
     for transform in given:
         if not callable(transform):
             raise JitError(f"jit: a transform is a function from Trace to Trace, given a {type(transform).__name__}")

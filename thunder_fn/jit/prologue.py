@@ -134,7 +134,7 @@ def prologue_trace(leaves: Sequence[Any], structure: str, statics: Sequence[tupl
         statics: the static arguments by position.
     """
     builder = TraceBuilder("prologue")
-    checked = [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, bool, int, float, complex))]
+    checked: list[Any] = [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, bool, int, float, complex))]
     inputs = [builder.input(type_of_value(_plain(leaf))) for leaf in checked]
     _add(builder, "check_state", Literal(internals.global_state()[0]))
     _add(builder, "check_structure", Literal("(args, kwargs)"), Literal(structure))
@@ -152,10 +152,8 @@ def prologue_trace(leaves: Sequence[Any], structure: str, statics: Sequence[tupl
 
 def _plain(leaf: Any) -> Any:
     """A NumPy scalar or an IntEnum is a number of Python's too."""
-    for kind in (bool, int, float, complex):
-        if isinstance(leaf, kind):
-            return kind(leaf)
-    return leaf
+    kinds: tuple[Any, ...] = (bool, int, float, complex)
+    return next((kind(leaf) for kind in kinds if isinstance(leaf, kind)), leaf)
 
 
 def _add(builder: TraceBuilder, name: str, *args: Arg) -> None:
