@@ -21,6 +21,8 @@ from thunder_fn.trace import TensorType, Trace
 @lru_cache(maxsize=65536)
 def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a decomposition knows it."""
+    if not single.equations[0].op.name.startswith(("aten.", "prims.")):
+        return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
     try:
         return _ask_forward_ad(single, active)
     except (NotImplementedError, RuntimeError):

@@ -323,6 +323,20 @@ class _CompilingFlag:
     def __bool__(self) -> bool:
         return _capturing.value > 0 or bool(self.before)
 
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    __ror__, __rand__ = __or__, __and__
+
 
 def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """What Dynamo does with its callback, made so that `torch.compile`d functions run as they are in threads that capture."""

@@ -20,7 +20,7 @@ from thunder_fn.capture.nest import nest
 from thunder_fn.capture.recorder import Recorder, current, is_wrapped
 from thunder_fn.capture.scopes import ScopeMode, composite, module_scopes, user_source
 from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
-from thunder_fn.trace import Atom, Source, Trace, Var
+from thunder_fn.trace import Atom, Trace, Var
 
 __all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "pytree"]
 
@@ -50,8 +50,7 @@ class Captured:
     """A function as a trace, with what is needed to call it as the function is called.
 
     The trace has one input for each tensor leaf of `(args, kwargs)`. Its outputs are the tensor leaves of the result,
-    then one new value for each write. `custom_backwards` names the `torch.autograd.Function` classes that were called:
-    the trace has what their `forward` does and does not know of their `backward`.
+    then one new value for each write.
     """
 
     trace: Trace
@@ -60,7 +59,6 @@ class Captured:
     out_spec: pytree.PyTreeSpec
     out_leaves: tuple[Any, ...]
     writes: tuple[Write, ...] = ()
-    custom_backwards: tuple[tuple[str, Source | None], ...] = ()
 
     @property
     def num_results(self) -> int:
@@ -111,7 +109,7 @@ def capture(
     writes = tuple(write for write, _ in changes)
     check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], name)
     in_statics = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-    return Captured(trace, in_spec, in_statics, out_spec, statics, writes, tuple(recorder.custom_backwards))
+    return Captured(trace, in_spec, in_statics, out_spec, statics, writes)
 
 
 def _identifier(name: str) -> str:

@@ -12,7 +12,7 @@ A tracer is a FunctionalTensor around a fake tensor; the recorder knows the vari
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, located
 from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
@@ -50,6 +51,16 @@ class Leaf:
     outputs: tuple[Var, ...]
     source: Source | None
     bodies: tuple[Any, ...] = ()
+
+
+class Inputs(tuple[Any, ...]):
+    """The inputs of a running `torch.autograd.Function`, which alone refers to them: they go when it ends."""
+
+    ended: Callable[[], Any] | None = None
+
+    def __del__(self) -> None:
+        if self.ended is not None:
+            self.ended()
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +122,8 @@ class Recorder:
         self.function: Any = None
         self.module_paths: dict[torch.nn.Module, str] = {}
         self.modules = WatchedModules()
-        self.custom_backwards: list[tuple[str, Source | None]] = []
+        self._functions: list[str] = []
+        self._made_by: dict[int, str] = {}
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
@@ -315,6 +327,8 @@ class Recorder:
             self._vars[id(value)] = (value, var)
             if self.track_no_grad and not torch.is_grad_enabled():
                 self._off.add(var.index)
+                if self._functions:
+                    self._made_by[var.index] = self._functions[-1]
 
     def _encode(self, value: Any) -> Arg:
         if isinstance(value, torch.Tensor):
@@ -336,8 +350,16 @@ class Recorder:
         known = self.scope.detached.get(var.index)
         if known is None:
             known = self.scope.detached[var.index] = self.fresh(var.type)
-            self.scope.items.append(Leaf(ops.STOP_GRADIENT, (var,), (), (known,), self.source))
+            function = self._made_by.get(var.index)
+            op, args = (AUTOGRAD_FUNCTION, (var, Literal(function))) if function else (ops.STOP_GRADIENT, (var,))
+            self.scope.items.append(Leaf(op, args, (), (known,), self.source))
         return known
+
+    def enter_function(self, name: str, inputs: Inputs) -> None:
+        """The call of a `torch.autograd.Function` begins. It ends when its inputs are let go."""
+        if torch.is_grad_enabled():
+            self._functions.append(name)
+            inputs.ended = self._functions.pop
 
     def _foreign(self, tensor: torch.Tensor) -> Var:
         """A tensor that reached the dispatcher without passing a torch function."""

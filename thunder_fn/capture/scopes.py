@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.recorder import LITERALS, Recorder, Scope, current
+from thunder_fn.capture.recorder import LITERALS, Inputs, Recorder, Scope, current
 from thunder_fn.capture.scalars import with_tensor_scalars
 from thunder_fn.errors import (
     DataDependentBranch,
@@ -300,9 +300,10 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is None:
             return original(args)
         function = sys._getframe(1).f_locals.get("cls")
+        lifted = Inputs(original(lift_call(recorder, args, {})[0]))
         if function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
-            recorder.custom_backwards.append((function.__qualname__, user_source(recorder)))
-        return original(lift_call(recorder, args, {})[0])
+            recorder.enter_function(function.__qualname__, lifted)
+        return lifted
 
     return unwrap_dead_wrappers
 

@@ -1,0 +1,49 @@
+"""`torch.autograd.Function` inside a traced function.
+
+A trace has what `forward` does. PyTorch runs `forward` with gradients off, and the user's `backward` is not part of what
+it records, so the results of `forward` pass through `thunder_fn::autograd_function`: a copy that nobody can
+differentiate. PyTorch's own autograd inside the traced function does not meet it: it calls `backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.errors import MissingRule, located
+
+
+@torch.library.custom_op("thunder_fn::autograd_function", mutates_args=())
+def autograd_function(x: torch.Tensor, name: str) -> torch.Tensor:
+    """A copy of a result of the `torch.autograd.Function` of this name."""
+    return x.clone()
+
+
+@autograd_function.register_fake
+def _(x: torch.Tensor, name: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@autograd_function.register_vmap
+def _(info: Any, in_dims: tuple[int | None, None], x: torch.Tensor, name: str) -> tuple[torch.Tensor, int | None]:
+    return autograd_function(x, name), in_dims[0]
+
+
+def _keep_name(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Tensor) -> None:
+    ctx.name = inputs[1]
+
+
+def _refuse(ctx: Any, cotangent: torch.Tensor) -> Any:
+    raise MissingRule(
+        located(
+            f"the backward of the autograd function {ctx.name} is not part of the trace, so nothing can be differentiated through it",
+            fix="Write its forward as a plain function, or take this gradient inside the traced function with `torch.autograd.grad`.",
+        )
+    )
+
+
+autograd_function.register_autograd(_refuse, setup_context=_keep_name)
+
+AUTOGRAD_FUNCTION = ops.leaf(torch.ops.thunder_fn.autograd_function.default)
