@@ -572,6 +572,13 @@ def inside_torch_func() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def version_probe(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without data whose `_version` is that of `tensor` for ever: a detached alias that let go of the memory."""
+    probe = tensor.detach()
+    probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return probe
+
+
 def is_exclusive(tensor: torch.Tensor) -> bool:
     """No other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
     storage = tensor.untyped_storage()

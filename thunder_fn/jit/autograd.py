@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.derive import Split
-from thunder_fn.errors import InvalidTrace
+from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.vjp import activity, split_vjp, vjp
 from thunder_fn.trace import TensorType, Trace, Var, canonical, type_of
@@ -23,11 +24,11 @@ from thunder_fn.trace import TensorType, Trace, Var, canonical, type_of
 Mask = tuple[bool, ...]
 
 
-def bridge(trace: Trace, tensors: Sequence[torch.Tensor], writes: int = 0) -> Bridge | None:
+def bridge(trace: Trace, tensors: Sequence[torch.Tensor], writes: Sequence[int | None] = ()) -> Bridge | None:
     """The trace as a differentiable function of these tensors; None if no output depends on what requires grad.
 
-    The last `writes` outputs will be written to tensors. Where none has a gradient, as the statistics of a batch norm,
-    autograd is not told of them, since the tensors would require grad from then on.
+    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. Where none of them has a
+    gradient, as the statistics of a batch norm, autograd is not told of them: the tensors would require grad then.
 
     Law: the gradients that `backward` leaves are those of the function that was traced.
     """
@@ -35,11 +36,12 @@ def bridge(trace: Trace, tensors: Sequence[torch.Tensor], writes: int = 0) -> Br
     if not any(wanted):
         return None
     outputs = differentiable_outputs(trace, wanted)
-    first = len(outputs) - writes
+    first = len(outputs) - len(writes)
     written = (False,) * first + outputs[first:]
     if any(written) and all(place is None for place in split_vjp(trace, wanted, written).gradients):
-        outputs = outputs[:first] + (False,) * writes
-    return Bridge(trace, wanted, outputs) if any(outputs) else None
+        outputs = outputs[:first] + (False,) * len(writes)
+    overwritten = frozenset(place for place in writes if place is not None and not wanted[place])
+    return Bridge(trace, wanted, outputs, overwritten) if any(outputs) else None
 
 
 def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
@@ -62,12 +64,14 @@ def handed_over(trace: Trace) -> Mask:
 class Bridge:
     """A trace, called under autograd.
 
-    `wanted` are the inputs that require grad and `active` the outputs that depend on them.
+    `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
+    will not hold their value when the backward runs.
     """
 
     trace: Trace
     wanted: Mask
     active: Mask
+    overwritten: frozenset[int]
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones."""
@@ -85,6 +89,11 @@ class Bridge:
     @cached_property
     def split(self) -> Split:
         return split_vjp(self.trace, self.wanted, self.active)
+
+    @cached_property
+    def read(self) -> frozenset[int]:
+        """The inputs that the backward reads."""
+        return frozenset(residual.index for residual in self.split.residuals if residual.kind == "input")
 
     @cached_property
     def forward(self) -> Program:
@@ -114,7 +123,8 @@ class _Function(torch.autograd.Function):
         kept = [places[residual.kind][residual.index] for residual in owner.split.residuals if residual.kind != "input"]
         ctx.owner = owner
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *kept)
+        saved, ctx.probes = _saved_inputs(owner, inputs)
+        ctx.save_for_backward(*saved, *kept)
         marks = zip(outputs, owner.active, strict=True)
         ctx.mark_non_differentiable(*(value for value, flag in marks if isinstance(value, torch.Tensor) and not flag))
         return outputs
@@ -126,6 +136,7 @@ class _Function(torch.autograd.Function):
         inputs, kept = ctx.saved_tensors[:count], iter(ctx.saved_tensors[count:])
         given = [_cotangent(owner, i, cotangents[i]) for i, flag in enumerate(owner.active) if flag]
         if torch.is_grad_enabled():
+            _check_unchanged(owner, ctx.probes)
             gradients: Sequence[Any] = _differentiable(owner.gradient, (*inputs, *given))
         else:
             split = owner.split
@@ -134,6 +145,27 @@ class _Function(torch.autograd.Function):
             gradients = [None if place is None else found[place] for place in split.gradients]
         supply = iter(gradients)
         return None, *(next(supply) if wanted else None for wanted in owner.wanted)
+
+
+def _saved_inputs(owner: Bridge, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[Any, int]]]:
+    """The inputs as autograd keeps them, and probes of those that only a derivative of the backward would read.
+
+    Autograd refuses a backward if a saved tensor was changed. What the backward does not read may change.
+    """
+    saved, probes = list(inputs), list[tuple[Any, int]]()
+    for place, tensor in enumerate(inputs):
+        if place in owner.overwritten:
+            saved[place] = tensor.detach().clone()
+        elif not owner.wanted[place] and place not in owner.read:
+            saved[place] = tensor.data
+            probes.append((internals.version_probe(tensor), tensor._version))
+    return saved, probes
+
+
+def _check_unchanged(owner: Bridge, probes: Sequence[tuple[Any, int]]) -> None:
+    if any(probe._version != version for probe, version in probes):
+        what = f"{owner.trace.name}: an argument was changed in place before its gradient was differentiated"
+        raise RuntimeError(located(what, fix="Pass a clone, or change the tensor after the last derivative."))
 
 
 def _cotangent(owner: Bridge, position: int, given: torch.Tensor | None) -> torch.Tensor:

@@ -67,8 +67,9 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
     closed, constants = close_over(traces[-1])
     tensors = tuple(tensor for _, tensor in call.tensors)
     targets = [write.target for write in captured.writes]
-    bridged = bridge(closed, (*tensors, *constants), len(targets)) if torch.is_grad_enabled() else None
-    execution = _Execution(captured, closed, constants, call, bridged)
+    writes = _places(targets, len(tensors), constants)
+    bridged = bridge(closed, (*tensors, *constants), writes) if torch.is_grad_enabled() else None
+    execution = _Execution(captured, closed, constants, writes, call, bridged)
     watched = _distinct((*constants, *(target for target in targets if isinstance(target, torch.Tensor))))
     return Entry(
         execute=execution.function(),
@@ -94,6 +95,14 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     left = tuple(constant for constant in trace.constants if constant.owned)
     closed = canonical(inputs, trace.equations, trace.outputs, left, trace.constraints, trace.name)
     return closed, tuple(constant.tensor for constant in moved)
+
+
+def _places(
+    targets: Sequence[int | torch.Tensor], count: int, constants: Sequence[torch.Tensor]
+) -> tuple[int | None, ...]:
+    """The input that is each written tensor, None if the program does not read it."""
+    places = {id(tensor): count + i for i, tensor in enumerate(constants)}
+    return tuple(target if isinstance(target, int) else places.get(id(target)) for target in targets)
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -137,16 +146,24 @@ class _Execution:
     """Writes the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
 
     def __init__(
-        self, captured: Captured, trace: Trace, constants: tuple[torch.Tensor, ...], call: Call, bridged: Bridge | None
+        self,
+        captured: Captured,
+        trace: Trace,
+        constants: tuple[torch.Tensor, ...],
+        writes: tuple[int | None, ...],
+        call: Call,
+        bridged: Bridge | None,
     ) -> None:
-        self.captured, self.trace, self.bridge = captured, trace, bridged
+        self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
         self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away)
         self.leaves = [f"l{position}" for position, _ in call.tensors]
-        self.places = {id(tensor): len(self.leaves) + i for i, tensor in enumerate(constants)}
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
         self.donated = [i for i, (position, _) in enumerate(call.tensors) if position in call.donated]
         self.writable = [i for i in self.donated if is_dense(call.tensors[i][1])] if bridged is None else []
-        self.targets = [self.target(write.target) for write in captured.writes]
+        pairs = zip(captured.writes, writes, strict=True)
+        self.targets = [
+            self.names.bind(write.target, "target") if place is None else self.inputs[place] for write, place in pairs
+        ]
 
     @cached_property
     def program(self) -> Program:
@@ -154,16 +171,7 @@ class _Execution:
         return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
 
     def lowered(self, donated: Sequence[int]) -> Program:
-        writes = [self.place(write.target) for write in self.captured.writes]
-        return lower(self.trace, donated, writes, below_autograd=True)
-
-    def place(self, target: int | torch.Tensor) -> int | None:
-        """The input that is a written tensor, None if the program does not read it."""
-        return target if isinstance(target, int) else self.places.get(id(target))
-
-    def target(self, target: int | torch.Tensor) -> str:
-        place = self.place(target)
-        return self.names.bind(target, "target") if place is None else self.inputs[place]
+        return lower(self.trace, donated, self.writes, below_autograd=True)
 
     def function(self) -> Callable[..., Any]:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]

@@ -1,0 +1,178 @@
+"""jit under autograd: `backward` leaves eager's gradients, to any order, and frees what it saved."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+
+from thunder_fn.jit import cache_info, jit, last_backward_traces, last_traces
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = (
+        torch.nn.Linear(3, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.GELU(),
+        torch.nn.LayerNorm(8),
+        torch.nn.Linear(8, 2),
+    )
+    return torch.nn.Sequential(*layers)
+
+
+def gradients(parameters) -> list[torch.Tensor]:
+    return [p.grad for p in parameters]
+
+
+def test_training_a_module() -> None:
+    mine, its = model(), model()
+    f = jit(lambda x, y: torch.nn.functional.mse_loss(mine(x), y))
+    mine_step, its_step = (torch.optim.AdamW(m.parameters(), lr=0.1) for m in (mine, its))
+    for _ in range(4):
+        x, y = torch.randn(5, 3), torch.randn(5, 2)
+        loss, expected = f(x, y), torch.nn.functional.mse_loss(its(x), y)
+        assert torch.equal(loss, expected)
+        loss.backward()
+        expected.backward()
+        for found, known in zip(gradients(mine.parameters()), gradients(its.parameters()), strict=True):
+            torch.testing.assert_close(found, known)
+        mine_step.step(), its_step.step()
+        mine_step.zero_grad(), its_step.zero_grad()
+        mine.load_state_dict(its.state_dict())
+    assert not mine[1].running_mean.requires_grad and cache_info(f).misses == 1
+
+
+def test_any_order() -> None:
+    def f(x, y):
+        return (torch.sin(x) * y**3).sum()
+
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+
+    def third(g):
+        (first,) = torch.autograd.grad(g(x, y), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * y).sum(), y, create_graph=True)
+        return torch.autograd.grad(second.sum(), (x, y))
+
+    for found, known in zip(third(jit(f)), third(f), strict=True):
+        torch.testing.assert_close(found, known)
+
+
+def test_gradcheck() -> None:
+    f = jit(lambda x, w: torch.softmax(x @ w, 1).exp())
+    xs = [
+        torch.randn(2, 3, dtype=torch.float64, requires_grad=True),
+        torch.randn(3, 4, dtype=torch.float64, requires_grad=True),
+    ]
+    assert torch.autograd.gradcheck(f, xs) and torch.autograd.gradgradcheck(f, xs)
+
+
+def test_some_outputs_only() -> None:
+    f = jit(lambda x, y: {"a": x * y, "b": (x.exp(), x.argmax()), "c": y + 1, "d": x.detach() * 2})
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    out = f(x, y)
+    assert [out["a"].requires_grad, out["b"][0].requires_grad] == [True, True]
+    assert not any(t.requires_grad for t in (out["b"][1], out["c"], out["d"]))
+    out["b"][0].sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().exp())
+
+
+def test_inputs_and_repeats_as_outputs() -> None:
+    f = jit(lambda x: (x, (x * 2).unbind(), *[x + 1] * 2))
+    x = torch.randn(2, requires_grad=True)
+    same, (a, b), one, two = f(x)
+    assert same is x and one is two
+    (same.sum() + a + 2 * b + one.sum() + two.sum()).backward()
+    assert x.grad.tolist() == [5, 7]
+    only = jit(lambda x: x)
+    assert only(x) is x and last_backward_traces(only) == []
+
+
+def test_closed_over_parameters_and_accumulation() -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    f = jit(lambda x: (x * w).sum() + w.sum())
+    for _ in range(2):
+        f(torch.full((3,), 2.0)).backward()
+    assert w.grad.tolist() == [6, 6, 6]
+    with torch.no_grad():
+        assert not f(torch.ones(3)).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # capture looks at it on what was changed in place
+def test_mutation_under_grad() -> None:
+    def f(x, buffer):
+        buffer.mul_(0.5).add_(x)
+        return (buffer * x).sum()
+
+    for g in (f, jit(f)):
+        x, buffer = torch.ones(2, requires_grad=True), torch.full((2,), 2.0)
+        g(x, buffer).backward()
+        assert x.grad.tolist() == [3, 3] and buffer.tolist() == [2, 2] and buffer.requires_grad
+
+
+def test_a_changed_residual_is_noticed() -> None:
+    x = torch.ones(2, requires_grad=True) * 1
+    y = jit(torch.sin)(x)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_donation_under_grad_overwrites_nothing() -> None:
+    f = jit(lambda x, w: (x.exp() * w).sum(), donate_argnums=0)
+    x, w = torch.zeros(2), torch.ones(2, requires_grad=True)
+    f(x, w).backward()
+    assert w.grad.tolist() == [1, 1] and repr(x) == "<donated tensor>"
+
+
+def test_backward_twice_is_refused_as_in_eager() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = jit(lambda x: x.exp().sum())(x)
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_residuals_are_freed() -> None:
+    f = jit(lambda x, w: ((x * 2).sin() @ w).sum())
+    w = torch.ones(2, requires_grad=True)
+    f(torch.ones(2), w).backward()
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.ones(2)
+        y = f(x, w)
+        alive = weakref.ref(x)
+        del x
+        y.backward()
+        assert alive() is None, "backward frees what it saved though its result lives on"
+        assert y.grad_fn is not None
+    finally:
+        gc.enable()
+
+
+def test_complex_and_views() -> None:
+    def f(z):
+        return torch.view_as_real(z * z.conj() + z.t()).abs().sum()
+
+    z = torch.randn(2, 2, dtype=torch.complex64, requires_grad=True)
+    (found,), (known,) = torch.autograd.grad(jit(f)(z), z), torch.autograd.grad(f(z), z)
+    torch.testing.assert_close(found, known)
+
+
+def test_traces_that_are_shown() -> None:
+    f = jit(lambda x: x.sin().sum())
+    f(torch.ones(2, requires_grad=True))
+    backward, program = last_backward_traces(f)
+    assert "cos" in str(backward) and "cos" in str(program) and "sin" in str(last_traces(f)[-1])
+
+
+def test_deepcopy_of_a_model_does_not_share_programs() -> None:
+    first = model()
+    second = copy.deepcopy(first)
+    for m in (first, second):
+        jit(m)(torch.ones(2, 3)).sum().backward()
+    assert all(p.grad is not None for m in (first, second) for p in m.parameters())
