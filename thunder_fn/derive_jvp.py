@@ -73,5 +73,3 @@ def missing_jvp(single: Trace) -> MissingRule:
             fix="Write the computation with other ops, or use reverse mode.",
         )
     )
-
-

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derive import call_leaf, close_recording, decomposition
 from thunder_fn.rules import Mask
@@ -54,7 +53,9 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
     if ops.is_random(equation.op) and randomness == "error":
         raise_randomness(equation.op.name)
     warnings.warn(
-        f"vmap: {equation.op} has no batching rule, so it runs in a loop over {size} examples", LoopWarning, stacklevel=2
+        f"vmap: {equation.op} has no batching rule, so it runs in a loop over {size} examples",
+        LoopWarning,
+        stacklevel=2,
     )
     return VmapRule(_loop(single, batched, size))
 
@@ -69,7 +70,9 @@ def raise_randomness(name: str) -> None:
 
 
 def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: int) -> list[torch.Tensor]:
-    types = [batched_type(var.type, size) if flag else var.type for var, flag in zip(single.inputs, batched, strict=True)]
+    types = [
+        batched_type(var.type, size) if flag else var.type for var, flag in zip(single.inputs, batched, strict=True)
+    ]
     return [recorder.input_of_type(type) for type in types if isinstance(type, TensorType)]
 
 
@@ -92,7 +95,9 @@ def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> 
         examples = tuple(tracers[index] for index in moved) or (torch.empty(size, device="meta"),)
         outputs = torch.vmap(run, randomness=randomness)(*examples)
         supply = iter(outputs)
-        return close_recording(recorder, [next(supply) if flag else None for flag in present], f"vmap_{equation.op.name}")
+        return close_recording(
+            recorder, [next(supply) if flag else None for flag in present], f"vmap_{equation.op.name}"
+        )
 
 
 def _loop(single: Trace, batched: Mask, size: int) -> Trace:

@@ -6,7 +6,7 @@ Facts about leaves come from PyTorch's own schemas and tags; nothing here is wri
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,13 +17,13 @@ from thunder_fn.trace import Equation, Op
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
 
 
-@lru_cache(maxsize=None)
+@cache
 def leaf(overload: torch._ops.OpOverload) -> Op:
     """The leaf op of a PyTorch overload."""
     return Op("leaf", str(overload))
 
 
-@lru_cache(maxsize=None)
+@cache
 def overload(op: Op) -> torch._ops.OpOverload:
     """The PyTorch overload of a leaf op."""
     if op.kind != "leaf":
@@ -40,13 +40,13 @@ def composite(name: str) -> Op:
     return Op("composite", name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_random(op: Op) -> bool:
     """Draws from a random number generator: never merged, never drawn again."""
     return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_effectful(op: Op) -> bool:
     """Does something besides computing its outputs, so it is never dropped."""
     if op.kind != "leaf":
@@ -55,15 +55,16 @@ def is_effectful(op: Op) -> bool:
     return schema.is_mutable or not schema.returns
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_view(op: Op) -> bool:
     """Its output shares memory with an input."""
     return op.kind == "leaf" and any(
-        argument.alias_info is not None and not argument.alias_info.is_write for argument in overload(op)._schema.arguments
+        argument.alias_info is not None and not argument.alias_info.is_write
+        for argument in overload(op)._schema.arguments
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_factory(op: Op) -> bool:
     """Makes a tensor from nothing: where no dtype and device are given, the defaults of the moment decide."""
     if op.kind != "leaf":
@@ -80,13 +81,13 @@ def flatten_result(result: Any) -> tuple[Any, ...]:
     return (result,)
 
 
-@lru_cache(maxsize=None)
+@cache
 def returns_nothing(op: Op) -> bool:
     """The leaf has no results, such as an assertion."""
     return op.kind == "leaf" and not overload(op)._schema.returns
 
 
-@lru_cache(maxsize=None)
+@cache
 def lists_returned(op: Op) -> tuple[bool, ...]:
     """For each result in a leaf's schema, whether it is a list of them."""
     return tuple(isinstance(result.type, torch.ListType) for result in overload(op)._schema.returns)
@@ -97,7 +98,7 @@ def has_random(equation: Equation) -> bool:
     return is_random(equation.op) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
 
 
-@lru_cache(maxsize=None)
+@cache
 def inplace_twin(op: Op) -> torch._ops.OpOverload | None:
     """The overload that does the same in place: `aten.copy_.default` for `aten.copy.default`."""
     if op.kind != "leaf":

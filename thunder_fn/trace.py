@@ -83,7 +83,14 @@ Type: TypeAlias = TensorType | NumberType | NoneType
 def short_dtype(dtype: torch.dtype) -> str:
     """`torch.float32` as `f32`, `torch.int64` as `i64`, `torch.bool` as `bool`."""
     name = str(dtype).removeprefix("torch.")
-    for long, short in (("bfloat", "bf"), ("float8_", "f8_"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i")):
+    for long, short in (
+        ("bfloat", "bf"),
+        ("float8_", "f8_"),
+        ("float", "f"),
+        ("complex", "c"),
+        ("uint", "u"),
+        ("int", "i"),
+    ):
         if name.startswith(long):
             return short + name[len(long) :]
     return name
@@ -294,7 +301,9 @@ def type_of(atom: Atom) -> Type:
         case bool() | int() | float() | complex():
             return NumberType(type(atom.value))
         case other:
-            raise InvalidTrace(f"a literal of type {type(other).__name__} has no type in a trace; only numbers and None do")
+            raise InvalidTrace(
+                f"a literal of type {type(other).__name__} has no type in a trace; only numbers and None do"
+            )
 
 
 def type_of_value(value: Any) -> Type:
@@ -331,7 +340,9 @@ def _check_numbering(trace: Trace) -> None:
     bound = 0
     for var in (*trace.inputs, *(constant.var for constant in trace.constants)):
         if var.index != bound:
-            raise InvalidTrace(f"variables are numbered densely in binding order, but {var} is bound where v{bound} is due")
+            raise InvalidTrace(
+                f"variables are numbered densely in binding order, but {var} is bound where v{bound} is due"
+            )
         bound += 1
     for equation in trace.equations:
         for var in equation.outputs:
@@ -405,7 +416,12 @@ class TraceBuilder:
     def build(self, outputs: tuple[Atom, ...]) -> Trace:
         """Freeze: number the variables in binding order."""
         return canonical(
-            tuple(self.inputs), tuple(self.equations), outputs, tuple(self.constants), tuple(self.constraints), self.name
+            tuple(self.inputs),
+            tuple(self.equations),
+            outputs,
+            tuple(self.constants),
+            tuple(self.constraints),
+            self.name,
         )
 
 

@@ -92,7 +92,10 @@ print(deep)
 # %%
 first, second, third = deep.equations
 assert first.body is second.body is third.body
-assert (first.source.module, third.source.module) == ("0", "2")  # where each call stands is known, and is no part of equality
+assert (first.source.module, third.source.module) == (
+    "0",
+    "2",
+)  # where each call stands is known, and is no part of equality
 
 # %% [markdown]
 # The model's parameters are **constants** of this trace: tensors that the function closed over, by reference. To have them as

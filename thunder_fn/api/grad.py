@@ -131,7 +131,9 @@ def check_argnums(argnums: Argnums, args: tuple[Any, ...], name: str) -> tuple[i
 def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name: str) -> set[int]:
     """Check the leaves of the arguments to differentiate; the positions of those arguments."""
     for number in argnums:
-        for path, leaf in zip(pytree.paths(args[number], f"args[{number}]"), pytree.flatten(args[number])[0], strict=True):
+        for path, leaf in zip(
+            pytree.paths(args[number], f"args[{number}]"), pytree.flatten(args[number])[0], strict=True
+        ):
             if not isinstance(leaf, torch.Tensor) or not is_differentiable(type_of_value(leaf)):
                 what = str(type_of_value(leaf)) if isinstance(leaf, torch.Tensor) else f"a {type(leaf).__name__}"
                 raise NotDifferentiable(
@@ -178,5 +180,11 @@ def check_loss(captured: Captured, has_aux: bool, name: str) -> None:
             )
         )
     if not result.dtype.is_floating_point:
-        fix = "Take `.real` or `abs()` of it first." if result.dtype.is_complex else "Return the loss before it is rounded or compared."
-        raise NonScalarLoss(located(f"{name}: the function must return a real number, but it returned {result}", fix=fix))
+        fix = (
+            "Take `.real` or `abs()` of it first."
+            if result.dtype.is_complex
+            else "Return the loss before it is rounded or compared."
+        )
+        raise NonScalarLoss(
+            located(f"{name}: the function must return a real number, but it returned {result}", fix=fix)
+        )

@@ -64,9 +64,7 @@ class Jacfwd(Transformed):
         return (jacobian, aux) if self.has_aux else jacobian
 
 
-def jacrev(
-    f: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None
-) -> Any:
+def jacrev(f: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None) -> Any:
     """The Jacobian by reverse mode: one backward for each element of the output, batched.
 
     Law: ``jacrev(f)(x) == jacfwd(f)(x)``.
@@ -105,7 +103,9 @@ def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     return jacfwd(jacrev(f, argnums), argnums)
 
 
-def at_positions(f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, positions: tuple[int, ...]) -> Callable[..., Any]:
+def at_positions(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, positions: tuple[int, ...]
+) -> Callable[..., Any]:
     """The function of the arguments at the positions, the others fixed."""
 
     def partial(*chosen: Any) -> Any:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from thunder_fn.api.calling import apply, main_only, main_output, write_back
-from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import NotDifferentiable, TangentError
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.partial import partial_eval
-from thunder_fn.trace import Trace, TensorType, type_of_value
+from thunder_fn.trace import TensorType, Trace, type_of_value
 
 
 def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
@@ -81,7 +81,9 @@ def _arrange(
 def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
     """The leaves of the primals, all of them tensors."""
     if not isinstance(primals, (tuple, list)):
-        raise TangentError(f"{name}: primals is a tuple with one entry for each argument, not a {type(primals).__name__}")
+        raise TangentError(
+            f"{name}: primals is a tuple with one entry for each argument, not a {type(primals).__name__}"
+        )
     leaves, _ = pytree.flatten(tuple(primals))
     for path, leaf in zip(pytree.paths(tuple(primals), "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):

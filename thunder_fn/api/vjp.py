@@ -53,7 +53,9 @@ class Pullback:
                 continue
             have = type_of_value(value) if isinstance(value, torch.Tensor) else type(value).__name__
             if have != types[index]:
-                raise CotangentError(f"{self.name}: the cotangent of output {index} is {have}, but the output is {types[index]}")
+                raise CotangentError(
+                    f"{self.name}: the cotangent of output {index} is {have}, but the output is {types[index]}"
+                )
             given.append(value)
         return given
 

@@ -59,14 +59,18 @@ class Vmap(Transformed):
                         f"{self.__name__}: the function writes a value that differs between examples into a tensor that is "
                         "not batched\nReturn the value instead, or pass the tensor with a batch dim."
                     )
-                target.copy_(value if dim is None else value.movedim(0, dim) if flag is not None else value.unsqueeze(dim))
+                target.copy_(
+                    value if dim is None else value.movedim(0, dim) if flag is not None else value.unsqueeze(dim)
+                )
 
     def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
         out_dims = spread_out_dims(self.out_dims, captured, self.__name__)
         placed: list[Any] = []
         for index, (value, flag, dim) in enumerate(zip(outputs, flags, out_dims, strict=True)):
             if dim is None and flag is not None:
-                raise VmapError(f"{self.__name__}: out_dims is None for output {index}, but that output differs between examples")
+                raise VmapError(
+                    f"{self.__name__}: out_dims is None for output {index}, but that output differs between examples"
+                )
             if dim is None:
                 placed.append(value)
             else:
@@ -78,7 +82,9 @@ class Vmap(Transformed):
         parts: list[Any] = []
         for start in range(0, size, chunk):
             count = min(chunk, size - start)
-            narrowed = [leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in zip(leaves, dims, strict=True)]
+            narrowed = [
+                leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in zip(leaves, dims, strict=True)
+            ]
             parts.append(self._call(pytree.unflatten(spec, narrowed), kwargs, dims, count))
         return self._joined(parts)
 
@@ -146,7 +152,11 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
 
 def is_tracer(leaf: torch.Tensor) -> bool:
     """A tensor of a capture or of torch.func, which has no memory of its own to look at."""
-    return type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+    return (
+        (type(leaf) is not torch.Tensor
+        and not isinstance(leaf, torch.nn.Parameter))
+        or torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+    )
 
 
 def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:
@@ -164,7 +174,9 @@ def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int |
         try:
             spread = spread_prefix(entry, spec)
         except ValueError as error:
-            raise VmapError(f"{name}: in_dims[{index}] = {entry!r} is not a prefix of the structure of args[{index}]: {error}") from None
+            raise VmapError(
+                f"{name}: in_dims[{index}] = {entry!r} is not a prefix of the structure of args[{index}]: {error}"
+            ) from None
         for path, leaf, dim in zip(pytree.paths(arg, f"args[{index}]"), leaves, spread, strict=True):
             dims.append(check_dim(leaf, dim, path, name))
     return dims
@@ -203,10 +215,14 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
     """The size that all batched leaves share."""
     leaves, _ = pytree.flatten(args)
     paths = pytree.paths(args, "args")
-    sizes = [(path, dim, leaf.shape[dim]) for path, leaf, dim in zip(paths, leaves, dims, strict=True) if dim is not None]
+    sizes = [
+        (path, dim, leaf.shape[dim]) for path, leaf, dim in zip(paths, leaves, dims, strict=True) if dim is not None
+    ]
     if not sizes:
         raise VmapError(
-            located(f"{name}: in_dims is None for every argument, so there is nothing to batch over", source=user_source())
+            located(
+                f"{name}: in_dims is None for every argument, so there is nothing to batch over", source=user_source()
+            )
         )
     if len({size for _, _, size in sizes}) > 1:
         listed = "\n".join(f"  {path} has size {size} in dim {dim}" for path, dim, size in sizes)
@@ -225,7 +241,9 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
     try:
         spread = spread_prefix(out_dims, captured.out_spec)
     except ValueError as error:
-        raise VmapError(f"{name}: out_dims = {out_dims!r} is not a prefix of the structure of the result: {error}") from None
+        raise VmapError(
+            f"{name}: out_dims = {out_dims!r} is not a prefix of the structure of the result: {error}"
+        ) from None
     return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
 
 

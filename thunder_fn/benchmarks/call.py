@@ -34,7 +34,11 @@ def run(quick: bool = False) -> Iterator[Result]:
 
 def _case(name: str, f: Any, args: tuple[Any, ...], calls: int, target: str) -> Case:
     jitted, compiled = tfn.jit(f), torch.compile(f)
-    peers: dict[str, Any] = {OURS: lambda: jitted(*args), "eager": lambda: f(*args), "torch.compile": lambda: compiled(*args)}
+    peers: dict[str, Any] = {
+        OURS: lambda: jitted(*args),
+        "eager": lambda: f(*args),
+        "torch.compile": lambda: compiled(*args),
+    }
     jax_call = _jax(f, args)
     if jax_call is not None:
         peers["jax.jit"] = jax_call

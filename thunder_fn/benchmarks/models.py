@@ -85,7 +85,9 @@ def jax_gpt_loss(heads: int) -> Any:
         scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
         y = jnp.swapaxes(jax.nn.softmax(scores, -1) @ v, 1, 2).reshape(batch, length, width)
         x = x + linear(p, f"{name}.out", y)
-        return x + linear(p, f"{name}.down", jax.nn.gelu(linear(p, f"{name}.up", norm(p, f"{name}.norm2", x)), approximate=False))
+        return x + linear(
+            p, f"{name}.down", jax.nn.gelu(linear(p, f"{name}.up", norm(p, f"{name}.norm2", x)), approximate=False)
+        )
 
     def loss(p: Any, tokens: Any, targets: Any) -> Any:
         x = p["tokens.weight"][tokens] + p["positions.weight"][: tokens.shape[1]]

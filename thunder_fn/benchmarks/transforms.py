@@ -17,11 +17,15 @@ Tensor = torch.Tensor
 
 
 def mlp(inputs: int, width: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
+    )
 
 
 def cnn() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10)
+    )
 
 
 def run(quick: bool = False) -> Iterator[Result]:
@@ -50,10 +54,18 @@ def cases() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     energy = lambda x: torch.func.functional_call(scalar, params, (x,)).sum()
     point = torch.randn(64)
     yield "Hessian of a 3-layer MLP of 64 inputs", lambda t: t.hessian(energy), (point,)
-    yield "Hessian-vector product", lambda t: lambda x, v: t.jvp(t.grad(energy), (x,), (v,))[1], (point, torch.randn(64))
+    yield (
+        "Hessian-vector product",
+        lambda t: lambda x, v: t.jvp(t.grad(energy), (x,), (v,))[1],
+        (point, torch.randn(64)),
+    )
     many = mlp(64, 64, 32)
     fixed = params_of(many)
-    yield "Jacobian, 64 inputs and 32 outputs", lambda t: t.jacrev(lambda x: torch.func.functional_call(many, fixed, (x,))), (point,)
+    yield (
+        "Jacobian, 64 inputs and 32 outputs",
+        lambda t: t.jacrev(lambda x: torch.func.functional_call(many, fixed, (x,))),
+        (point,),
+    )
     models = [mlp(64, 64, 10) for _ in range(16)]
     stacked, _ = torch.func.stack_module_state(models)
     stacked = {name: value.detach() for name, value in stacked.items()}

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.followed import bind_followed
-from thunder_fn.capture.recorder import Leaf, Recorder, current, is_wrapped
+from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.errors import CaptureError, located
 from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical

@@ -113,7 +113,9 @@ def _equations(scope: Scope, context: _Context) -> list[Equation]:
         if isinstance(item, Scope):
             equations.extend(_composite(item, context))
         elif _is_live(item, context.live):
-            source = dataclasses.replace(item.source, module=scope.module) if item.source and scope.module else item.source
+            source = (
+                dataclasses.replace(item.source, module=scope.module) if item.source and scope.module else item.source
+            )
             equations.append(Equation(item.op, item.args, item.kwargs, item.outputs, item.bodies, source))
     return equations
 

@@ -49,8 +49,12 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     residuals = tuple(var for index, var in reads.items() if index in known and index not in constants)
     first_inputs = tuple(var for var, flag in zip(flat.inputs, known_inputs, strict=True) if flag)
     second_inputs = tuple(var for var, flag in zip(flat.inputs, known_inputs, strict=True) if not flag)
-    first = canonical(first_inputs, tuple(early), (*early_outputs, *residuals), flat.constants, name=f"{trace.name}_known")
-    second = canonical((*residuals, *second_inputs), tuple(late), late_outputs, flat.constants, name=f"{trace.name}_rest")
+    first = canonical(
+        first_inputs, tuple(early), (*early_outputs, *residuals), flat.constants, name=f"{trace.name}_known"
+    )
+    second = canonical(
+        (*residuals, *second_inputs), tuple(late), late_outputs, flat.constants, name=f"{trace.name}_rest"
+    )
     return dce(first), second
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
-from thunder_fn.errors import CaptureError, located
 from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import CaptureError, located
 from thunder_fn.trace import Trace, Var, canonical
 
 
@@ -43,7 +43,8 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
         return
     name = getattr(function, "__name__", type(function).__name__)
     targets = [
-        f"argument {write.target}" if isinstance(write.target, int) else "a tensor from outside" for write in captured.writes
+        f"argument {write.target}" if isinstance(write.target, int) else "a tensor from outside"
+        for write in captured.writes
     ]
     raise CaptureError(
         located(

@@ -45,7 +45,9 @@ def cond_check_rule(equation: Equation) -> None:
     """A scalar choice, bodies on the operands, equal output types."""
     choice, *operands = equation.operands
     if not isinstance(choice.type, TensorType) or choice.type.shape != ():
-        raise TraceTypeError(located(f"{equation.op}: the choice must be a scalar tensor, not {choice.type}", source=equation.source))
+        raise TraceTypeError(
+            located(f"{equation.op}: the choice must be a scalar tensor, not {choice.type}", source=equation.source)
+        )
     for body in equation.bodies:
         check_operands(equation, tuple(operands), body)
         check_types(equation, body.output_types, f"{body.name} gives")
@@ -119,7 +121,9 @@ def _alone(equation: Equation, bodies: tuple[Trace, ...], input_types: Sequence[
     """A trace of one choice between bodies, from the choice and the operands."""
     builder = TraceBuilder(equation.op.name)
     operands = tuple(builder.input(type) for type in input_types)
-    return builder.build(builder.add(equation.op, operands, bodies[0].output_types, bodies=bodies, source=equation.source))
+    return builder.build(
+        builder.add(equation.op, operands, bodies[0].output_types, bodies=bodies, source=equation.source)
+    )
 
 
 # ---- split ----
@@ -238,7 +242,9 @@ def cond_batch_rule(equation: Equation, batched: Mask, size: int, randomness: st
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
     flags = _union([mask for _, mask in done])
     bodies = tuple(_expanded(trace, mask, flags, size) for trace, mask in done)
-    types = [batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)]
+    types = [
+        batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)
+    ]
     return _alone(equation, bodies, types), flags
 
 
@@ -266,7 +272,9 @@ def expand(builder: TraceBuilder, value: Atom, size: int) -> Var:
 def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
     """Run every branch on safe operands and select each example's outputs."""
     builder = TraceBuilder(f"select_{equation.op.name}")
-    types = [batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)]
+    types = [
+        batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)
+    ]
     choice, *operands = (builder.input(type) for type in types)
     taken = _taken(builder, equation, choice, size)
     columns: list[list[Atom]] = []
@@ -279,7 +287,9 @@ def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tu
         )
         new, flags = batch(body, (True,) * len(safe), size, randomness)
         results = inline_into(builder, new, safe, equation.source)
-        columns.append([value if flag else expand(builder, value, size) for value, flag in zip(results, flags, strict=True)])
+        columns.append(
+            [value if flag else expand(builder, value, size) for value, flag in zip(results, flags, strict=True)]
+        )
     outputs = list(columns[-1])
     for mask, column in zip(taken[-2::-1], columns[-2::-1], strict=True):
         outputs = [_where(builder, mask, value, other) for value, other in zip(column, outputs, strict=True)]
@@ -288,7 +298,9 @@ def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tu
 
 def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: int) -> list[Var]:
     """For each branch, which examples take it."""
-    mask = TensorType(torch.bool, (size,), choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu"))
+    mask = TensorType(
+        torch.bool, (size,), choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu")
+    )
     if equation.op == COND:
         (true,) = builder.add(ops.leaf(aten.ne.Scalar), (choice, Literal(0)), (mask,))
         (false,) = builder.add(ops.leaf(aten.logical_not.default), (true,), (mask,))
@@ -388,7 +400,9 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
     return _choose(recorder, SWITCH, index, tuple(branches), tuple(operands))
 
 
-def _choose(recorder: Any, op: Op, choice: torch.Tensor, functions: tuple[Callable[..., Any], ...], operands: tuple[Any, ...]) -> Any:
+def _choose(
+    recorder: Any, op: Op, choice: torch.Tensor, functions: tuple[Callable[..., Any], ...], operands: tuple[Any, ...]
+) -> Any:
     if choice.numel() != 1:
         raise TraceTypeError(f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}")
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
@@ -415,7 +429,9 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
         ]
         if different:
             raise TraceTypeError(
-                f"{op}: the branches must return equal types, but\n" + "\n".join(different) + f"\nfrom:         {names}\n"
+                f"{op}: the branches must return equal types, but\n"
+                + "\n".join(different)
+                + f"\nfrom:         {names}\n"
                 "Cast one branch's result, e.g. `.to(torch.float32)`, so that both have the same type."
             )
 
