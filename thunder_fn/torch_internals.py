@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._higher_order_ops.effects import has_effects
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from thunder_fn.trace import TensorType, type_of_value
@@ -187,18 +190,30 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class TracerMode(FunctionalTensorMode):
-    """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each."""
+    """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
-    def __init__(self, on_new: Callable[[torch.Tensor], None]) -> None:
+    `on_higher_order` is called instead of PyTorch's ops that take functions.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, on_new: Callable[[torch.Tensor], None], on_higher_order: Callable[[Any, Any, Any], Any] | None = None
+    ) -> None:
         super().__init__()
         self.on_new = on_new
+        self.on_higher_order = on_higher_order
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_PROXY) is not None:
             raise SymbolicTracing
+        if isinstance(func, torch._ops.HigherOrderOperator) and self.on_higher_order is not None:
+            return self.on_higher_order(func, args, kwargs or {})
         if is_strided_draw(func, args):
             with self:
                 return _draw_in_memory_order(func, args, kwargs or {})
+        if has_effects(func):
+            return self._run_effect(func, args, kwargs or {})
         with torch._C.DisableTorchFunction():
             result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
         if type(result) is FunctionalTensor:
@@ -209,9 +224,16 @@ class TracerMode(FunctionalTensorMode):
                     self.adopt(item)
         return result
 
+    def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An op with an effect as what it is: the order of the equations is order enough."""
+        args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
+        result = func(*args, **kwargs)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda fake: functionalize(fake, self), result)
+
     def forget(self) -> None:
         """Drop what refers to the recorder, and with it every cycle."""
         self.on_new = _ignore_tensor
+        self.on_higher_order = None
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""
@@ -253,11 +275,16 @@ def isolated() -> Iterator[None]:
     """No dispatch modes and no torch.func levels: a capture starts from nothing, whatever runs around it."""
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     token = _levels_outside.set(depth + _levels_outside.get())
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    if all(anomaly):  # looking for NaN takes values
+        torch.set_anomaly_enabled(True, False)
     try:
         with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.autograd.set_multithreading_enabled(False):
             yield
     finally:
         _levels_outside.reset(token)
+        if all(anomaly):
+            torch.set_anomaly_enabled(*anomaly)
 
 
 @contextlib.contextmanager
@@ -343,6 +370,13 @@ def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda callback: None if _capturing.value > 0 else original(callback)
 
 
+def _no_meta_log(record: logging.LogRecord) -> bool:
+    """While capturing, a wrong shape is an exception for the user and no news for the log."""
+    return _capturing.value == 0 or not str(record.msg).startswith("failed while attempting to run meta")
+
+
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(_no_meta_log)
+
 _compiling_flag = Patch((torch.compiler, "_is_compiling_flag", _CompilingFlag))
 _dynamo: list[Patch] = []
 
@@ -364,10 +398,13 @@ def compiling() -> Iterator[None]:
             _capturing.value -= 1
 
 
-def calls_patch(module_call: Callable[[Any], Any], function_inputs: Callable[[Any], Any]) -> Patch:
-    """`nn.Module.__call__`, and what `autograd.Function.apply` does to its inputs, made into ours."""
+def calls_patch(
+    module_call: Callable[[Any], Any], function_inputs: Callable[[Any], Any], random: dict[str, Callable[[Any], Any]]
+) -> Patch:
+    """`nn.Module.__call__`, what `autograd.Function.apply` does to its inputs, and functions of `torch.random`, made into ours."""
     utils = torch._functorch.utils
-    return Patch((torch.nn.Module, "__call__", module_call), (utils, "unwrap_dead_wrappers", function_inputs))
+    generator = [(owner, name, make) for name, make in random.items() for owner in (torch, torch.random)]
+    return Patch((torch.nn.Module, "__call__", module_call), (utils, "unwrap_dead_wrappers", function_inputs), *generator)
 
 
 # ---- torch functions written in Python ----
@@ -438,6 +475,14 @@ def is_tracer(value: Any) -> bool:
     while torch._C._functorch.is_functorch_wrapped_tensor(value):
         value = torch._C._functorch.get_unwrapped(value)
     return isinstance(value, Tracer)
+
+
+def has_type(tensor: torch.Tensor) -> bool:
+    """The tensor is described by its dtype, shape and device."""
+    return tensor.layout is torch.strided and tensor.dtype not in _QUANTIZED
+
+
+_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

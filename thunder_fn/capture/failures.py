@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dis
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -101,7 +102,7 @@ def trace_type(tensor: torch.Tensor) -> str:
 
 _INTERNAL = re.compile(
     r"FakeTensor|FunctionalTensor|[Ff]unctional tensor|fake tensor|ProxyT|data pointer of [Tt]ensor|torch\.compile/|"
-    r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python dispatcher'
+    r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python dispatcher|shape_env|EffectType'
 )
 
 
@@ -113,18 +114,22 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         text = "PyTorch's own tracer (`make_fx`, which `torch.func.linearize` uses) cannot run inside a traced function"
         fix = "Use `torch.func.jvp`, or thunder_fn's transforms, which compose."
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
-    if isinstance(error, internals.INTERNAL_ERRORS) or (_raised_in_torch(error) and _INTERNAL.search(str(error))):
-        text = f"{name} calls `{recorder.function}`, which needs a tensor's memory or values and cannot be traced"
+    if isinstance(error, internals.INTERNAL_ERRORS) or (not _raised_by_user(error) and _INTERNAL.search(str(error))):
+        called = f"`{recorder.function}`" if recorder.function else "something"
+        text = f"{name} calls {called}, which needs a tensor's memory or values and cannot be traced"
         fix = "Do this step outside the traced function, or make it a custom op with `torch.library.custom_op`."
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
     return traced_function_error(error, name)
 
 
-def _raised_in_torch(error: Exception) -> bool:
+def _raised_by_user(error: Exception) -> bool:
+    """The exception comes from a `raise` in the user's code."""
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next
-    return step is None or is_internal(step.tb_frame.f_code.co_filename)
+    if step is None or is_internal(step.tb_frame.f_code.co_filename):
+        return False
+    return step.tb_frame.f_code.co_code[step.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def traced_function_error(error: Exception, name: str) -> Exception:

@@ -110,7 +110,7 @@ class Recorder:
 
     def __init__(self, *, track_no_grad: bool = True) -> None:
         self.mode = internals.RecordingMode(self._on_op)
-        self.functional_mode = internals.TracerMode(self._remember)
+        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order)
         self.track_no_grad = track_no_grad
         self.base_grad = torch.is_grad_enabled()
         self.root = Scope("", "root", None, 0)
@@ -123,6 +123,8 @@ class Recorder:
         self.module_paths: dict[torch.nn.Module, str] = {}
         self.modules = WatchedModules()
         self._functions: list[str] = []
+        self.draws = 0
+        self.states: list[tuple[torch.Tensor, int]] = []
         self._made_by: dict[int, str] = {}
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
@@ -290,7 +292,7 @@ class Recorder:
 
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not isinstance(func, torch._ops.OpOverload):
-            raise higher_order_error(func, args, self.source)
+            self._on_higher_order(func, args, kwargs)
         if func.namespace in ("prim", "profiler"):
             return
         name = str(func)
@@ -300,6 +302,9 @@ class Recorder:
             self._vars[id(result)] = (result, self._read(args[0]))
         else:
             self._record(RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
+
+    def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise higher_order_error(func, args, self.source)
 
     def _bind_fresh(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
         """A tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
@@ -316,6 +321,16 @@ class Recorder:
         new_args = tuple(self._encode(arg) for arg in args)
         new_kwargs = tuple((key, self._encode(value)) for key, value in kwargs.items())
         values = () if ops.returns_nothing(op) else ops.flatten_result(result)
+        if not all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor)):
+            raise UnsupportedCall(
+                located(
+                    f"{op} makes a sparse, nested or quantized tensor, and a traced tensor has only a dtype, shape and device",
+                    source=self.source,
+                    fix="Keep it dense, or make it outside the traced function.",
+                )
+            )
+        if ops.is_random(op):
+            self.draws += 1
         outputs = tuple(self.fresh(type_of_value(value)) for value in values)
         self.scope.items.append(Leaf(op, new_args, new_kwargs, outputs, self.source))
         for value, var in zip(values, outputs, strict=True):

@@ -122,6 +122,8 @@ class ScopeMode(TorchFunctionMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
+        if func is Tensor.tolist:
+            raise data_dependent_error(func, None, recorder.source)
         if func in MEMORY:
             raise memory_error(func, recorder.source)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
@@ -224,7 +226,7 @@ def function_name(func: Any) -> str | None:
     return f"torch.{plain}" if hasattr(torch, plain) else name
 
 
-def data_dependent_error(func: Any, error: Exception, source: Source | None) -> Exception:
+def data_dependent_error(func: Any, error: Exception | None, source: Source | None) -> Exception:
     """The error for Python code that needs to know what is in a tensor."""
     name = getattr(func, "__name__", str(func))
     if isinstance(error, internals.DATA_DEPENDENT_SHAPE):
@@ -315,7 +317,63 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     return recorder.module_paths[module]
 
 
-_calls = internals.calls_patch(_scoped_calls, _lifted_inputs)
+# ---- the state of the random number generator, which a trace neither reads nor sets ----
+
+
+def _tagged_state(original: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """`torch.get_rng_state` that remembers how many random ops had been recorded."""
+
+    def get_rng_state() -> Tensor:
+        recorder, state = current(), original()
+        if recorder is not None:
+            recorder.states.append((state, recorder.draws))
+        return state
+
+    return get_rng_state
+
+
+def _unchanged_state(original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """`torch.set_rng_state`, which a capture allows where it changes nothing."""
+
+    def set_rng_state(new_state: Tensor) -> None:
+        recorder = current()
+        if recorder is None:
+            original(new_state)
+        elif not any(new_state is state and recorder.draws == draws for state, draws in recorder.states):
+            raise _seed_error("set_rng_state")
+
+    return set_rng_state
+
+
+def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.manual_seed` and `torch.seed`, which a capture refuses."""
+
+    @functools.wraps(original)
+    def seed(*args: Any, **kwargs: Any) -> Any:
+        if current() is not None:
+            raise _seed_error(original.__name__)
+        return original(*args, **kwargs)
+
+    return seed
+
+
+def _seed_error(name: str) -> UnsupportedCall:
+    return UnsupportedCall(
+        located(
+            f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it runs",
+            source=user_source(),
+            fix="Seed outside the traced function; with `torch.utils.checkpoint`, keep random ops out of the checkpointed part.",
+        )
+    )
+
+
+_RANDOM = {
+    "get_rng_state": _tagged_state,
+    "set_rng_state": _unchanged_state,
+    "manual_seed": _refused,
+    "seed": _refused,
+}
+_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _RANDOM)
 
 
 def module_scopes() -> AbstractContextManager[None]:
