@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import inspect
 import pickle
-import threading
-import weakref
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -16,11 +13,8 @@ import pytest
 import torch
 
 from thunder_fn.errors import (
-    AliasedMutation,
     ArgnumError,
-    DonatedTensorError,
     JitError,
-    TracedFunctionError,
     UnhashableStatic,
     UnknownOption,
     UnsupportedInput,
@@ -228,127 +222,6 @@ def test_closed_over_tensors_are_read_when_called_and_watched() -> None:
     assert g(torch.ones(2)).dtype == torch.float64
 
 
-# ---- mutation ----
-
-
-def test_writes_reach_the_arguments() -> None:
-    def f(p, m, g):
-        m.mul_(0.9).add_(g)
-        p.sub_(m * 0.1)
-        return p, (m * m).sum(), p[0]
-
-    def fresh():
-        return torch.ones(2, 3), torch.zeros(2, 3), torch.full((2, 3), 2.0)
-
-    jitted, mine, its = jit(f), fresh(), fresh()
-    for _ in range(3):
-        expected, found = f(*its), jitted(*mine)
-        assert found[0] is mine[0]
-        assert all(map(torch.equal, (*its, *expected), (*mine, *found)))
-    assert mine[0]._version > 0 and cache_info(jitted).misses == 1
-
-
-def test_writes_to_closed_over_buffers() -> None:
-    norm, same = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
-    f = jit(lambda x: norm(x))
-    for _ in range(3):
-        x = torch.randn(4, 3)
-        assert torch.equal(f(x), same(x))
-    assert torch.equal(norm.running_mean, same.running_mean) and norm.num_batches_tracked == 3
-
-
-def test_writes_to_shared_memory() -> None:
-    def f(x, y):
-        x.add_(1)
-        return x * y
-
-    g = jit(f)
-    for _ in range(2):
-        base = torch.arange(4.0)
-        assert g(base[:2], base[2:]).tolist() == [2, 6] and base.tolist() == [1, 2, 2, 3]
-        for aliased in ((base, base), (base[:3], base[1:])):
-            with pytest.raises(AliasedMutation, match="f changes tensor argument 0"):
-                g(*aliased)
-
-
-def test_a_swap() -> None:
-    def f(x, y):
-        old = x.clone()
-        x.copy_(y + 1)
-        y.copy_(old + 1)
-        return old
-
-    x, y = torch.zeros(2), torch.ones(2)
-    g = jit(f)
-    for _ in range(2):
-        old = g(x, y)
-        assert old.tolist() == [0, 0] and x.tolist() == [2, 2] and y.tolist() == [1, 1]
-        x.zero_(), y.fill_(1)
-
-
-def test_leaves_that_require_grad_cannot_be_written() -> None:
-    p = torch.ones(2, requires_grad=True)
-    f = jit(lambda p: p.mul_(2))
-    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
-        f(p)
-    with torch.no_grad():
-        assert f(p) is p
-    assert p.tolist() == [2, 2]
-
-
-# ---- donation ----
-
-
-def test_donated_memory_is_reused_and_gone() -> None:
-    f = jit(lambda s, g: {"p": s["p"] - g, "m": s["m"] * 0.9}, donate_argnums=0)
-    state = {"p": torch.ones(4), "m": torch.ones(4)}
-    for _ in range(3):
-        old, places = state, {key: value.data_ptr() for key, value in state.items()}
-        state = f(state, torch.ones(4))
-        assert {key: value.data_ptr() for key, value in state.items()} == places
-        with pytest.raises(DonatedTensorError, match="used after it was donated"):
-            old["p"] + 1
-        with pytest.raises(DonatedTensorError, match=r"args\[0\]\['m'\] was donated to an earlier call"):
-            f(old, torch.ones(4))
-    assert state["p"].tolist() == [-2] * 4 and cache_info(f).misses == 1
-    assert repr(old["p"]) == "<donated tensor>"
-
-
-def test_donating_what_others_see_does_not_change_it() -> None:
-    f = jit(lambda x: x + 1, donate_argnums=0)
-    base = torch.zeros(4)
-    assert f(base[:2]).tolist() == [1, 1] and base.tolist() == [0] * 4
-    array = torch.zeros(2).numpy()
-    assert f(torch.from_numpy(array)).tolist() == [1, 1] and array.tolist() == [0, 0]
-    lent = torch.zeros(2)
-    array = lent.numpy()
-    assert f(lent).tolist() == [1, 1] and array.tolist() == [0, 0]
-    assert f(torch.zeros(1).expand(2)).tolist() == [1, 1]
-
-
-def test_donating_twice() -> None:
-    f = jit(lambda x, y: x + y, donate_argnums=0)
-    x = torch.ones(2)
-    with pytest.raises(DonatedTensorError, match=r"args\[0\] is donated, but it is args\[1\] as well"):
-        f(x, x)
-    assert torch.equal(f(x, torch.ones(2)), torch.full((2,), 2.0))
-
-
-def test_a_donated_tensor_that_is_returned_is_a_new_one() -> None:
-    f = jit(lambda x, y: (x, x * y), donate_argnums=0)
-    x = torch.ones(2)
-    same, product = f(x, torch.full((2,), 3.0))
-    assert same is not x and same.tolist() == [1, 1] and product.tolist() == [3, 3]
-
-
-def test_donated_and_written() -> None:
-    f = jit(lambda x: x.add_(1), donate_argnums=0)
-    x = torch.zeros(2)
-    assert f(x).tolist() == [1, 1]
-    with pytest.raises(DonatedTensorError):
-        x + 1
-
-
 # ---- options ----
 
 
@@ -455,99 +328,6 @@ def test_the_cache_is_bounded_and_call_paths_are_kept() -> None:
         for n in range(12, 20):
             assert g(x, n).item() == n
     assert len(runs) == 20
-
-
-# ---- failures, threads, lifetimes ----
-
-
-def test_nothing_partial_stays_when_the_function_raises() -> None:
-    fail = True
-
-    @jit
-    def f(x):
-        x.add_(1)
-        if fail:
-            raise KeyError("no")
-        return x
-
-    x = torch.zeros(2)
-    for _ in range(2):
-        with pytest.raises(KeyError) as error:
-            f(x)
-        assert isinstance(error.value, TracedFunctionError)
-    assert cache_info(f) == (0, 0, 0, 256) and x.tolist() == [0, 0]
-    fail = False
-    assert f(x) is x and x.tolist() == [1, 1]
-
-
-def test_threads() -> None:
-    f, failures = jit(body), []
-
-    def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for i in range(60):
-            a = torch.randn(2, 1 + (seed + i) % 7, generator=generator)
-            if not torch.equal(f(a, a), body(a, a)):
-                failures.append((seed, i))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    info = cache_info(f)
-    assert not failures and info.size == 7 and info.hits + info.misses == 360
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_arguments_and_results_are_not_kept_alive(grad) -> None:
-    f = jit(lambda x, d: (x * d["y"], x))
-    g = jit(lambda x: x + 1, donate_argnums=() if grad else 0)
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(2):
-            x, y = torch.ones(2, requires_grad=grad), torch.ones(2)
-            result, same = f(x, {"y": y})
-            last = g(y)
-            alive = [weakref.ref(value) for value in (x, y, result, last)]
-            del x, y, result, same, last
-            assert all(reference() is None for reference in alive)
-    finally:
-        gc.enable()
-
-
-def test_a_jitted_function_and_what_it_closes_over_go_together() -> None:
-    w = torch.ones(2)
-    f = jit(lambda x: x * w)
-    f(torch.ones(2))
-    reference = weakref.ref(w)
-    gc.collect()
-    gc.disable()
-    try:
-        f = w = None
-        assert reference() is None
-    finally:
-        gc.enable()
-
-
-def test_torch_func_sees_the_function() -> None:
-    f = jit(body)
-    x = torch.randn(3, 2)
-    assert torch.equal(torch.func.vmap(f)(x, x), body(x, x))
-    grads = torch.func.grad(lambda x: f(x, x).sum())(x)
-    assert torch.allclose(grads, x.cos() * x + x.sin())
-    f(x, x)
-    assert torch.equal(torch.func.vmap(f)(x, x), body(x, x))
-
-
-def test_inside_another_jitted_function() -> None:
-    inner = jit(body)
-    outer = jit(lambda a: inner(a, a) * inner(a, torch.ones(2)))
-    a = torch.randn(2)
-    inner(a, a)
-    assert torch.equal(outer(a), body(a, a) * body(a, torch.ones(2)))
-    assert cache_info(inner) == (0, 1, 1, 256)
 
 
 # ---- the prologue ----

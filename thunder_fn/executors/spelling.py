@@ -30,6 +30,7 @@ class Spelling:
 
     @property
     def is_overload(self) -> bool:
+        """It is called as the op's own overload."""
         return self.home == "torch.ops"
 
 

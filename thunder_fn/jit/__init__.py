@@ -74,11 +74,13 @@ class Jitted:
 
 
 @overload
-def jit(f: Callable[..., Any], **options: Any) -> Jitted: ...
+def jit(f: Callable[..., Any], **options: Any) -> Jitted:
+    """A jitted function."""
 
 
 @overload
-def jit(**options: Any) -> Callable[[Callable[..., Any]], Jitted]: ...
+def jit(**options: Any) -> Callable[[Callable[..., Any]], Jitted]:
+    """A decorator."""
 
 
 def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:

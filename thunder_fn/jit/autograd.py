@@ -84,10 +84,12 @@ class Bridge:
 
     @cached_property
     def handed_over(self) -> Mask:
+        """Which outputs pass through autograd."""
         return handed_over(self.trace)
 
     @cached_property
     def split(self) -> Split:
+        """The trace in two: forward and backward."""
         return split_vjp(self.trace, self.wanted, self.active)
 
     @cached_property
@@ -101,6 +103,7 @@ class Bridge:
 
     @cached_property
     def backward(self) -> Program:
+        """From residuals and cotangents to gradients."""
         return lower(self.split.backward, below_autograd=True)
 
     @cached_property

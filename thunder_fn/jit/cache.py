@@ -102,6 +102,7 @@ class Cache:
             self.paths = ()
 
     def info(self) -> CacheInfo:
+        """How the cache has been used so far."""
         with self._lock:
             # a counter that counts without a lock can only be read by counting on
             self._probes += 1

@@ -51,11 +51,13 @@ class Namespace:
         self.values: dict[str, Any] = dict(values)
 
     def bind(self, value: Any, wanted: str = "c") -> str:
+        """A name for a value."""
         name = f"{wanted}{len(self.values)}"
         self.values[name] = value
         return name
 
     def literal(self, value: Any) -> str:
+        """An expression for a value: as Python writes it, or by name."""
         return literal_text(value, self.bind)
 
     def function(self, name: str, lines: Sequence[str]) -> Any:
