@@ -12,6 +12,7 @@ from thunder_fn.api import jacfwd as jacfwd
 from thunder_fn.api import jacrev as jacrev
 from thunder_fn.api import jvp as jvp
 from thunder_fn.api import linearize as linearize
+from thunder_fn.api import saved_residuals as saved_residuals
 from thunder_fn.api import stop_gradient as stop_gradient
 from thunder_fn.api import trace as trace
 from thunder_fn.api import value_and_grad as value_and_grad
@@ -26,3 +27,6 @@ from thunder_fn.jit import last_backward_traces as last_backward_traces
 from thunder_fn.jit import last_prologue_traces as last_prologue_traces
 from thunder_fn.jit import last_traces as last_traces
 from thunder_fn.optim import functional_optimizer as functional_optimizer
+from thunder_fn.structured.checkpoint import checkpoint as checkpoint
+from thunder_fn.structured.checkpoint_name import checkpoint_name as checkpoint_name
+from thunder_fn.structured.policies import checkpoint_policies as checkpoint_policies

@@ -41,6 +41,8 @@ def batched_type(type: Type, size: int) -> Type:
 def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapRule | Trace:
     """The batched equation, or the op's decomposition."""
     (equation,) = single.equations
+    if ops.is_fill(equation.op):
+        return VmapRule(_fill(single, batched, size, randomness))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
@@ -98,6 +100,23 @@ def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> 
         return close_recording(
             recorder, [next(supply) if flag else None for flag in present], f"vmap_{equation.op.name}"
         )
+
+
+def _fill(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
+    """Random numbers of their own for each example, drawn at once, or one draw for all of them."""
+    (equation,) = single.equations
+    if randomness == "error":
+        raise_randomness(equation.op.name)
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running():
+        (like,) = _inputs(recorder, single, batched, size)
+        if randomness == "same":
+            like = like.new_empty(like.shape[1:]) if batched[0] else like
+        elif not batched[0]:
+            like = like.new_empty((size, *like.shape))
+        (result,) = call_leaf(equation, lambda var: like)
+        result = result.expand(size, *result.shape) if randomness == "same" else result
+        return close_recording(recorder, [result], f"vmap_{equation.op.name}")
 
 
 def _loop(single: Trace, batched: Mask, size: int) -> Trace:

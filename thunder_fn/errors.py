@@ -101,6 +101,14 @@ class VmapError(ThunderError, ValueError):
     """Misuse of vmap: in_dims or out_dims that do not fit, sizes that differ, random numbers without a choice."""
 
 
+class CheckpointError(ThunderError, ValueError):
+    """Misuse of checkpoint: a policy that is none, or that answers nonsense."""
+
+
+class CustomRuleError(ThunderError, TypeError):
+    """A custom rule is missing, or returned something that does not fit its function."""
+
+
 class JitError(ThunderError):
     """Base class of misuse of jit."""
 

@@ -25,6 +25,7 @@ from thunder_fn.check import fake_result, types_in
 from thunder_fn.errors import CaptureError, MissingRule, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.torch_internals import FakeTensorMode
+from thunder_fn.rules import lowered
 from thunder_fn.trace import (
     Arg,
     Equation,
@@ -73,15 +74,15 @@ def _inline(graph: torch.fx.Graph, trace: Trace, inputs: list[Any], constants: d
     """Append the leaves of a trace, as evaluate does with nodes for values. Returns its outputs."""
     env = [*inputs, *(_attribute(graph, c.tensor, c.owned, constants) for c in trace.constants)]
     for equation in trace.equations:
-        match equation.op.kind:
-            case "leaf":
-                env.extend(_call(graph, equation, env))
-            case "composite":
-                env.extend(_inline(graph, equation.body, [env[var.index] for var in equation.operands], constants))
-            case "structured":
-                what = f"{equation.op}: to_fx cannot express a structured op as ATen calls"
-                fix = "Run the trace with an executor, or apply to_fx to the bodies of the equation."
-                raise MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
+        body = lowered(equation)
+        if body is not None:
+            env.extend(_inline(graph, body, [env[var.index] for var in equation.operands], constants))
+        elif equation.op.kind == "leaf":
+            env.extend(_call(graph, equation, env))
+        else:
+            what = f"{equation.op}: to_fx cannot express a structured op as ATen calls"
+            fix = "Run the trace with an executor, or apply to_fx to the bodies of the equation."
+            raise MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
     return tuple(_read(graph, env, atom) for atom in trace.outputs)
 
 

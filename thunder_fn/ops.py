@@ -46,6 +46,32 @@ def is_random(op: Op) -> bool:
     return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
 
 
+_DRAWS = frozenset(
+    "bernoulli uniform normal normal_functional exponential geometric cauchy log_normal random poisson binomial".split()
+)
+
+
+_FILLS = frozenset(
+    "bernoulli.p uniform.default normal_functional.default exponential.default geometric.default "
+    "cauchy.default log_normal.default random.default random.from random.to".split()
+)
+
+
+@cache
+def is_fill(op: Op) -> bool:
+    """Fills a tensor like its first operand, whose values do not matter, with random numbers."""
+    return op.kind == "leaf" and op.name.removeprefix("aten.") in _FILLS
+
+
+@cache
+def is_constant(op: Op) -> bool:
+    """Its floating results have no derivative: it draws numbers, or makes a tensor like another."""
+    if op.kind != "leaf":
+        return False
+    name = op.name.split(".")[1]
+    return op == STOP_GRADIENT or name in _DRAWS or name.endswith("_like") or name.startswith("new_")
+
+
 @cache
 def is_effectful(op: Op) -> bool:
     """Does something besides computing its outputs, so it is never dropped."""

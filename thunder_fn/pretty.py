@@ -54,7 +54,7 @@ def format_equation(equation: Equation) -> str:
     """One line for error messages, such as `v7: f32[3] = cond(v6, v2)`."""
     targets = ", ".join(f"{var}: {var.type}" for var in equation.outputs)
     name = equation.op.name if equation.op.kind == "leaf" else identifier(equation.op.name)
-    call = _call_text(name, equation, lambda value: f"<{type(value).__name__}>")
+    call = _call_text(name, equation, lambda value: f"<{object_name(value)}>")
     return f"{targets} = {call}" if targets else call
 
 
@@ -89,6 +89,11 @@ def literal_text(value: Any, name_object: Callable[[Any], str]) -> str:
             return str(value)
         case _:
             return "..." if value is Ellipsis else name_object(value)
+
+
+def object_name(value: Any) -> str:
+    """What to call an object that Python cannot spell: a function by its name, another by that of its class."""
+    return getattr(value, "__name__", None) or type(value).__name__
 
 
 def _items(value: Any) -> list[Any]:
@@ -186,7 +191,7 @@ class _Printer:
         return self.names[key]
 
     def name_object(self, value: Any) -> str:
-        return self.bind(Literal(value), type(value).__name__, lambda: value)
+        return self.bind(Literal(value), object_name(value), lambda: value)
 
     def program(self, trace: Trace, name: str, level: int, module: str) -> Iterator[str]:
         """The lines of a trace. Those of a body are comments, indented by its depth."""

@@ -68,6 +68,8 @@ class StructuredOp:
     - `split(equation, wanted_inputs, wanted_outputs)`: forward with residuals, and backward.
     - `batch(equation, batched, size, randomness)`: the trace on batches (batch dim first), and which outputs are batched.
     - `dce(equation, wanted)`: the equation cut down to the wanted outputs, and the operands it reads.
+    - `lower(equation)`: what it is once no transform follows, as a trace over its operands; None for an op that
+      executors run by its evaluation rule.
     """
 
     name: str
@@ -78,6 +80,7 @@ class StructuredOp:
     split: Callable[[Equation, Mask, Mask], Split]
     batch: Callable[[Equation, Mask, int, str], tuple[Trace, Mask]]
     dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
+    lower: Callable[[Equation], Trace] | None = None
 
 
 STRUCTURED: dict[str, StructuredOp] = {}
@@ -103,6 +106,18 @@ def rules_of(equation: Equation) -> StructuredOp:
                 fix="Import the module that defines it, or register a StructuredOp.",
             )
         ) from None
+
+
+def lowered(equation: Equation) -> Trace | None:
+    """What an equation stands for once no transform follows; None for leaves and ops that run by themselves."""
+    match equation.op.kind:
+        case "leaf":
+            return None
+        case "composite":
+            return equation.body
+        case "structured":
+            rule = rules_of(equation).lower
+            return rule(equation) if rule is not None else None
 
 
 def keep_all(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:

@@ -20,7 +20,7 @@ def structured_op(name: str, **rules: Any) -> StructuredOp:
     def missing(*args: Any) -> Any:
         raise AssertionError(f"{name} was asked for a rule that the test did not give")
 
-    names = [field.name for field in dataclasses.fields(StructuredOp) if field.name != "name"]
+    names = [field.name for field in dataclasses.fields(StructuredOp) if field.name not in ("name", "lower")]
     return StructuredOp(name, **{key: rules.get(key, missing) for key in names})
 
 

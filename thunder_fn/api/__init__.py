@@ -14,6 +14,7 @@ import torch
 from thunder_fn.api.grad import Grad, grad, grad_and_value, value_and_grad
 from thunder_fn.api.jacobians import hessian, jacfwd, jacrev
 from thunder_fn.api.jvp import Linear, jvp, linearize
+from thunder_fn.api.residuals import SavedResidual, saved_residuals
 from thunder_fn.api.vjp import Pullback, vjp
 from thunder_fn.api.vmap import Vmap, vmap
 from thunder_fn.capture import capture, pytree
@@ -23,6 +24,7 @@ __all__ = [
     "Grad",
     "Linear",
     "Pullback",
+    "SavedResidual",
     "Vmap",
     "grad",
     "grad_and_value",
@@ -31,6 +33,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "saved_residuals",
     "stop_gradient",
     "trace",
     "value_and_grad",

@@ -43,14 +43,20 @@ class _Node:
         self.leaf = leaf
         return results
 
-    def split(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    @property
+    def equation(self) -> Equation:
         leaf = self.leaf
-        equation = Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, leaf.bodies, leaf.source)
-        return rules_of(equation).split(equation, wanted_inputs, wanted_outputs)
+        return Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, leaf.bodies, leaf.source)
+
+    def activity(self, active: Mask) -> Mask:
+        return rules_of(self.equation).activity(self.equation, active)
+
+    def split(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+        return rules_of(self.equation).split(self.equation, wanted_inputs, wanted_outputs)
 
     def replace(self, split: Split) -> tuple[Any, ...]:
         """Put the split forward in the equation's place; the values of its residuals."""
-        leaf, operands = self.leaf, _operands(self.leaf)
+        leaf, operands = self.leaf, self.equation.operands
         names: dict[int, Any] = {var.index: atom for var, atom in zip(split.forward.inputs, operands, strict=True)}
         results = split.forward.outputs
         names.update((atom.index, var) for atom, var in zip(results, leaf.outputs, strict=False) if isinstance(atom, Var))
@@ -70,10 +76,6 @@ class _Node:
             )
 
 
-def _operands(leaf: Leaf) -> tuple[Var, ...]:
-    return Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs).operands
-
-
 class _Followed(torch.autograd.Function):
     """The node."""
 
@@ -83,8 +85,9 @@ class _Followed(torch.autograd.Function):
         ctx.node = node
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*values)
-        floating = [r for r in results if isinstance(r, torch.Tensor) and (r.is_floating_point() or r.is_complex())]
-        ctx.mark_non_differentiable(*(r for r in results if isinstance(r, torch.Tensor) and all(r is not f for f in floating)))
+        active = node.activity(tuple(ctx.needs_input_grad[1:]))
+        constant = (result for result, flag in zip(results, active, strict=True) if not flag)
+        ctx.mark_non_differentiable(*(result for result in constant if isinstance(result, torch.Tensor)))
         return results
 
     @staticmethod

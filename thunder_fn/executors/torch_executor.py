@@ -27,7 +27,8 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.executors.reuse import CLONE, drop_copies, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.pretty import identifier, literal_text
+from thunder_fn.pretty import identifier, literal_text, object_name
+from thunder_fn.rules import lowered
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, TraceBuilder, Var
 
 BELOW_AUTOGRAD_FROM = 12
@@ -99,13 +100,14 @@ def _unfold(
     for constant in trace.constants:
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
     for equation in trace.equations:
-        if equation.op.kind == "composite":
+        body = lowered(equation)
+        if body is not None:
             path = equation.source.module if equation.source else ""
             note = f"{'  ' * depth}{equation.op.name}" + (f" ({path})" if path and path != module else "")
             position = len(builder.equations)
             notes[position] = (*notes.get(position, ()), note)
             operands = tuple(env[var.index] for var in equation.operands)
-            results = _unfold(builder, equation.body, operands, notes, depth + 1, path or module)
+            results = _unfold(builder, body, operands, notes, depth + 1, path or module)
         else:
             results = builder.copy(equation, lambda var: env[var.index])
         env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
@@ -244,7 +246,7 @@ class _Emitter:
                 return f"[{', '.join(parts)}]" if spelling and spelling.is_overload else _tuple_text(parts)
 
     def name_object(self, value: Any) -> str:
-        return self.bind(Literal(value), type(value).__name__, value)
+        return self.bind(Literal(value), object_name(value), value)
 
     def function(self, spelling: Spelling) -> str:
         key = (spelling.home, spelling.name)

@@ -49,11 +49,7 @@ def _push_equation(
     builder: TraceBuilder, equation: Equation, primals: dict[int, Atom], tangents: dict[int, Atom]
 ) -> None:
     active = tuple(var.index in tangents for var in equation.operands)
-    if (
-        not any(active)
-        or equation.op == ops.STOP_GRADIENT
-        or not any(is_differentiable(v.type) for v in equation.outputs)
-    ):
+    if not any(active) or ops.is_constant(equation.op) or not any(is_differentiable(v.type) for v in equation.outputs):
         results: tuple[Atom, ...] = builder.copy(equation, lambda var: primals[var.index])
         primals.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
         return

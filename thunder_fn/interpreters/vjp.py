@@ -26,7 +26,7 @@ def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
         active[var.index] = wanted and is_differentiable(var.type)
     for equation in trace.equations:
         operands = tuple(active[var.index] for var in equation.operands)
-        if equation.op == ops.STOP_GRADIENT or not any(operands):
+        if ops.is_constant(equation.op) or not any(operands):
             continue
         if equation.op.kind == "composite":
             inner = activity(equation.body, operands)
@@ -60,7 +60,7 @@ def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
         if wanted:
             mark(atom)
     for equation in reversed(trace.equations):
-        if equation.op != ops.STOP_GRADIENT and any(useful[var.index] for var in equation.outputs):
+        if not ops.is_constant(equation.op) and any(useful[var.index] for var in equation.outputs):
             for var in equation.operands:
                 mark(var)
     return tuple(useful)

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import CaptureError, located
-from thunder_fn.trace import Trace, Var, canonical
+from thunder_fn.interpreters.vjp import activity
+from thunder_fn.rules import Mask
+from thunder_fn.trace import Trace, Var, canonical, type_of_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +26,21 @@ class Bodies:
     closures: tuple[torch.Tensor, ...]
 
 
-def capture_bodies(op: str, functions: Sequence[Callable[..., Any]], args: Sequence[tuple[Any, ...]]) -> Bodies:
+def capture_bodies(
+    op: str, functions: Sequence[Callable[..., Any]], args: Sequence[tuple[Any, ...]], *, writes: bool = False
+) -> Bodies:
     """Capture functions, each on its arguments, as bodies with shared closures.
 
+    Args:
+        writes: a function may write to tensors from outside: the new values are outputs, for `write_inside`.
+
     Raises:
-        CaptureError: a function writes to a tensor from outside, which a body cannot.
+        CaptureError: a function writes to a tensor from outside, and may not.
     """
     captured = tuple(capture(function, arguments) for function, arguments in zip(functions, args, strict=True))
     for function, one in zip(functions, captured, strict=True):
-        check_no_writes(op, function, one)
+        if not writes:
+            check_no_writes(op, function, one)
     closures: dict[int, torch.Tensor] = {}
     for one in captured:
         closures.update((id(constant.tensor), constant.tensor) for constant in one.trace.constants)
@@ -55,14 +64,32 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
     )
 
 
+def write_inside(recorder: Recorder, captured: Captured, leaves: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+    """Give the tensors that a body writes to their new values, in the capture around it."""
+    for write, value in zip(captured.writes, results[captured.num_results :], strict=True):
+        target = recorder.lift(leaves[write.target] if isinstance(write.target, int) else write.target)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not target.is_leaf):
+            target.copy_(value)
+
+
+def body_activity(body: Trace, active: Mask) -> Mask:
+    """Which outputs of a body are active."""
+    flags = activity(body, active)
+    return tuple(isinstance(atom, Var) and flags[atom.index] for atom in body.outputs)
+
+
+def without_inputs(trace: Trace, reads: Mask) -> Trace:
+    """The trace without the inputs that it does not read."""
+    inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
+    return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+
+
 def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
     """The trace with one more input for each closure, in their order."""
     own = {id(constant.tensor): constant.var for constant in trace.constants}
     bound = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
     extra: list[Var] = []
     for index, (key, tensor) in enumerate(closures.items()):
-        from thunder_fn.trace import type_of_value
-
         extra.append(own.get(key) or Var(bound + index, type_of_value(tensor)))
     return canonical((*trace.inputs, *extra), trace.equations, trace.outputs, (), trace.constraints, trace.name)
 

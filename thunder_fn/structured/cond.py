@@ -27,10 +27,10 @@ from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
-from thunder_fn.interpreters.vjp import activity, split_vjp, zeros
+from thunder_fn.interpreters.vjp import split_vjp, zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
-from thunder_fn.structured.bodies import Bodies, capture_bodies, tensor_leaves
+from thunder_fn.structured.bodies import Bodies, body_activity, capture_bodies, tensor_leaves, without_inputs
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
 
 aten = torch.ops.aten
@@ -82,12 +82,6 @@ def _union(masks: Sequence[Mask]) -> Mask:
 def cond_activity_rule(equation: Equation, active: Mask) -> Mask:
     """An output is active if it is in any branch."""
     return _union([body_activity(body, active[1:]) for body in equation.bodies])
-
-
-def body_activity(body: Trace, active: Mask) -> Mask:
-    """Which outputs of a body are active."""
-    flags = activity(body, active)
-    return tuple(isinstance(atom, Var) and flags[atom.index] for atom in body.outputs)
 
 
 def cond_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
@@ -330,17 +324,10 @@ def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     """Drop outputs and operands that no branch needs."""
     done = [dce_to(body, wanted) for body in equation.bodies]
     reads = _union([mask for _, mask in done]) if equation.operands[1:] else ()
-    bodies = tuple(_without_inputs(trace, reads) for trace, _ in done)
+    bodies = tuple(without_inputs(trace, reads) for trace, _ in done)
     operands = (equation.operands[0], *(var for var, flag in zip(equation.operands[1:], reads, strict=True) if flag))
     outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
     return Equation(equation.op, operands, (), outputs, bodies, equation.source), operands
-
-
-def _without_inputs(trace: Trace, reads: Mask) -> Trace:
-    from thunder_fn.trace import canonical
-
-    inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
-    return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
 
 
 for _op, _evaluate in ((COND, cond_evaluate_rule), (SWITCH, switch_evaluate_rule)):

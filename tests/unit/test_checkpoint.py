@@ -1,0 +1,323 @@
+"""checkpoint: same bits, fewer residuals, under every transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn import checkpoint, checkpoint_name, checkpoint_policies as policies
+from thunder_fn.check import check
+from thunder_fn.errors import CheckpointError
+from thunder_fn.interpreters.jvp import jvp
+from thunder_fn.interpreters.simplify import cse, dce
+from thunder_fn.interpreters.vjp import grad_and_value, split_vjp
+from thunder_fn.interpreters.vmap import vmap
+from thunder_fn.ops import is_random
+from thunder_fn.structured.checkpoint import torch_checkpoint
+from thunder_fn.structured.cond import cond
+from thunder_fn.structured.cost import bytes_of
+from thunder_fn.trace import Trace, Var, subtraces
+
+Tensor = torch.Tensor
+F = torch.nn.functional
+
+
+def mlp(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    hidden = checkpoint_name(F.gelu(x @ w), "hidden")
+    return F.layer_norm((hidden @ v).sin(), (4,)) + x
+
+
+def noisy(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    hidden = F.dropout(F.gelu(x @ w), 0.5)
+    mask = torch.rand_like(hidden) > 0.3
+    return (torch.where(mask, hidden, 0) @ v).tanh() * x
+
+
+def branching(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return cond(x.sum() > 0, lambda x, w: (x @ w).sin(), lambda x, w: (x @ w).exp(), (x, w)) @ v
+
+
+def nested(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return checkpoint(mlp)(x.exp(), w, v).cos() * x
+
+
+FUNCTIONS = [mlp, noisy, branching, nested]
+POLICIES: dict[str, Any] = {
+    "default": None,
+    "nothing": policies.nothing_saveable,
+    "everything": policies.everything_saveable,
+    "matmuls": policies.matmuls_saveable,
+    "names": policies.save_only_these_names("hidden"),
+    "offload": policies.offload_only_these_names("hidden"),
+    "budget 0": policies.budget(0),
+    "budget 200": policies.budget(200),
+    "budget": policies.budget(10**6),
+    "composite": lambda equation: equation.op.name == "torch.nn.functional.gelu",
+    "all": lambda equation: True,
+}
+
+
+def arguments(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(3, 4, dtype=dtype), torch.randn(4, 8, dtype=dtype), torch.randn(8, 4, dtype=dtype)
+
+
+def loss(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *args: f(*args).square().sum()
+
+
+def seeded(f: Callable[..., Any], *args: Any) -> Any:
+    torch.manual_seed(1)
+    return f(*args)
+
+
+def same(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def close(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def residual_bytes(trace: Trace) -> int:
+    """Bytes that the forward leaves besides its outputs, which a checkpoint's forward has besides its own."""
+    split = split_vjp(trace, (True,) * len(trace.inputs), (True,))
+    check(split.forward)
+    check(split.backward)
+    values = split.residual_values(split.forward.inputs, split.forward.outputs)
+    kept = [var for var in values if isinstance(var, Var) and var not in split.forward.inputs]
+    return sum(bytes_of(var.type) for var in kept)
+
+
+def names_in(trace: Trace) -> list[str]:
+    return [equation.op.name for part in subtraces(trace) for equation in part.equations]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_values_and_gradients_are_the_same_bits(f: Callable[..., Tensor], policy: str) -> None:
+    args = arguments()
+    wrapped = checkpoint(f, POLICIES[policy])
+    same([seeded(wrapped, *args)], [seeded(f, *args)])
+    expected = seeded(tfn.grad(loss(f), argnums=(0, 1, 2)), *args)
+    same(seeded(tfn.grad(loss(wrapped), argnums=(0, 1, 2)), *args), expected)
+    program = tfn.trace(loss(wrapped), *args)
+    check(program)
+    gradient = grad_and_value(program, (True,) * 3)
+    check(gradient)
+    same(seeded(tfn.evaluate, cse(dce(gradient)), args)[:3], expected)
+    if policy in ("default", "nothing", "everything", "budget 0", "budget"):
+        assert residual_bytes(program) <= residual_bytes(tfn.trace(loss(f), *args))
+
+
+@pytest.mark.parametrize("policy", ["default", "names", "budget 200"])
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_under_every_transform(f: Callable[..., Tensor], policy: str) -> None:
+    args = arguments()
+    wrapped, tangents = checkpoint(f, POLICIES[policy]), tuple(map(torch.randn_like, args))
+    close(seeded(tfn.jvp, wrapped, args, tangents), seeded(tfn.jvp, f, args, tangents))
+    second = [tfn.grad(lambda *xs, g=g: tfn.grad(loss(g))(*xs).sin().sum(), argnums=(0, 1, 2)) for g in (wrapped, f)]
+    close(seeded(second[0], *args), seeded(second[1], *args))
+    batch = tuple(torch.stack([arg, 2 * arg]) for arg in args)
+    many = [tfn.vmap(tfn.grad(loss(g), argnums=(0, 1, 2)), randomness="same") for g in (wrapped, f)]
+    close(seeded(many[0], *batch), seeded(many[1], *batch))
+    summed = [tfn.grad(lambda *xs, g=g: tfn.vmap(loss(g), randomness="same")(*xs).sum()) for g in (wrapped, f)]
+    close([seeded(summed[0], *batch)], [seeded(summed[1], *batch)])
+    program = tfn.trace(loss(wrapped), *args)
+    check(jvp(program, (True,) * 3))
+    check(vmap(program, (0, 0, 0), 2, "same")[0])
+    check(grad_and_value(vmap_sum(program), (True,) * 3))
+
+
+def vmap_sum(program: Trace) -> Trace:
+    batched, _ = vmap(program, (0, 0, 0), 2, "same")
+    return tfn.trace(lambda *xs: batched.python_callable()(*xs)[0].sum(), *(torch.zeros(v.type.shape, dtype=v.type.dtype) for v in batched.inputs))  # type: ignore[union-attr]
+
+
+def test_linearize() -> None:
+    args = arguments()
+    tangents = tuple(map(torch.randn_like, args))
+    value, linear = tfn.linearize(checkpoint(mlp), *args)
+    close([value, linear(*tangents)], tfn.jvp(mlp, args, tangents))
+
+
+def test_against_pytorch() -> None:
+    args = arguments()
+    expected = torch.func.grad(loss(mlp), argnums=(0, 1, 2))(*args)
+    close(tfn.grad(loss(checkpoint(mlp)), argnums=(0, 1, 2))(*args), expected)
+    close([tfn.hessian(loss(checkpoint(mlp)))(*args)], [torch.func.hessian(loss(mlp))(*args)])
+
+
+def test_the_equation_survives_and_recomputes_in_the_backward() -> None:
+    program = tfn.trace(loss(checkpoint(mlp)), *arguments())
+    assert [equation.op.name for equation in program.equations].count("checkpoint") == 1
+    gradient = dce(cse(grad_and_value(program, (True,) * 3)))
+    forward, backward = (equation for equation in gradient.equations if equation.op.name == "checkpoint")
+    assert forward.body == program.equations[0].body, "nothing is kept"
+    assert names_in(backward.body).count("aten.gelu.default") == 1
+    assert set(gradient.inputs) <= set(backward.operands)
+
+
+def test_random_numbers_are_never_drawn_again() -> None:
+    gradient = grad_and_value(tfn.trace(loss(checkpoint(noisy)), *arguments()), (True,) * 3)
+    _, backward = (equation for equation in gradient.equations if equation.op.name == "checkpoint")
+    assert not any(is_random(equation.op) for part in subtraces(backward.body) for equation in part.equations)
+
+
+def test_what_random_numbers_need_is_kept_in_the_fewest_bytes() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.where(torch.rand_like(x) > 0.5, x.exp(), x.sin())
+
+    program = tfn.trace(loss(checkpoint(f)), torch.randn(64))
+    assert residual_bytes(program) == 64 + 4 * 64, "the mask, of one byte each, and the result, which the square reads"
+
+
+def test_offloaded_values_go_to_the_cpu_and_back() -> None:
+    program = tfn.trace(loss(checkpoint(mlp, POLICIES["offload"])), *arguments())
+    split = split_vjp(program, (True,) * 3, (True,))
+    assert names_in(split.forward).count("aten._to_copy.default") == 1
+    assert names_in(split.backward).count("aten._to_copy.default") == 1
+
+
+def test_a_budget_is_met_and_more_bytes_mean_less_work() -> None:
+    def deep(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        for _ in range(4):
+            x = mlp(x, w, v)
+        return x
+
+    args, work = arguments(torch.float32), []
+    least = residual_bytes(tfn.trace(loss(checkpoint(deep)), *args))
+    for budget_bytes in (0, 200, 400, 800, 10**6):
+        program = tfn.trace(loss(checkpoint(deep, policies.budget(budget_bytes))), *args)
+        assert residual_bytes(program) <= least + budget_bytes
+        work.append(names_in(split_vjp(program, (True,) * 3, (True,)).backward).count("aten.mm.default"))
+    assert work == sorted(work, reverse=True) and work[0] > work[-1]
+
+
+def test_saved_residuals() -> None:
+    x, w, v = arguments(torch.float32)
+    found = tfn.saved_residuals(lambda p, v: loss(checkpoint(mlp, POLICIES["names"]))(p["x"], p["w"], v), {"x": x, "w": w}, v)
+    assert [(str(r.type), r.num_bytes, r.reason) for r in found] == [
+        ("f32[3, 4]", 48, "output of aten.add.Tensor"),
+        ("f32[3, 4]", 48, "argument args[0]['x']"),
+        ("f32[4, 8]", 128, "argument args[0]['w']"),
+        ("f32[8, 4]", 128, "argument args[1]"),
+        ("f32[3, 8]", 96, "named 'hidden'"),
+    ]
+    assert found[-1].source is not None and found[-1].source.function == "mlp"
+    assert str(found[-1]).startswith("          96 B  f32[3, 8]  named 'hidden' at ")
+
+
+def test_modules_and_buffers() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU()).double()
+    x = torch.randn(8, 4, dtype=torch.float64)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    expected = tfn.grad(lambda x: model(x).sin().sum())(x)
+    after = {key: value.clone() for key, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    same([tfn.grad(lambda x: checkpoint(model)(x).sin().sum())(x)], [expected])
+    same(model.state_dict().values(), after.values())
+
+
+def test_parameters_and_autograd_inside() -> None:
+    model = torch.nn.Linear(4, 4).double()
+
+    def step(x: Tensor) -> Any:
+        return torch.autograd.grad(checkpoint(model)(x).sin().sum(), tuple(model.parameters()))
+
+    x = torch.randn(8, 4, dtype=torch.float64)
+    program = tfn.trace(step, x)
+    check(program)
+    assert "checkpoint" in names_in(program)
+    close(tfn.evaluate(program, [x]), torch.autograd.grad(model(x).sin().sum(), tuple(model.parameters())))
+
+
+def test_pytorchs_checkpoint() -> None:
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    def saves_mm(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        known = op == torch.ops.aten.mm.default
+        return torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE if known else torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+    args = arguments()
+    for options in ({}, {"context_fn": lambda: create_selective_checkpoint_contexts(saves_mm)}):
+        f = lambda *xs, options=options: torch_checkpoint(loss(mlp), *xs, use_reentrant=False, **options)  # noqa: E731
+        program = tfn.trace(f, *args)
+        check(program)
+        assert [equation.op.name for equation in program.equations] == ["checkpoint"]
+        products = names_in(split_vjp(program, (True,) * 3, (True,)).backward).count("aten.mm.default")
+        assert products == (4 if options else 6)
+        close(tfn.grad(f, argnums=(0, 1, 2))(*args), torch.func.grad(loss(mlp), argnums=(0, 1, 2))(*args))
+
+
+def test_eager_calls_compute_again_under_autograd() -> None:
+    x, w, v = (arg.requires_grad_() for arg in arguments())
+    count = []
+
+    def counted(*xs: Tensor) -> Tensor:
+        count.append(1)
+        return mlp(*xs)
+
+    found = torch.autograd.grad(loss(checkpoint(counted))(x, w, v), (x, w, v))
+    assert len(count) == 2
+    same(found, torch.autograd.grad(loss(mlp)(x, w, v), (x, w, v)))
+    close([torch.func.grad(loss(checkpoint(mlp)))(x, w, v)], found[:1])
+
+
+def test_inside_a_branch() -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return cond(x.sum() > 0, checkpoint(mlp), lambda x, w, v: x, (x, w, v))
+
+    x, w, v = arguments()
+    for point in (x.abs(), -x.abs()):
+        plain = mlp if point.sum() > 0 else (lambda x, w, v: x)
+        close([tfn.grad(loss(f))(point, w, v)], [torch.func.grad(loss(plain))(point, w, v)])
+
+
+def test_work_is_shared_by_equal_bodies() -> None:
+    def stack(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        for _ in range(6):
+            x = checkpoint(mlp)(x, w, v)
+        return x
+
+    gradient = grad_and_value(tfn.trace(loss(stack), *arguments()), (True,) * 3)
+    bodies = [equation.body for equation in gradient.equations if equation.op.name == "checkpoint"]
+    assert len(bodies) == 12 and len(set(bodies)) <= 3
+
+
+NONSENSE = [
+    (lambda: checkpoint(3), "checkpoint: expected a function, given a int: 3"),  # type: ignore[arg-type]
+    (
+        lambda: checkpoint(mlp, 3),
+        "checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not 3",
+    ),
+    (lambda: policies.budget(-1), "checkpoint_policies.budget: a number of bytes, not -1"),
+    (lambda: policies.save_only_these_names(1), "checkpoint_policies: names are strings, not 1"),  # type: ignore[arg-type]
+    (lambda: checkpoint_name(1, "x"), "checkpoint_name: names a tensor, not a int"),  # type: ignore[arg-type]
+    (lambda: checkpoint_name(torch.ones(1), 1), "checkpoint_name: the name is a string, not 1"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "text"), NONSENSE)
+def test_nonsense_is_refused(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        call()
+    assert str(error.value) == text
+
+
+def test_a_policy_that_answers_nonsense() -> None:
+    def maybe(equation: Any) -> str:
+        return "maybe"
+
+    with pytest.raises(CheckpointError) as error:
+        tfn.grad(lambda x: checkpoint(torch.sin, maybe)(x).sum())(torch.ones(3))
+    lines = str(error.value).split("\n")
+    assert lines[0] == "checkpoint: the policy maybe answered 'maybe'"
+    assert lines[1] == "in equation:  v1: f32[3] = aten.sin.default(v0)"
+    assert lines[2].startswith("from:         ") and "test_checkpoint.py" in lines[2]
+    assert lines[3] == 'Answer True or "save", False or "recompute", or "offload".'

@@ -1,0 +1,108 @@
+"""saved_residuals: what the forward of a gradient keeps for its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import capture, pytree
+from thunder_fn.derive import is_differentiable
+from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.structured.checkpoint_name import name_of
+from thunder_fn.structured.cost import bytes_of
+from thunder_fn.trace import Equation, Literal, Source, Trace, Type, Var
+
+
+@dataclass(frozen=True, slots=True)
+class SavedResidual:
+    """A value that the backward reads: its type, its size, why it is there, and the user's line that made it.
+
+    An argument takes no memory of its own while its caller holds it.
+    """
+
+    type: Type
+    num_bytes: int
+    reason: str
+    source: Source | None = None
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        return f"{self.num_bytes:>12,} B  {self.type}  {self.reason}{where}"
+
+
+def saved_residuals(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[SavedResidual]:
+    """The residuals of the gradient of f at these arguments, in the order in which the backward gets them.
+
+    Law: the bytes of the residuals that are no arguments are what ``vjp(f, *args)`` allocates beside its outputs.
+
+    Args:
+        f: any PyTorch callable. The gradient is that of all its floating results, to all floating arguments.
+
+    Returns:
+        One `SavedResidual` for each; its `reason` is "argument args[0]['w']", "named 'hidden'" for a value that
+        `checkpoint_name` has named, or "output of" an op.
+
+    Example:
+        >>> for residual in saved_residuals(lambda x: x.sin().exp().sum(), torch.ones(3)):
+        ...     print(residual.type, residual.reason)
+        f32[3] argument args[0]
+        f32[3] output of aten.exp.default
+
+    Source: jax.ad_checkpoint.saved_residuals.
+    """
+    trace = capture(f, args, kwargs).trace
+    leaves, _ = pytree.flatten((args, kwargs))
+    names = (*pytree.paths(args, "args"), *pytree.paths(kwargs, "kwargs"))
+    paths = [path for path, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+    wanted_inputs = tuple(is_differentiable(var.type) for var in trace.inputs)
+    wanted_outputs = tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
+    split = split_vjp(trace, wanted_inputs, wanted_outputs)
+    atoms = split.residual_values(split.forward.inputs, split.forward.outputs)
+    return [_describe(split.forward, atom, paths) for atom in atoms if isinstance(atom, Var)]
+
+
+def _describe(trace: Trace, var: Var, paths: list[str]) -> SavedResidual:
+    size = bytes_of(var.type)
+    if var in trace.inputs:
+        return SavedResidual(var.type, size, f"argument {paths[trace.inputs.index(var)]}")
+    name = _name(trace, var)
+    equation = _maker(trace, var)
+    if name is not None:
+        return SavedResidual(var.type, size, f"named {name!r}", equation.source if equation else None)
+    if equation is None:
+        return SavedResidual(var.type, size, "a closed-over tensor")
+    return SavedResidual(var.type, size, f"output of {equation.op}", equation.source)
+
+
+def _maker(trace: Trace, var: Var) -> Equation | None:
+    """The innermost equation that computes a variable."""
+    equation = next((equation for equation in trace.equations if var in equation.outputs), None)
+    if equation is None or len(equation.bodies) != 1:
+        return equation
+    atom = _inner(equation, var)
+    inner = _maker(equation.body, atom) if isinstance(atom, Var) else None
+    if inner is None:
+        return equation
+    return inner if inner.source else Equation(inner.op, inner.args, inner.kwargs, inner.outputs, inner.bodies, equation.source)
+
+
+def _inner(equation: Equation, var: Var) -> Var | Literal | None:
+    body = equation.body
+    if len(body.outputs) != len(equation.outputs):
+        return None
+    return body.outputs[equation.outputs.index(var)]
+
+
+def _name(trace: Trace, var: Var) -> str | None:
+    """The name of a value, given to it or to a copy of it."""
+    for equation in trace.equations:
+        name = name_of(equation)
+        if name is not None and var in (*equation.operands, *equation.outputs):
+            return name
+        if var in equation.outputs and len(equation.bodies) == 1:
+            inner = _inner(equation, var)
+            return _name(equation.body, inner) if isinstance(inner, Var) else None
+    return None

@@ -1,0 +1,109 @@
+"""From a policy's answers about the equations of a body to values of its split forward.
+
+A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along; in the
+forward that it leaves, the marks are taken off again and say which values to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from thunder_fn.structured.checkpoint_name import NAME
+from thunder_fn.structured.policies import Answer, ask
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, canonical, map_arg
+
+Answers: TypeAlias = dict[int, Answer]
+"""What is kept, by variable, and how."""
+
+
+def mark(body: Trace, policy: Callable[[Equation], Any]) -> Trace:
+    """Unfold the composites of a body, and mark what the policy keeps.
+
+    It is asked about every equation: about a composite before what is in it.
+    """
+    builder = TraceBuilder(body.name)
+    inputs = tuple(builder.input(type) for type in body.input_types)
+    return builder.build(_mark(builder, body, inputs, policy))
+
+
+def is_marked(trace: Trace) -> bool:
+    """Something in it is kept."""
+    return any(_answer(equation) is not None for equation in trace.equations)
+
+
+def _answer(equation: Equation) -> Answer | None:
+    if equation.op != NAME:
+        return None
+    return next((arg.value for key, arg in equation.kwargs if key == "answer" and isinstance(arg, Literal)), None)
+
+
+def _mark(
+    builder: TraceBuilder, trace: Trace, inputs: tuple[Atom, ...], policy: Callable[[Equation], Any]
+) -> tuple[Atom, ...]:
+    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, inputs, strict=True)}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for equation in trace.equations:
+        answer = ask(policy, equation)
+        if equation.op.kind == "composite":
+            operands = tuple(env[var.index] for var in equation.operands)
+            results = _mark(builder, equation.body, operands, policy)
+        else:
+            results = builder.copy(equation, lambda var: env[var.index])
+        if answer != "recompute":
+            results = tuple(_marked(builder, value, answer) for value in results)
+        env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
+    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+
+
+def _marked(builder: TraceBuilder, value: Atom, answer: Answer) -> Atom:
+    if not isinstance(value, Var) or not isinstance(value.type, TensorType):
+        return value
+    return builder.add(NAME, (value,), (value.type,), kwargs=(("answer", Literal(answer)),))[0]
+
+
+def unmark(flat: Trace) -> tuple[Trace, Answers]:
+    """The trace without the answers, and the answers.
+
+    What a structured equation leaves for its own backward is kept if its results are.
+    """
+    env: dict[int, Var] = {}
+    answers: Answers = {}
+    kept: list[Equation] = []
+
+    def read(atom: Atom) -> Atom:
+        return env.get(atom.index, atom) if isinstance(atom, Var) else atom
+
+    for equation in flat.equations:
+        answer = _answer(equation)
+        if answer is not None:
+            source = read(equation.operands[0])
+            assert isinstance(source, Var), "only variables are marked"
+            env[equation.outputs[0].index] = source
+            answers[source.index] = answer
+        else:
+            kept.append(_with_operands(equation, read))
+    for equation in kept:
+        chosen = [answers[var.index] for var in equation.outputs if var.index in answers]
+        if equation.op.kind == "structured" and chosen:
+            answers |= {var.index: answers.get(var.index, chosen[0]) for var in equation.outputs}
+    outputs = tuple(map(read, flat.outputs))
+    return _renumbered(flat, kept, outputs, answers)
+
+
+def _with_operands(equation: Equation, read: Callable[[Var], Any]) -> Equation:
+    args = tuple(map_arg(read, arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+    return Equation(equation.op, args, kwargs, equation.outputs, equation.bodies, equation.source)
+
+
+def _renumbered(
+    flat: Trace, equations: list[Equation], outputs: tuple[Atom, ...], answers: Answers
+) -> tuple[Trace, Answers]:
+    trace = canonical(flat.inputs, tuple(equations), outputs, flat.constants, flat.constraints, flat.name)
+    olds = (var for equation in equations for var in equation.outputs)
+    news = (var for equation in trace.equations for var in equation.outputs)
+    names = {old.index: new.index for old, new in zip(olds, news, strict=True)}
+    names |= {old.index: new.index for old, new in zip(flat.inputs, trace.inputs, strict=True)}
+    return trace, {names[index]: answer for index, answer in answers.items() if index in names}

@@ -1,0 +1,349 @@
+"""checkpoint: a function whose backward computes residuals again instead of keeping them.
+
+    outputs = checkpoint(*operands, policy=policy)      one body, on the operands
+
+The equation survives every transform, its body transformed, until lowering. Its backward is a `checkpoint` too: an
+equation whose body first computes the residuals again, from the operands and the values that the policy keeps, and then
+pulls back. Bodies are closed and cse works on each by itself, so nothing can merge the recomputation with the forward;
+dce cannot drop it, as the gradients need it. Random equations never run again: the policy's choice is completed by the
+fewest bytes that make that so (`remat.py`).
+
+Source: jax.checkpoint for the semantics; `notes/jax.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture import current
+from thunder_fn.capture.apply import bind_structured, can_bind, replay
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.errors import CheckpointError
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import dce, dce_to, inline, inline_into, is_kept
+from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
+from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
+from thunder_fn.structured.bodies import body_activity, capture_bodies, tensor_leaves, without_inputs, write_inside
+from thunder_fn.structured.policies import Answer, Budget, Policy, check_policy, everything_saveable
+from thunder_fn.structured.remat import Recomputation, keep_random, recompute, variables, within_budget
+from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var, canonical
+
+CHECKPOINT = Op("structured", "checkpoint")
+COPY_TO = ops.leaf(torch.ops.aten._to_copy.default)
+CPU = torch.device("cpu")
+
+
+# ---- check ----
+
+
+def checkpoint_check_rule(equation: Equation) -> None:
+    """One body on the operands; the outputs have its types; the policy is one."""
+    check_operands(equation, equation.operands, equation.body)
+    check_types(equation, equation.body.output_types, "the body gives")
+    check_policy(policy_of(equation))
+
+
+def policy_of(equation: Equation) -> Policy:
+    """The policy of a checkpoint equation."""
+    ((_, policy),) = equation.kwargs
+    assert isinstance(policy, Literal), "the policy is a literal"
+    return policy.value
+
+
+# ---- evaluate ----
+
+
+def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: Any) -> tuple[Any, ...]:
+    """Run the body; inside a capture, record the equation."""
+    recorder, (body,) = current(), bodies
+    if recorder is None:
+        return evaluate(body, operands)
+    if not can_bind(recorder, operands):
+        return replay(recorder, body, operands)
+    return bind_structured(recorder, CHECKPOINT, operands, tuple(bodies), body.output_types, policy=policy)
+
+
+# ---- jvp ----
+
+
+def checkpoint_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """As the body."""
+    return body_activity(equation.body, active)
+
+
+def checkpoint_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """A checkpoint of the body's jvp."""
+    rule = push_forward(equation.body, active)
+    return JvpRule(alone(rule.trace, policy_of(equation)), rule.active_outputs)
+
+
+def alone(body: Trace, policy: Policy) -> Trace:
+    """A trace of one checkpoint equation."""
+    builder = TraceBuilder("checkpoint")
+    inputs = tuple(builder.input(type) for type in body.input_types)
+    kwargs = (("policy", Literal(policy)),)
+    return builder.build(builder.add(CHECKPOINT, inputs, body.output_types, kwargs=kwargs, bodies=(body,)))
+
+
+
+
+# ---- split ----
+
+
+def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """The forward keeps what the policy says; the backward computes the rest again."""
+    return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
+
+
+@lru_cache(maxsize=4096)
+def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Split a body for reverse mode, once for each distinct body, policy and question.
+
+    Where values are to be chosen, the body is unfolded first; where there are none to choose, it keeps its structure.
+    """
+    sees_all = isinstance(policy, Budget) or policy is everything_saveable
+    marked = inline(body) if sees_all else mark(body, policy)
+    if not sees_all and not is_marked(marked) and not any(map(is_kept, body.equations)):
+        marked = body
+    split = split_vjp(marked, wanted_inputs, wanted_outputs)
+    flat, answers = unmark(split.forward)
+    needed = split.residual_values(flat.inputs, flat.outputs)
+    return _assemble(body, policy, split, flat, needed, _choose(policy, flat, needed, answers))
+
+
+def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answers) -> Answers:
+    inputs = {var.index for var in flat.inputs}
+    if policy is everything_saveable:
+        kept = frozenset(var.index for var in variables(needed))
+    elif isinstance(policy, Budget):
+        kept = within_budget(flat, needed, policy.budget_bytes)
+    else:
+        kept = keep_random(flat, needed, answers)
+    return {index: answers.get(index, "save") for index in kept if index not in inputs}
+
+
+def _assemble(
+    body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers
+) -> Split:
+    plan = recompute(flat, needed, kept)
+    count = len(body.outputs)
+    places = {atom.index: i for i, atom in reversed(list(enumerate(flat.outputs[:count]))) if isinstance(atom, Var)}
+    stored = [var for var in plan.kept if var.index not in places or kept[var.index] == "offload"]
+    order = {var.index: i for i, var in enumerate(flat.inputs)}
+    residuals = (
+        *(Residual("input", order[var.index]) for var in plan.inputs),
+        *(Residual("extra", stored.index(var)) if var in stored else Residual("output", places[var.index]) for var in plan.kept),
+    )
+    forward = alone(body if not stored else _forward_body(flat, count, [(var, kept[var.index]) for var in stored]), policy)
+    pull = _backward_body(split, flat, needed, plan, [(var, kept[var.index]) for var in plan.kept])
+    backward = alone(pull, policy) if plan.equations and pull.outputs else pull
+    return Split(forward, backward, residuals, split.gradients)
+
+
+def _forward_body(flat: Trace, count: int, stored: list[tuple[Var, Answer]]) -> Trace:
+    """The body, and then what is kept, in the memory that the policy says."""
+    builder = TraceBuilder(flat.name)
+    trace = canonical(flat.inputs, flat.equations, (*flat.outputs[:count], *(var for var, _ in stored)), flat.constants)
+    inputs = tuple(builder.input(type) for type in flat.input_types)
+    results = inline_into(builder, dce(trace), inputs)
+    extras: list[Atom] = []
+    for value, (_, how) in zip(results[count:], stored, strict=True):
+        assert isinstance(value, Var), "what is kept is a variable"
+        extras.append(_moved(builder, value, CPU) if how == "offload" else value)
+    return builder.build((*results[:count], *extras))
+
+
+def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
+    assert isinstance(value.type, TensorType), "only tensors are kept elsewhere"
+    type = TensorType(value.type.dtype, value.type.shape, device)
+    return builder.add(COPY_TO, (value,), (type,), kwargs=(("device", Literal(device)),))[0]
+
+
+def _backward_body(
+    split: Split, flat: Trace, needed: Sequence[Atom], plan: Recomputation, kept: list[tuple[Var, Answer]]
+) -> Trace:
+    """From inputs, kept values and cotangents: compute the other residuals again, and pull back."""
+    builder = TraceBuilder(split.backward.name)
+    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in plan.inputs}
+    for var, how in kept:
+        env[var.index] = builder.input(_stored_type(var.type) if how == "offload" else var.type)
+    given = split.backward.inputs[len(split.residuals) :]
+    cotangents = tuple(builder.input(var.type) for var in given)
+    for constant in flat.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for var, how in kept:
+        stored = env[var.index]
+        if how == "offload" and isinstance(stored, Var) and isinstance(var.type, TensorType):
+            env[var.index] = _moved(builder, stored, var.type.device)
+    for equation in plan.equations:
+        results = builder.copy(equation, lambda var: env[var.index])
+        env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True) if var.index not in env)
+    values = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in needed)
+    return dce(builder.build(inline_into(builder, split.backward, (*values, *cotangents))))
+
+
+def _stored_type(type: Type) -> Type:
+    return TensorType(type.dtype, type.shape, CPU) if isinstance(type, TensorType) else type
+
+
+# ---- vmap ----
+
+
+def checkpoint_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """A checkpoint of the batched body."""
+    body, flags = batch(equation.body, batched, size, randomness)
+    return alone(body, policy_of(equation)), flags
+
+
+# ---- simplify ----
+
+
+def checkpoint_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """Drop the outputs and operands that are not needed."""
+    body, reads = dce_to(equation.body, wanted)
+    if all(wanted) and all(reads) and body is equation.body:
+        return equation, equation.operands
+    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
+    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
+    bodies = (without_inputs(body, reads),)
+    return Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source), operands
+
+
+# ---- lower ----
+
+
+def checkpoint_lower_rule(equation: Equation) -> Trace:
+    """The body: after lowering nothing merges equations any more."""
+    return equation.body
+
+
+register(
+    StructuredOp(
+        CHECKPOINT.name,
+        check=checkpoint_check_rule,
+        evaluate=checkpoint_evaluate_rule,
+        activity=checkpoint_activity_rule,
+        jvp=checkpoint_jvp_rule,
+        split=checkpoint_split_rule,
+        batch=checkpoint_batch_rule,
+        dce=checkpoint_dce_rule,
+        lower=checkpoint_lower_rule,
+    )
+)
+
+
+# ---- for users ----
+
+
+def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
+    """f, computed again in the backward instead of keeping what the backward reads.
+
+    Law: values and gradients are those of f, bitwise; the residual bytes are no more.
+
+    Args:
+        f: any PyTorch callable. Random numbers are drawn once: what comes of them is kept. In-place writes to
+            arguments and buffers happen once, too.
+        policy: what to keep besides the inputs: a function of an `Equation` that answers True or "save", False or
+            "recompute", or "offload"; or one of `checkpoint_policies`. None keeps nothing.
+
+    Returns:
+        A function with the arguments of f. Outside a transform and outside `jit` autograd computes all of f again
+        (`torch.utils.checkpoint`), unless the policy is `everything_saveable`.
+
+    Raises:
+        CheckpointError: the policy is none, or answers something else.
+
+    Example:
+        >>> from thunder_fn import grad
+        >>> grad(checkpoint(lambda x: x.sin().sin().sum()))(torch.zeros(2))
+        tensor([1., 1.])
+
+    Source: jax.checkpoint; torch.utils.checkpoint.
+    """
+    if not callable(f):
+        raise CheckpointError(f"checkpoint: expected a function, given a {type(f).__name__}: {f!r:.60}")
+    chosen = check_policy(policy)
+
+    @functools.wraps(f)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            return _eager(f, chosen, args, kwargs)
+        leaves = tensor_leaves((args, kwargs))
+        if not can_bind(recorder, leaves):
+            return f(*args, **kwargs)
+        bodies = capture_bodies("checkpoint", (_called(f),), [(args, kwargs)], writes=True)
+        (captured,), (body,) = bodies.captured, bodies.bodies
+        values = (*leaves, *bodies.closures)
+        results = bind_structured(recorder, CHECKPOINT, values, (body,), body.output_types, policy=chosen)
+        write_inside(recorder, captured, leaves, results)
+        return captured.result(results)
+
+    return checkpointed
+
+
+def _called(f: Callable[..., Any]) -> Callable[..., Any]:
+    def call(args: Any, kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    call.__name__ = getattr(f, "__name__", type(f).__name__)
+    return call
+
+
+def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any:
+    """Outside a trace there is nothing to transform: PyTorch's own checkpoint, where autograd is all that looks."""
+    follows = torch.is_grad_enabled() and not internals.inside_torch_func()
+    if policy is everything_saveable or not follows:
+        return f(*args, **kwargs)
+    return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)
+
+
+def torch_checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], Any] | None = None,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """`torch.utils.checkpoint.checkpoint` inside a traced function: a checkpoint equation.
+
+    Random numbers are never drawn again, whatever `preserve_rng_state` says. A `context_fn` of
+    `create_selective_checkpoint_contexts` gives its policy; another is ignored, as it only runs code around the
+    function.
+    """
+    return checkpoint(function, _policy_of_contexts(context_fn))(*args, **kwargs)
+
+
+def _policy_of_contexts(context_fn: Callable[[], Any] | None) -> Any:
+    if context_fn is None:
+        return None
+    contexts = context_fn()
+    selective = getattr(contexts[0], "policy_fn", None) if isinstance(contexts, tuple) and contexts else None
+    if selective is None:
+        return None
+
+    def selective_policy(equation: Equation) -> bool:
+        if equation.op.kind != "leaf":
+            return False
+        context = torch.utils.checkpoint.SelectiveCheckpointContext(is_recompute=False)
+        answer = selective(context, ops.overload(equation.op), *equation.args, **dict(equation.kwargs))
+        return answer in _SAVES
+
+    return selective_policy
+
+
+_SAVES = (torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE, torch.utils.checkpoint.CheckpointPolicy.PREFER_SAVE)

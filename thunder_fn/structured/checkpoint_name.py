@@ -1,0 +1,130 @@
+"""checkpoint_name: an identity that gives a value a name, for policies and for people.
+
+    y = checkpoint_name(x, name="attention")
+
+Inside `checkpoint`, a value that a policy has chosen carries its answer with it: `checkpoint_name(x, answer="save")`.
+Tangents and cotangents pass by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import current
+from thunder_fn.capture.apply import bind_structured, can_bind
+from thunder_fn.check import check_types
+from thunder_fn.errors import CheckpointError
+from thunder_fn.interpreters.vmap import batched_type
+from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
+from thunder_fn.trace import Equation, Literal, Op, Trace, TraceBuilder, Type, Var
+
+NAME = Op("structured", "checkpoint_name")
+
+
+def name_of(equation: Equation) -> str | None:
+    """The name that an equation gives, None if it gives none."""
+    if equation.op != NAME:
+        return None
+    return next((arg.value for key, arg in equation.kwargs if key == "name" and isinstance(arg, Literal)), None)
+
+
+def name_check_rule(equation: Equation) -> None:
+    """One operand; the output has its type."""
+    check_types(equation, tuple(var.type for var in equation.operands), "the operand is")
+
+
+def name_evaluate_rule(bodies: Sequence[Trace], value: Any, **labels: Any) -> tuple[Any, ...]:
+    """The value; inside a capture, recorded."""
+    recorder = current()
+    if recorder is None or not isinstance(value, torch.Tensor) or not can_bind(recorder, (value,)):
+        return (value,)
+    return bind_structured(recorder, NAME, (value,), (), (recorder.type_of(recorder.lift(value)),), **labels)
+
+
+def name_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """As its operand."""
+    return active
+
+
+def name_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """Name the primal, pass the tangent."""
+    builder = TraceBuilder("checkpoint_name_jvp")
+    type = equation.operands[0].type
+    value, tangent = builder.input(type), builder.input(type)
+    return JvpRule(builder.build((*_named(builder, equation, value), tangent)), active)
+
+
+def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Name the value, pass the cotangent."""
+    identity = TraceBuilder("checkpoint_name_backward")
+    cotangent = identity.input(equation.operands[0].type)
+    residuals: tuple[Residual, ...] = ()
+    return Split(_alone(equation, equation.operands[0].type), identity.build((cotangent,)), residuals, (0,))
+
+
+def name_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """Name the batch."""
+    return _alone(equation, batched_type(equation.operands[0].type, size)), (True,)
+
+
+def name_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """Keep it: it is asked only if it is wanted."""
+    return equation, equation.operands
+
+
+def name_lower_rule(equation: Equation) -> Trace:
+    """Nothing."""
+    builder = TraceBuilder("checkpoint_name")
+    return builder.build((builder.input(equation.operands[0].type),))
+
+
+def _named(builder: TraceBuilder, equation: Equation, value: Var) -> tuple[Var, ...]:
+    return builder.add(NAME, (value,), (value.type,), kwargs=equation.kwargs, source=equation.source)
+
+
+def _alone(equation: Equation, type: Type) -> Trace:
+    builder = TraceBuilder("checkpoint_name")
+    return builder.build(_named(builder, equation, builder.input(type)))
+
+
+register(
+    StructuredOp(
+        NAME.name,
+        check=name_check_rule,
+        evaluate=name_evaluate_rule,
+        activity=name_activity_rule,
+        jvp=name_jvp_rule,
+        split=name_split_rule,
+        batch=name_batch_rule,
+        dce=name_dce_rule,
+        lower=name_lower_rule,
+    )
+)
+
+
+# ---- for users ----
+
+
+def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
+    """x, with a name that checkpoint policies and `saved_residuals` know it by.
+
+    Law: ``checkpoint_name(x, n)`` is x.
+
+    Raises:
+        CheckpointError: x is no tensor, or the name no string.
+
+    Example:
+        >>> checkpoint_name(torch.ones(2), "hidden")
+        tensor([1., 1.])
+
+    Source: jax.ad_checkpoint.checkpoint_name.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise CheckpointError(f"checkpoint_name: names a tensor, not a {type(x).__name__}")
+    if not isinstance(name, str):
+        raise CheckpointError(f"checkpoint_name: the name is a string, not {name!r}")
+    (named,) = name_evaluate_rule((), x, name=name)
+    return named

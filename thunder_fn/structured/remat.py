@@ -1,0 +1,150 @@
+"""Rematerialisation: which residuals of a forward are kept, and the trace that computes the others again.
+
+Given the forward of a split and the values that its backward reads, everything here is a question of graphs: `recompute`
+walks back from those values to what is kept; `cheapest_cut` chooses what to keep.
+
+A value that comes from random numbers is never drawn again. What is kept in its place is again a choice: the cut with
+the fewest bytes, which are never more than the backward reads, as keeping just that is one of the cuts.
+
+Source: T. Chen et al., "Training deep nets with sublinear memory cost", 2016; P. Jain et al., "Checkmate", 2020;
+the minimum cut follows torch._functorch.partitioners.min_cut_rematerialization_partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+import networkx
+
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.structured.cost import bytes_of, cost_of
+from thunder_fn.trace import Atom, Equation, Trace, Var
+
+PRICES = range(-12, 44)
+"""Exponents of two: how many operations a byte is worth, from almost none to almost any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """Equations to run again, in order, and what they and the backward read that is not run again."""
+
+    equations: tuple[Equation, ...]
+    inputs: tuple[Var, ...]
+    kept: tuple[Var, ...]
+
+    @property
+    def cost(self) -> int:
+        return sum(map(cost_of, self.equations))
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(bytes_of(var.type) for var in self.kept)
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    """The variables among atoms, each once."""
+    return list({atom.index: atom for atom in atoms if isinstance(atom, Var)}.values())
+
+
+def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> Recomputation:
+    """What has to run again to get the needed values, given the inputs and the kept ones."""
+    available = {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+    reads = {var.index: var for var in variables(needed)}
+    wanted = set(reads) - available
+    again: list[Equation] = []
+    for equation in reversed(forward.equations):
+        if any(var.index in wanted for var in equation.outputs):
+            again.append(equation)
+            reads.update((var.index, var) for var in equation.operands)
+            wanted.update(var.index for var in equation.operands if var.index not in available)
+    inputs = tuple(var for var in forward.inputs if var.index in reads and var.index not in kept)
+    found = tuple(var for index, var in sorted(reads.items()) if index in kept)
+    return Recomputation(tuple(reversed(again)), inputs, found)
+
+
+def keep_random(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> frozenset[int]:
+    """The kept values, and as few bytes more as are needed so that nothing random runs again."""
+    if not any(map(is_kept, recompute(forward, needed, kept).equations)):
+        return frozenset(kept)
+    total = sum(map(cost_of, forward.equations)) + 1
+    return frozenset(kept) | cheapest_cut(forward, needed, kept, cost_of, lambda var: bytes_of(var.type) * total)
+
+
+def cheapest_cut(
+    forward: Trace,
+    needed: Collection[Atom],
+    kept: Collection[int],
+    cost: Callable[[Equation], int],
+    price: Callable[[Var], int],
+) -> frozenset[int]:
+    """What to keep besides the kept values, so that recomputation and memory together cost least.
+
+    The graph has a node for each equation and each value. On the sink's side, an equation runs again and a value is
+    needed. Cutting source -> equation pays for running it; cutting equation -> value pays for keeping the value; an
+    equation that runs again needs its operands, which no cut avoids. Random equations cannot be run again.
+    """
+    available = {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(("source", "sink"))
+    for position, equation in enumerate(forward.equations):
+        node = ("equation", position)
+        if is_kept(equation):
+            graph.add_edge("source", node)
+        else:
+            graph.add_edge("source", node, capacity=cost(equation))
+        for var in equation.outputs:
+            if var.index not in available:
+                graph.add_edge(node, var.index, capacity=price(var))
+        graph.add_edges_from((var.index, node) for var in equation.operands if var.index not in available)
+    graph.add_edges_from((var.index, "sink") for var in variables(needed) if var.index not in available)
+    _, (_, again) = networkx.minimum_cut(graph, "source", "sink")
+    return frozenset(
+        var.index
+        for position, equation in enumerate(forward.equations)
+        if ("equation", position) not in again
+        for var in equation.outputs
+        if var.index in again
+    )
+
+
+def within_budget(forward: Trace, needed: Collection[Atom], budget_bytes: int) -> frozenset[int]:
+    """What to keep so that recomputation costs little and the kept bytes meet the budget, or are as few as can be."""
+    everything = frozenset(var.index for var in variables(needed)) - {var.index for var in forward.inputs}
+    if recompute(forward, needed, everything).kept_bytes <= budget_bytes:
+        return everything
+    low, high = 0, len(PRICES) - 1
+    best = keep_random(forward, needed, ())
+    while low <= high:
+        middle = (low + high) // 2
+        found = _at_price(forward, needed, PRICES[middle])
+        if recompute(forward, needed, found).kept_bytes <= budget_bytes:
+            best, high = found, middle - 1
+        else:
+            low = middle + 1
+    return _filled(forward, needed, best, budget_bytes)
+
+
+def _at_price(forward: Trace, needed: Collection[Atom], exponent: int) -> frozenset[int]:
+    scale = 1 << max(0, -exponent)
+    return cheapest_cut(
+        forward, needed, (), lambda e: cost_of(e) * scale, lambda v: (bytes_of(v.type) << max(0, exponent)) + 1
+    )
+
+
+def _filled(forward: Trace, needed: Collection[Atom], kept: frozenset[int], budget_bytes: int) -> frozenset[int]:
+    """Spend what is left of the budget, each time on the value that saves most computation for its bytes."""
+    while True:
+        plan = recompute(forward, needed, kept)
+        left = budget_bytes - plan.kept_bytes
+        candidates = [var for equation in plan.equations for var in equation.outputs if 0 < bytes_of(var.type) <= left]
+        gains = [(_gain(forward, needed, kept, plan, var), var) for var in candidates]
+        best = max(gains, key=lambda pair: pair[0], default=None)
+        if best is None or best[0] <= 0:
+            return kept
+        kept = kept | {best[1].index}
+
+
+def _gain(forward: Trace, needed: Collection[Atom], kept: frozenset[int], plan: Recomputation, var: Var) -> float:
+    new = recompute(forward, needed, kept | {var.index})
+    return (plan.cost - new.cost) / bytes_of(var.type) if var in new.kept else 0.0
