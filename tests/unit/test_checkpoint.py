@@ -136,7 +136,10 @@ def test_under_every_transform(f: Callable[..., Tensor], policy: str) -> None:
 
 def vmap_sum(program: Trace) -> Trace:
     batched, _ = vmap(program, (0, 0, 0), 2, "same")
-    return tfn.trace(lambda *xs: batched.python_callable()(*xs)[0].sum(), *(torch.zeros(v.type.shape, dtype=v.type.dtype) for v in batched.inputs))  # type: ignore[union-attr]
+    return tfn.trace(
+        lambda *xs: batched.python_callable()(*xs)[0].sum(),
+        *(torch.zeros(v.type.shape, dtype=v.type.dtype) for v in batched.inputs),
+    )  # type: ignore[union-attr]
 
 
 def test_linearize() -> None:
@@ -201,7 +204,9 @@ def test_a_budget_is_met_and_more_bytes_mean_less_work() -> None:
 
 def test_saved_residuals() -> None:
     x, w, v = arguments(torch.float32)
-    found = tfn.saved_residuals(lambda p, v: loss(checkpoint(mlp, POLICIES["names"]))(p["x"], p["w"], v), {"x": x, "w": w}, v)
+    found = tfn.saved_residuals(
+        lambda p, v: loss(checkpoint(mlp, POLICIES["names"]))(p["x"], p["w"], v), {"x": x, "w": w}, v
+    )
     assert [(str(r.type), r.num_bytes, r.reason) for r in found] == [
         ("f32[3, 4]", 48, "output of aten.add.Tensor"),
         ("f32[3, 4]", 48, "argument args[0]['x']"),
@@ -242,7 +247,11 @@ def test_pytorchs_checkpoint() -> None:
 
     def saves_mm(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         known = op == torch.ops.aten.mm.default
-        return torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE if known else torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE
+            if known
+            else torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
     args = arguments()
     for options in ({}, {"context_fn": lambda: create_selective_checkpoint_contexts(saves_mm)}):

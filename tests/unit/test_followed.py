@@ -26,7 +26,10 @@ def gradients(f: Any, create_graph: bool) -> Any:
 
 
 def inputs() -> list[Tensor]:
-    return [torch.rand(2, 3, dtype=torch.float64).requires_grad_(), (-torch.rand(2, 3, dtype=torch.float64)).requires_grad_()]
+    return [
+        torch.rand(2, 3, dtype=torch.float64).requires_grad_(),
+        (-torch.rand(2, 3, dtype=torch.float64)).requires_grad_(),
+    ]
 
 
 def same(xs: Any, ys: Any) -> None:

@@ -48,8 +48,8 @@ def saved_residuals(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Sa
     Example:
         >>> for residual in saved_residuals(lambda x: x.sin().exp().sum(), torch.ones(3)):
         ...     print(residual.type, residual.reason)
-        f32[3] argument args[0]
         f32[3] output of aten.exp.default
+        f32[3] argument args[0]
 
     Source: jax.ad_checkpoint.saved_residuals.
     """
@@ -86,7 +86,11 @@ def _maker(trace: Trace, var: Var) -> Equation | None:
     inner = _maker(equation.body, atom) if isinstance(atom, Var) else None
     if inner is None:
         return equation
-    return inner if inner.source else Equation(inner.op, inner.args, inner.kwargs, inner.outputs, inner.bodies, equation.source)
+    return (
+        inner
+        if inner.source
+        else Equation(inner.op, inner.args, inner.kwargs, inner.outputs, inner.bodies, equation.source)
+    )
 
 
 def _inner(equation: Equation, var: Var) -> Var | Literal | None:

@@ -59,7 +59,9 @@ class _Node:
         leaf, operands = self.leaf, self.equation.operands
         names: dict[int, Any] = {var.index: atom for var, atom in zip(split.forward.inputs, operands, strict=True)}
         results = split.forward.outputs
-        names.update((atom.index, var) for atom, var in zip(results, leaf.outputs, strict=False) if isinstance(atom, Var))
+        names.update(
+            (atom.index, var) for atom, var in zip(results, leaf.outputs, strict=False) if isinstance(atom, Var)
+        )
         items: list[Leaf | Scope] = []
         for equation in split.forward.equations:
             outputs = tuple(names.setdefault(var.index, self.recorder.fresh(var.type)) for var in equation.outputs)

@@ -19,7 +19,7 @@ from thunder_fn.trace import Trace, Var, canonical, type_of_value
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """Functions on the same operands as closed bodies: each takes the operands, then every closed-over tensor of any."""
+    """Functions on the same operands as closed bodies: each takes the operands, then all closed-over tensors of any."""
 
     captured: tuple[Captured, ...]
     bodies: tuple[Trace, ...]
@@ -48,6 +48,7 @@ def capture_bodies(
 
 
 def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -> None:
+    """Raise if a function writes to a tensor from outside."""
     if not captured.writes:
         return
     name = getattr(function, "__name__", type(function).__name__)
@@ -64,7 +65,9 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
     )
 
 
-def write_inside(recorder: Recorder, captured: Captured, leaves: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+def write_inside(
+    recorder: Recorder, captured: Captured, leaves: Sequence[torch.Tensor], results: Sequence[Any]
+) -> None:
     """Give the tensors that a body writes to their new values, in the capture around it."""
     for write, value in zip(captured.writes, results[captured.num_results :], strict=True):
         target = recorder.lift(leaves[write.target] if isinstance(write.target, int) else write.target)

@@ -95,8 +95,6 @@ def alone(body: Trace, policy: Policy) -> Trace:
     return builder.build(builder.add(CHECKPOINT, inputs, body.output_types, kwargs=kwargs, bodies=(body,)))
 
 
-
-
 # ---- split ----
 
 
@@ -132,9 +130,7 @@ def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answer
     return {index: answers.get(index, "save") for index in kept if index not in inputs}
 
 
-def _assemble(
-    body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers
-) -> Split:
+def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers) -> Split:
     plan = recompute(flat, needed, kept)
     count = len(body.outputs)
     places = {atom.index: i for i, atom in reversed(list(enumerate(flat.outputs[:count]))) if isinstance(atom, Var)}
@@ -142,9 +138,14 @@ def _assemble(
     order = {var.index: i for i, var in enumerate(flat.inputs)}
     residuals = (
         *(Residual("input", order[var.index]) for var in plan.inputs),
-        *(Residual("extra", stored.index(var)) if var in stored else Residual("output", places[var.index]) for var in plan.kept),
+        *(
+            Residual("extra", stored.index(var)) if var in stored else Residual("output", places[var.index])
+            for var in plan.kept
+        ),
     )
-    forward = alone(body if not stored else _forward_body(flat, count, [(var, kept[var.index]) for var in stored]), policy)
+    forward = alone(
+        body if not stored else _forward_body(flat, count, [(var, kept[var.index]) for var in stored]), policy
+    )
     pull = _backward_body(split, flat, needed, plan, [(var, kept[var.index]) for var in plan.kept])
     backward = alone(pull, policy) if plan.equations and pull.outputs else pull
     return Split(forward, backward, residuals, split.gradients)
@@ -187,7 +188,9 @@ def _backward_body(
             env[var.index] = _moved(builder, stored, var.type.device)
     for equation in plan.equations:
         results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True) if var.index not in env)
+        env.update(
+            (var.index, value) for var, value in zip(equation.outputs, results, strict=True) if var.index not in env
+        )
     values = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in needed)
     return dce(builder.build(inline_into(builder, split.backward, (*values, *cotangents))))
 

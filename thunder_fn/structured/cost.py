@@ -1,4 +1,4 @@
-"""What an equation costs: floating-point operations and bytes. Estimates from types alone, by PyTorch's own formulas."""
+"""What an equation costs, in floating-point operations and bytes: estimates from types, by PyTorch's own formulas."""
 
 from __future__ import annotations
 

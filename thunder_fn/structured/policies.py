@@ -22,8 +22,23 @@ Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget"
 MATMULS = frozenset(
     f"aten.{name}"
     for name in (
-        *("mm.default", "bmm.default", "addmm.default", "baddbmm.default", "addbmm.default", "mv.default", "addmv.default"),
-        *("dot.default", "vdot.default", "linear.default", "matmul.default", "_scaled_mm.default", "_grouped_mm.default"),
+        *(
+            "mm.default",
+            "bmm.default",
+            "addmm.default",
+            "baddbmm.default",
+            "addbmm.default",
+            "mv.default",
+            "addmv.default",
+        ),
+        *(
+            "dot.default",
+            "vdot.default",
+            "linear.default",
+            "matmul.default",
+            "_scaled_mm.default",
+            "_grouped_mm.default",
+        ),
     )
 )
 

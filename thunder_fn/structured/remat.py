@@ -1,7 +1,7 @@
 """Rematerialisation: which residuals of a forward are kept, and the trace that computes the others again.
 
-Given the forward of a split and the values that its backward reads, everything here is a question of graphs: `recompute`
-walks back from those values to what is kept; `cheapest_cut` chooses what to keep.
+Given the forward of a split and the values that its backward reads, everything here is a question of graphs:
+`recompute` walks back from those values to what is kept; `cheapest_cut` chooses what to keep.
 
 A value that comes from random numbers is never drawn again. What is kept in its place is again a choice: the cut with
 the fewest bytes, which are never more than the backward reads, as keeping just that is one of the cuts.
@@ -35,10 +35,12 @@ class Recomputation:
 
     @property
     def cost(self) -> int:
+        """What running them again costs."""
         return sum(map(cost_of, self.equations))
 
     @property
     def kept_bytes(self) -> int:
+        """The size of the kept values."""
         return sum(bytes_of(var.type) for var in self.kept)
 
 
@@ -49,7 +51,9 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> Recomputation:
     """What has to run again to get the needed values, given the inputs and the kept ones."""
-    available = {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+    available = (
+        {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+    )
     reads = {var.index: var for var in variables(needed)}
     wanted = set(reads) - available
     again: list[Equation] = []
@@ -84,7 +88,9 @@ def cheapest_cut(
     needed. Cutting source -> equation pays for running it; cutting equation -> value pays for keeping the value; an
     equation that runs again needs its operands, which no cut avoids. Random equations cannot be run again.
     """
-    available = {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+    available = (
+        {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+    )
     graph = networkx.DiGraph()
     graph.add_nodes_from(("source", "sink"))
     for position, equation in enumerate(forward.equations):
