@@ -40,6 +40,9 @@ from thunder_fn.trace import (
 _LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """Ops whose bounds depend on the storage of their input, which a type does not describe."""
 
+_LAYOUT_SHAPED = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+"""Ops whose results, those that only their derivative reads, have a shape that depends on strides."""
+
 
 def check(trace: Trace) -> None:
     """Raise if a trace, or a trace inside it, breaks a rule.
@@ -196,6 +199,8 @@ def _is_static(type: Type) -> bool:
 
 @lru_cache(maxsize=16384)
 def _fake_result_types(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Type, ...] | None:
+    if op.name.split(".")[1] in _LAYOUT_SHAPED:
+        return None
     try:
         result = fake_result(op, args, kwargs)
     except (DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, UnsupportedOperatorException):

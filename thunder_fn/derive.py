@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN
 from thunder_fn.capture.recorder import Leaf, Recorder
-from thunder_fn.errors import MissingRule
+from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS
+from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Type, Var, canonical, map_arg
-
 
 
 def is_differentiable(type: Type) -> bool:
@@ -50,19 +50,41 @@ def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
 
 def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
     """Run a leaf's overload; the results in the order of the equation's outputs."""
+    if equation.op == HIDDEN:
+        raise MissingRule(
+            located(
+                "as_strided reads memory that its tensor does not hold, which has no derivative and cannot be batched",
+                source=equation.source,
+                fix="Take the view of the tensor that holds the memory, or use `unfold`, `narrow` and slices.",
+            )
+        )
     args = [python_arg(arg, read) for arg in equation.args]
     kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
     result = ops.overload(equation.op)(*args, **kwargs)
     return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
 
 
+def call_differentiable(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
+    """Run a leaf in the way that autograd knows to differentiate."""
+    function = DIFFERENTIABLE.get(equation.op.name)
+    if function is None:
+        return call_leaf(equation, read)
+    args = [python_arg(arg, read) for arg in equation.args]
+    return ops.flatten_result(function(*args, **{key: python_arg(arg, read) for key, arg in equation.kwargs}))
+
+
 def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
     """Run `op_` on a copy: for ops that functionalization makes and whose derivative only the in-place op has."""
     twin = ops.inplace_twin(equation.op)
-    assert twin is not None, "the caller has looked"
+    if twin is None:
+        raise NotImplementedError(f"{equation.op} has no in-place variant")
     first, *rest = (python_arg(arg, read) for arg in equation.args)
     kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
     return (twin(first.clone(), *rest, **kwargs),)
+
+
+CANNOT = (NotImplementedError, RuntimeError, internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE)
+"""What PyTorch raises where it has no derivative, or one that depends on data."""
 
 
 @lru_cache(maxsize=65536)
@@ -73,18 +95,29 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split 
         MissingRule: neither is known; names the op and the user's line.
     """
     (equation,) = single.equations
-    try:
-        return _ask_autograd(single, wanted_inputs, wanted_outputs, call_leaf)
-    except (NotImplementedError, RuntimeError) as error:
-        if ops.inplace_twin(equation.op) is not None:
-            return _ask_autograd(single, wanted_inputs, wanted_outputs, call_inplace_twin)
-        found = decomposition(single)
-        if found is None:
-            raise MissingRule(
-                f"vjp: PyTorch has neither a derivative nor a decomposition for {equation.op}\n"
-                f"from:         {equation.source}\n{type(error).__name__}: {error}"
-            ) from error
-        return found
+    if equation.op.name in FILLS:
+        return _zero_split(single, wanted_inputs, wanted_outputs)
+    reasons: list[Exception] = []
+    for call in (call_differentiable, call_inplace_twin):
+        try:
+            return _ask_autograd(single, wanted_inputs, wanted_outputs, call)
+        except CANNOT as error:
+            reasons.append(error)
+    found = decomposition(single)
+    if found is None:
+        raise MissingRule(
+            f"vjp: PyTorch has neither a derivative nor a decomposition for {equation.op}\n"
+            f"from:         {equation.source}\n{type(reasons[0]).__name__}: {reasons[0]}"
+        ) from reasons[0]
+    return found
+
+
+def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """The split of an op that no derivative goes through."""
+    (equation,) = single.equations
+    types = [var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted]
+    backward = Trace(tuple(Var(i, type) for i, type in enumerate(types)), (), (), name="backward")
+    return Split(single, backward, (), (None,) * sum(wanted_inputs))
 
 
 Call = Callable[[Equation, Callable[[Var], Any]], tuple[Any, ...]]
@@ -93,9 +126,11 @@ Call = Callable[[Equation, Callable[[Var], Any]], tuple[Any, ...]]
 def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, call: Call) -> Split:
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
-    with recorder.running(), torch.enable_grad():
+    with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)), torch.enable_grad():
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
+        if equation.op.name in (*FACTORS, *ADDRESSES):
+            recorder.contiguous.update(var.index for var in recorder.inputs)
         results = call(equation, lambda var: tracers[var.index])
         outputs = tuple(_atom(recorder, result) for result in results)
         forward_items = len(recorder.root.items)
@@ -107,6 +142,11 @@ def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, call
         grads = torch.autograd.grad([r for r, _ in useful], asked, [ct for _, ct in useful], allow_unused=True)
         gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
     return _split(recorder, forward_items, outputs, gradients, len(tracers))
+
+
+def ill_defined(equation: Equation) -> str:
+    """What it means if a check inside a derivative fails."""
+    return f"{equation.op}: a condition of its derivative does not hold, so that the result is not well-defined"
 
 
 def _tensor_type(tensor: torch.Tensor) -> TensorType:
@@ -121,7 +161,9 @@ def _atom(recorder: Recorder, value: Any) -> Atom:
     return Literal(value)
 
 
-def _split(recorder: Recorder, boundary: int, outputs: tuple[Atom, ...], gradients: list[Var | None], num_inputs: int) -> Split:
+def _split(
+    recorder: Recorder, boundary: int, outputs: tuple[Atom, ...], gradients: list[Var | None], num_inputs: int
+) -> Split:
     """Cut the recording where the cotangents came in."""
     inputs, cotangents = recorder.inputs[:num_inputs], recorder.inputs[num_inputs:]
     leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
@@ -163,7 +205,7 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
     kept: list[Equation] = []
     for leaf in reversed(leaves):
         equation = Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, source=leaf.source)
-        if any(var.index in need for var in leaf.outputs):
+        if not leaf.outputs or any(var.index in need for var in leaf.outputs):
             kept.append(equation)
             need.update(var.index for var in equation.operands)
     kept.reverse()
@@ -173,47 +215,6 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
 
 
 # ---- decompositions ----
-
-
-def attention_backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """The gradient of softmax attention, from the queries, keys and values alone so that it can be differentiated."""
-    if dropout_p:
-        return NotImplemented
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * scale
-    if is_causal:
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(ahead, float("-inf"))
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype is torch.bool else scores + attn_mask
-    weights = scores.softmax(-1)
-    grad_weights = grad @ value.transpose(-2, -1)
-    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * scale
-    return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad
-
-
-def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What `self.copy_(src)` leaves in self."""
-    return src.to(self.dtype).expand(self.shape).clone()
-
-
-DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
-    "aten.copy.default": copy,
-}
-"""Ours, for ops that PyTorch can neither differentiate nor decompose."""
 
 
 def decomposition(single: Trace) -> Trace | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.derive import call_leaf, close_recording, decomposition, is_differentiable
+from thunder_fn.derive import CANNOT, call_differentiable, close_recording, decomposition, ill_defined, is_differentiable
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.trace import TensorType, Trace
@@ -25,14 +25,14 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
         return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
     try:
         return _ask_forward_ad(single, active)
-    except (NotImplementedError, RuntimeError):
+    except CANNOT:
         return decomposition(single)
 
 
 def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
-    with recorder.running():
+    with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         tangents = [
             recorder.input_of_type(var.type)
@@ -46,7 +46,7 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
             values = list(tracers)
             for index, primal in zip(moved, primals, strict=True):
                 values[index] = primal
-            results = call_leaf(equation, lambda var: values[var.index])
+            results = call_differentiable(equation, lambda var: values[var.index])
             present.extend(isinstance(result, torch.Tensor) for result in results)
             return tuple(result for result in results if isinstance(result, torch.Tensor))
 

@@ -15,6 +15,7 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.trace import Equation, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
+STRAIGHT_THROUGH = Op("structured", "straight_through")
 
 
 @cache
@@ -33,6 +34,11 @@ def overload(op: Op) -> torch._ops.OpOverload:
         return getattr(getattr(getattr(torch.ops, namespace), name), variant)
     except AttributeError:
         raise InvalidTrace(f"PyTorch has no op {op.name}; is the library that defines it imported?") from None
+
+
+def overload_named(name: str) -> torch._ops.OpOverload:
+    """The PyTorch overload of a name such as `aten.add.Tensor`."""
+    return overload(Op("leaf", name))
 
 
 def composite(name: str) -> Op:

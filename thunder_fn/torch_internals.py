@@ -82,13 +82,19 @@ class RecordingMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self._on_op = on_op
         self._silent = 0
+        self._assumption: tuple[bool, str | None] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._silent:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if self._assumption is not None and func in QUESTIONS:
+            return self._assume(QUESTIONS[func], args, kwargs, *self._assumption)
         with self.silent():
-            result = super().__torch_dispatch__(func, types, args, kwargs)
+            rule = FAKE_RESULTS.get(func)
+            result = NotImplemented if rule is None else self._result(rule, args, kwargs)
+            if result is NotImplemented:
+                result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is not NotImplemented:
             self._on_op(func, args, kwargs, result)
         return result
@@ -96,6 +102,30 @@ class RecordingMode(FakeTensorMode):
     def forget(self) -> None:
         """Drop what refers to the recorder, and with it every cycle."""
         self._on_op = _ignore_op
+
+    def _result(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with self:
+            return rule(*args, **kwargs)
+
+    def _assume(self, question: Callable[..., Any], args: Any, kwargs: Any, answer: bool, message: str | None) -> bool:
+        """Answer a question about values, and record an assertion that the answer is right."""
+        if message is not None:
+            with self:
+                condition = question(*args, **kwargs)
+                aten._assert_async.msg(condition if answer else aten.logical_not(condition), message)
+        return answer
+
+    @contextlib.contextmanager
+    def assuming(self, answer: bool, message: str | None = None) -> Iterator[None]:
+        """Inside, when PyTorch asks whether a tensor holds true, it does or does not; without a message unchecked.
+
+        For functions that look at values only to check them, so that one answer means that all is well.
+        """
+        before, self._assumption = self._assumption, (answer, message)
+        try:
+            yield
+        finally:
+            self._assumption = before
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
@@ -107,6 +137,51 @@ class RecordingMode(FakeTensorMode):
             self._silent -= 1
 
 
+aten = torch.ops.aten
+
+QUESTIONS: dict[Any, Callable[..., Any]] = {
+    aten.equal.default: lambda a, b: aten.all(aten.eq(a, b)),
+    aten.allclose.default: lambda *args, **kwargs: aten.all(aten.isclose(*args, **kwargs)),
+    aten._local_scalar_dense.default: lambda a: aten.ne(a, 0),
+}
+"""Ops with which PyTorch asks whether something is true, and the answer as a tensor."""
+
+
+def _lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """Residuals are computed for more equations than unknowns, by gels always, by gelsd and gelss if the rank is full."""
+    driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
+    (m, n), batch = a.shape[-2:], list(a.shape[:-2])
+    if m > n and driver in ("gelsd", "gelss"):
+        return NotImplemented
+    is_vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and a.shape[:-1] == b.shape)
+    columns = [] if is_vector else [b.shape[-1]]
+    both = list(torch.broadcast_shapes(a.shape[:-2], b.shape[: -1 if is_vector else -2]))
+    residuals = [*both, *(columns or [1])] if m > n and driver == "gels" else [0]
+    real = a.dtype.to_real()
+    return (
+        b.new_empty([*both, n, *columns]),
+        b.new_empty(residuals, dtype=real),
+        a.new_empty([0] if driver == "gels" else batch, dtype=torch.int64),
+        a.new_empty([*batch, min(m, n)] if driver in ("gelsd", "gelss") else [0], dtype=real),
+    )
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
+) -> Any:
+    batch = len(target_lengths)
+    longest = max(target_lengths, default=0)
+    alpha = log_probs.new_empty([batch, log_probs.shape[0], 2 * longest + 1])
+    return log_probs.new_empty([batch] if log_probs.dim() == 3 else []), alpha
+
+
+FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten._ctc_loss.default: _ctc_loss,
+    aten.linalg_lstsq.default: _lstsq,
+}
+"""Results of ops that PyTorch says depend on data and whose shape does not."""
+
+
 @contextlib.contextmanager
 def only_mode(mode: RecordingMode) -> Iterator[None]:
     """Tensors made inside are fake tensors of mode, and nothing is reported."""
@@ -116,9 +191,14 @@ def only_mode(mode: RecordingMode) -> Iterator[None]:
 
 def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor of mode with the dtype, sizes, strides and device of `tensor`, unrelated to it otherwise."""
-    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    with no_torch_function():
+        shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
     with only_mode(mode):
-        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+        if not offset:
+            return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+        extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
+        memory = torch.empty(offset + extent, dtype=tensor.dtype, device=tensor.device)
+        return torch.as_strided(memory, shape, stride, offset)
 
 
 def fake_of_type(mode: RecordingMode, type: TensorType) -> torch.Tensor:
@@ -177,16 +257,41 @@ def _draws_in_place(func: Any) -> bool:
 
 def is_strided_draw(func: Any, args: Any) -> bool:
     """Random numbers are written into a tensor whose dimensions are not in the order of its memory."""
-    return isinstance(func, torch._ops.OpOverload) and _draws_in_place(func) and not args[0].is_contiguous()
+    if not isinstance(func, torch._ops.OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
+        return False
+    return _memory_order(args[0]) != list(range(args[0].dim()))
+
+
+def _memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dims from the outermost in memory to the innermost."""
+    return sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
 
 
 def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """As eager fills it: strides are no part of a trace, so the order of the dimensions becomes an equation."""
     target, *rest = args
-    order = sorted(range(target.dim()), key=lambda dim: (-target.stride(dim), dim))
+    order = _memory_order(target)
     rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
     func(target.permute(order), *rest, **kwargs)
     return target
+
+
+OnChange = Callable[[list[torch.Tensor], list[torch.Tensor]], Callable[[], None]]
+"""Told of tensors that are about to be changed in place, and of the op's others; what it returns is called afterwards."""
+
+OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {aten.polygamma_.default: lambda x, n: aten.polygamma.default(n, x)}
+"""In-place ops that functionalization does not know."""
+
+
+def changed_tensors(func: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tracers among the arguments that an op changes in place, and the other ones."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return [], []
+    found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for known, arg in zip(func._schema.arguments, args, strict=False):
+        items = arg if isinstance(arg, (list, tuple)) else (arg,)
+        found[0 if known.is_write else 1].extend(item for item in items if isinstance(item, Tracer))
+    return found
 
 
 class TracerMode(FunctionalTensorMode):
@@ -198,15 +303,30 @@ class TracerMode(FunctionalTensorMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, on_new: Callable[[torch.Tensor], None], on_higher_order: Callable[[Any, Any, Any], Any] | None = None
+        self,
+        on_new: Callable[[torch.Tensor], None],
+        on_higher_order: Callable[[Any, Any, Any], Any] | None = None,
+        on_change: OnChange | None = None,
     ) -> None:
         super().__init__()
         self.on_new = on_new
         self.on_higher_order = on_higher_order
+        self.on_change = on_change
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_PROXY) is not None:
             raise SymbolicTracing
+        if self.on_change is None or torch.is_grad_enabled():
+            return self._dispatch(func, types, args, kwargs or {})
+        changed, others = changed_tensors(func, args)
+        told = self.on_change(changed, others) if changed else None
+        try:
+            return self._dispatch(func, types, args, kwargs or {})
+        finally:
+            if told is not None:
+                told()
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, torch._ops.HigherOrderOperator) and self.on_higher_order is not None:
             return self.on_higher_order(func, args, kwargs or {})
         if is_strided_draw(func, args):
@@ -214,6 +334,9 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if has_effects(func):
             return self._run_effect(func, args, kwargs or {})
+        if func in OUT_OF_PLACE:
+            with self:
+                return args[0].copy_(OUT_OF_PLACE[func](*args, **kwargs))
         with torch._C.DisableTorchFunction():
             result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
         if type(result) is FunctionalTensor:
@@ -234,6 +357,7 @@ class TracerMode(FunctionalTensorMode):
         """Drop what refers to the recorder, and with it every cycle."""
         self.on_new = _ignore_tensor
         self.on_higher_order = None
+        self.on_change = None
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""
@@ -246,6 +370,13 @@ def functionalize(fake: torch.Tensor, mode: TracerMode) -> torch.Tensor:
     """Wrap a fake tensor so that in-place code and views on it come out pure."""
     with mode:
         return mode.adopt(FunctionalTensor.to_functional(fake))
+
+
+def plain(value: Any) -> Any:
+    """A tensor without a conjugate or negative bit: values in a trace have none."""
+    if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+        return value.resolve_conj().resolve_neg()
+    return value
 
 
 def share_contents(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from thunder_fn import ops
 from thunder_fn.capture.recorder import Leaf, Recorder, Scope
-from thunder_fn.trace import Atom, Equation, Trace, Var, _vars_in, canonical, map_arg
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Var, _vars_in, canonical, map_arg
 
 Item = Leaf | Scope
 
@@ -30,6 +30,7 @@ class _Context:
 def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     """The trace of everything that was recorded and is needed for the outputs."""
     root = recorder.root
+    _drop_unread_vectors(root, {atom.index for atom in outputs if isinstance(atom, Var)})
     live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)})
     context = _Context(recorder, live, _traffic(root, live, outputs), {})
     equations = _equations(root, context)
@@ -44,6 +45,44 @@ def _leaves(scope: Scope) -> Iterator[tuple[Leaf, Scope]]:
             yield from _leaves(item)
         else:
             yield item, scope
+
+
+VALUES_ONLY = {"aten._linalg_svd.default": "compute_uv", "aten._linalg_eigh.default": "compute_v"}
+"""Factorisations that compute the values alone, if told to."""
+
+VECTORS = {"torch.linalg.svd", "torch.svd", "torch.linalg.eigh", "torch.linalg.eig"}
+"""Functions that compute vectors even if nobody reads them; `svdvals`, `eigvalsh`, norms and `cond` do it for autograd."""
+
+
+def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
+    """Write `svdvals` and its like as eager runs them where no gradient is asked: without vectors."""
+    found = [
+        (leaf, scope) for leaf, scope in _leaves(root) if leaf.op.name in (*VALUES_ONLY, "aten.linalg_eig.default")
+    ]
+    if not found:
+        return
+    read = wanted | {var.index for leaf, _ in _leaves(root) for var in _uses(leaf)}
+    for leaf, scope in found:
+        is_eig = leaf.op.name == "aten.linalg_eig.default"
+        values = 0 if is_eig or "eigh" in leaf.op.name else 1
+        vectors = [var for i, var in enumerate(leaf.outputs) if i != values]
+        if scope.kind != "function" or scope.name in VECTORS or any(var.index in read for var in vectors):
+            continue
+        if is_eig:
+            leaf.op, leaf.outputs = ops.leaf(ops.aten._linalg_eigvals.default), leaf.outputs[:1]
+            continue
+        option = VALUES_ONLY[leaf.op.name]
+        matrix, *options = leaf.args
+        leaf.args = (matrix, *options[:1]) if option == "compute_v" else (matrix,)
+        leaf.kwargs = (
+            *((key, value) for key, value in leaf.kwargs if key not in (option, "full_matrices")),
+            (option, Literal(False)),
+        )
+        leaf.outputs = tuple(var if i == values else _without_elements(var) for i, var in enumerate(leaf.outputs))
+
+
+def _without_elements(var: Var) -> Var:
+    return Var(var.index, dataclasses.replace(var.type, shape=(0,))) if isinstance(var.type, TensorType) else var
 
 
 def _uses(leaf: Leaf) -> Iterator[Var]:

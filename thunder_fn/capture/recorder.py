@@ -23,6 +23,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
+from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, located
 from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
@@ -32,6 +33,8 @@ _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", defaul
 ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift.default"}
 RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"}
 RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
+PHYSICAL = {"aten._conj.default": "aten.conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
+"""Lazy conjugation and negation, bits that a type does not have, and the ops that do it at once."""
 LIFTS = {"aten.lift_fresh.default", "aten.lift_fresh_copy.default"}
 LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -110,7 +113,8 @@ class Recorder:
 
     def __init__(self, *, track_no_grad: bool = True) -> None:
         self.mode = internals.RecordingMode(self._on_op)
-        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order)
+        on_change = self._on_change if track_no_grad else None
+        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, on_change)
         self.track_no_grad = track_no_grad
         self.base_grad = torch.is_grad_enabled()
         self.root = Scope("", "root", None, 0)
@@ -130,6 +134,12 @@ class Recorder:
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
         self._off: set[int] = set()
+        self._before: dict[int, Var] = {}
+        self._changing: list[Var | None] | None = None
+        self._updating = False
+        self._views: dict[int, Leaf] = {}
+        self._undone: dict[int, Var] = {}
+        self.contiguous: set[int] = set()
         self._grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
@@ -299,12 +309,23 @@ class Recorder:
         if name in LIFTS:
             self._bind_fresh(args[0], result)
         elif name in ALIASES and not (name == "aten.detach.default" and self.detaching and self.track_no_grad):
-            self._vars[id(result)] = (result, self._read(args[0]))
+            self._vars[id(result)] = (result, self.read(args[0]))
+        elif name in PHYSICAL:
+            self._record_physical(PHYSICAL[name], args[0], result)
         else:
             self._record(RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
 
     def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise higher_order_error(func, args, self.source)
+
+    def _record_physical(self, name: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        """Values in a trace have no conjugate or negative bit; twice is not at all."""
+        before = self._vars[id(tensor)][1] if id(tensor) in self._vars else self._foreign(tensor)
+        if before.index in self._undone:
+            self.bind(result, self._undone[before.index])
+            return
+        self._record(ops.leaf(ops.overload_named(name)), (tensor,), {}, result)
+        self._undone[self._vars[id(result)][1].index] = before
 
     def _bind_fresh(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
         """A tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
@@ -318,8 +339,15 @@ class Recorder:
     def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if ops.is_factory(op) and isinstance(result, torch.Tensor):
             kwargs = {**kwargs, "dtype": result.dtype, "device": result.device}
-        new_args = tuple(self._encode(arg) for arg in args)
-        new_kwargs = tuple((key, self._encode(value)) for key, value in kwargs.items())
+        with internals.no_torch_function():
+            plain = with_plain_layout(self, op.name, args, result)
+        if plain is not None:
+            for value, var in zip(ops.flatten_result(result), plain, strict=True):
+                self.bind(value, var)
+            self._changing = None
+            return
+        new_args = tuple(self.encode(arg) for arg in args)
+        new_kwargs = tuple((key, self.encode(value)) for key, value in kwargs.items())
         values = () if ops.returns_nothing(op) else ops.flatten_result(result)
         if not all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor)):
             raise UnsupportedCall(
@@ -332,27 +360,58 @@ class Recorder:
         if ops.is_random(op):
             self.draws += 1
         outputs = tuple(self.fresh(type_of_value(value)) for value in values)
-        self.scope.items.append(Leaf(op, new_args, new_kwargs, outputs, self.source))
+        leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
+        self.scope.items.append(leaf)
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
+        if not self._is_tracking() and (op == RESHAPE or ops.is_view(op)):
+            self._views.update((var.index, leaf) for var in outputs)
+        if self._changing is not None:
+            self._changed(outputs)
 
     def bind(self, value: Any, var: Var) -> None:
         """`value`, a fake tensor, is what `var` stands for from now on."""
         if isinstance(value, torch.Tensor):
             self._vars[id(value)] = (value, var)
-            if self.track_no_grad and not torch.is_grad_enabled():
+            if self.track_no_grad and not self._is_tracking():
                 self._off.add(var.index)
                 if self._functions:
                     self._made_by[var.index] = self._functions[-1]
 
-    def _encode(self, value: Any) -> Arg:
+    def emit(self, op: Op, args: tuple[Arg, ...], types: tuple[Type, ...], kwargs: tuple[tuple[str, Arg], ...]) -> tuple[Var, ...]:
+        """Record an equation whose results no tracer stands for yet."""
+        outputs = tuple(self.fresh(type) for type in types)
+        self.scope.items.append(Leaf(op, args, kwargs, outputs, self.source))
+        return outputs
+
+    def own_constant(self, tensor: torch.Tensor) -> Var:
+        """The variable of a tensor that capture made."""
+        var = self.fresh(type_of_value(tensor))
+        self.constants.append(Constant(var, tensor, owned=True))
+        return var
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The first of the fake tensors that share this one's memory: the one that the others are views of."""
+        memory = tensor.untyped_storage()._cdata
+        for fake, _ in self._vars.values():
+            if isinstance(fake, internals.FakeTensor) and fake.dtype == tensor.dtype and fake.untyped_storage()._cdata == memory:
+                return fake
+        return tensor
+
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Tensors made inside are real."""
+        with internals.isolated(), internals.no_torch_function():
+            yield
+
+    def encode(self, value: Any) -> Arg:
         if isinstance(value, torch.Tensor):
-            return self._read(value)
+            return self.read(value)
         if isinstance(value, (list, tuple)):
-            return tuple(self._encode(item) for item in value)
+            return tuple(self.encode(item) for item in value)
         return encode_literal(value, self.source)
 
-    def _read(self, tensor: torch.Tensor) -> Var:
+    def read(self, tensor: torch.Tensor) -> Var:
         entry = self._vars.get(id(tensor))
         if entry is None:
             return self._foreign(tensor)
@@ -360,13 +419,18 @@ class Recorder:
 
     def stop(self, var: Var) -> Var:
         """The variable as grad sees it here: made where gradients were off and read where they are on, it is constant."""
-        if var.index not in self._off or not torch.is_grad_enabled() or not self.track_no_grad or not self.base_grad:
+        if var.index not in self._off or not self._is_tracking() or not self.track_no_grad or not self.base_grad:
             return var
         known = self.scope.detached.get(var.index)
         if known is None:
             known = self.scope.detached[var.index] = self.fresh(var.type)
-            function = self._made_by.get(var.index)
-            op, args = (AUTOGRAD_FUNCTION, (var, Literal(function))) if function else (ops.STOP_GRADIENT, (var,))
+            before, function = self._before.get(var.index), self._made_by.get(var.index)
+            if function is not None:
+                op, args = AUTOGRAD_FUNCTION, (var, Literal(function))
+            elif before is not None:
+                op, args = ops.STRAIGHT_THROUGH, (var, self._tracked(before))
+            else:
+                op, args = ops.STOP_GRADIENT, (var,)
             self.scope.items.append(Leaf(op, args, (), (known,), self.source))
         return known
 
@@ -375,6 +439,42 @@ class Recorder:
         if torch.is_grad_enabled():
             self._functions.append(name)
             inputs.ended = self._functions.pop
+
+    def _tracked(self, var: Var) -> Var:
+        """The variable with the history that its memory has: a view is followed though it was taken where gradients are off."""
+        leaf = self._views.get(var.index)
+        if leaf is None or not isinstance(leaf.args[0], Var):
+            return self.stop(var)
+        viewed = self._tracked(leaf.args[0])
+        if viewed == leaf.args[0]:
+            return var
+        types = tuple(output.type for output in leaf.outputs)
+        return self.emit(leaf.op, (viewed, *leaf.args[1:]), types, leaf.kwargs)[leaf.outputs.index(var)]
+
+    def _on_change(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Callable[[], None]:
+        """Tensors are changed in place where gradients are off: autograd goes on with the history that they had.
+
+        The first op that is recorded computes their new values; what comes after it brings views up to date.
+        """
+        before = [self.var_of(tensor) for tensor in tensors]
+        for tensor in others:
+            self.var_of(tensor)
+        self._changing = before
+
+        def told() -> None:
+            self._changing, self._updating = None, False
+
+        return told
+
+    def _changed(self, outputs: tuple[Var, ...]) -> None:
+        before, self._changing = self._changing or [], None
+        if len(outputs) == len(before):
+            self._before.update((new.index, old) for new, old in zip(outputs, before, strict=True) if old is not None)
+            self._updating = True
+
+    def _is_tracking(self) -> bool:
+        """Autograd would follow what is recorded now."""
+        return torch.is_grad_enabled() or self._updating
 
     def _foreign(self, tensor: torch.Tensor) -> Var:
         """A tensor that reached the dispatcher without passing a torch function."""

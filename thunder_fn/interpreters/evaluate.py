@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops
+from thunder_fn import torch_internals as internals
 from thunder_fn.errors import MissingRule, TraceTypeError, located
 from thunder_fn.rules import rules_of
 from thunder_fn.trace import Arg, Equation, Literal, TensorType, Trace, Type, Var, short_dtype
@@ -39,7 +40,7 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         Exception: what an op raises, with a note that names the equation and the user's line.
     """
     _check_inputs(trace, inputs)
-    env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
+    env: list[Any] = [*map(internals.plain, inputs), *(internals.plain(constant.tensor) for constant in trace.constants)]
     for equation in trace.equations:
         args = [_value(env, arg) for arg in equation.args]
         kwargs = {key: _value(env, arg) for key, arg in equation.kwargs}

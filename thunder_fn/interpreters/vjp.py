@@ -148,7 +148,7 @@ def _forward_step(forward: TraceBuilder, env: dict[int, Atom], equation: Equatio
 def _computes_the_same(equation: Equation, forward: Trace) -> bool:
     if equation.op.kind == "composite":
         return forward == equation.body
-    return equation.op.kind == "leaf" and len(forward.equations) == 1 and forward.equations[0].op == equation.op
+    return equation.op.kind == "leaf" and forward == alone(equation)
 
 
 def _backward(

@@ -1,0 +1,115 @@
+"""PyTorch's operator database as cases: an operator, a dtype and one sample of its arguments.
+
+A case is what the sweep and the tests run. Samples are drawn with a fixed seed, so a case's name finds it again.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+DTYPES = (torch.float32, torch.float64, torch.complex64)
+KINDS = ("plain", "noncontiguous", "conjugated", "inplace")
+
+OPS: dict[str, OpInfo] = {op.formatted_name: op for op in op_db}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an operator: `function(*args, **kwargs)`."""
+
+    name: str
+    dtype: torch.dtype
+    number: int
+    kind: str
+    sample: SampleInput
+
+    @property
+    def op(self) -> OpInfo:
+        return OPS[self.name]
+
+    def __str__(self) -> str:
+        return f"{self.name}[{str(self.dtype).removeprefix('torch.')}-{self.number}-{self.kind}]"
+
+    def function(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator, and then what makes its result unique (the absolute value of singular vectors, say)."""
+        if self.kind == "inplace":
+            inplace = self.op.inplace_variant
+            result = inplace(args[0].clone(), *args[1:], **kwargs)
+        else:
+            result = self.op.op(*args, **kwargs)
+        return self.sample.output_process_fn_grad(result)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return (self.sample.input, *self.sample.args)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return self.sample.kwargs
+
+
+def seed(number: int = 0) -> None:
+    """Seed every generator that samples and operators draw from."""
+    torch.manual_seed(number)
+    random.seed(number)
+    numpy.random.seed(number)
+
+
+def cases(
+    name: str, dtype: torch.dtype, limit: int | None, *, requires_grad: bool = False, kinds: tuple[str, ...] = KINDS
+) -> Iterator[Case]:
+    """The cases of an operator, at most `limit` of each kind, spread evenly over its samples."""
+    op = OPS[name]
+    seed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        samples = list(enumerate(op.sample_inputs("cpu", dtype, requires_grad=requires_grad)))
+        for number, sample in spread(samples, limit):
+            yield Case(name, dtype, number, "plain", sample)
+        for kind in kinds:
+            if kind == "plain" or (kind == "conjugated" and not dtype.is_complex):
+                continue
+            if kind == "inplace" and op.inplace_variant is None:
+                continue
+            for number, sample in spread(samples, limit):
+                variant = _variant(sample, kind)
+                if variant is not None:
+                    yield Case(name, dtype, number, kind, variant)
+
+
+def spread(items: list[Any], limit: int | None) -> list[Any]:
+    """At most `limit` of the items, evenly, the first and the last among them."""
+    if limit is None or len(items) <= limit:
+        return items
+    if limit == 1:
+        return items[:1]
+    return [items[round(i * (len(items) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def _variant(sample: SampleInput, kind: str) -> SampleInput | None:
+    match kind:
+        case "noncontiguous":
+            return sample.noncontiguous()
+        case "conjugated":
+            return sample.transform(_lazily_conjugated)
+        case _:
+            broadcasts = sample.broadcasts_input or not isinstance(sample.input, torch.Tensor)
+            return None if broadcasts else sample
+
+
+def _lazily_conjugated(value: Any) -> Any:
+    """The same numbers behind a conjugate bit or, where they are real, a negative bit."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    if value.is_complex():
+        return value.detach().conj().resolve_conj().conj().requires_grad_(value.requires_grad)
+    return value

@@ -1,0 +1,175 @@
+"""Ops that look at memory layout, recorded so that the trace does not depend on it.
+
+Strides are not part of a type: a trace runs on tensors of any layout, and its rules are derived on contiguous ones.
+The few ops whose result or derivative depends on strides are recorded behind an explicit `clone` to a contiguous layout.
+
+- `as_strided` and `as_strided_scatter` address memory. The strides at hand when they are recorded say which element lies
+  where, so they become the same op on a flat contiguous clone, or a gather where the tensor has gaps.
+- `linalg.det`, `slogdet` and `solve` factor the matrix or its transpose, whichever is contiguous, and their derivatives
+  ask again which it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.trace import Arg, Literal, TensorType, Var, type_of_value
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Recorder
+
+aten = torch.ops.aten
+FACTORS = ("aten._linalg_det.default", "aten._linalg_slogdet.default", "aten._linalg_solve_ex.default")
+ADDRESSES = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
+HIDDEN = ops.leaf(aten.as_strided_copy.default)
+"""An `as_strided` that reads memory which does not belong to the tensor."""
+
+CONTIGUOUS = (("memory_format", Literal(torch.contiguous_format)),)
+
+
+def with_plain_layout(recorder: Recorder, name: str, args: tuple[Any, ...], result: Any) -> tuple[Var, ...] | None:
+    """Record an op that looks at layout; the variables of its results. None if it can be recorded as it is."""
+    if name in FACTORS:
+        return _factor(recorder, name, args, result)
+    if name in ADDRESSES and args[0].numel() and not _is_plain(recorder, args):
+        found = _scatter(recorder, *args) if "scatter" in name else _gather(recorder, *args)
+        return found or _record_as_is(recorder, args, result)
+    return None
+
+
+def _emit(
+    recorder: Recorder, overload: Any, args: tuple[Any, ...], shape: Any, like: torch.Tensor, kwargs: Any = ()
+) -> Var:
+    type = TensorType(like.dtype, tuple(shape), like.device)
+    return recorder.emit(ops.leaf(overload), tuple(map(_arg, args)), (type,), kwargs)[0]
+
+
+def _arg(value: Any) -> Arg:
+    if isinstance(value, (Var, Literal)):
+        return value
+    return tuple(map(_arg, value)) if isinstance(value, (list, tuple)) else Literal(value)
+
+
+def _clone(recorder: Recorder, var: Var, shape: Any, like: torch.Tensor) -> Var:
+    """A contiguous copy, or the variable itself where it is one already."""
+    if var.index in recorder.contiguous:
+        return var
+    new = _emit(recorder, aten.clone.default, (var,), shape, like, CONTIGUOUS)
+    recorder.contiguous.add(new.index)
+    return new
+
+
+def _record_as_is(recorder: Recorder, args: tuple[Any, ...], result: torch.Tensor) -> tuple[Var, ...]:
+    """An op that reads memory beyond the tensor's elements: it runs, but nothing can be derived from it."""
+    return recorder.emit(HIDDEN, tuple(map(recorder.encode, args)), (type_of_value(result),), ())
+
+
+# ---- matrix factorisations ----
+
+
+def _factor(recorder: Recorder, name: str, args: tuple[Any, ...], result: Any) -> tuple[Var, ...] | None:
+    matrix, *rest = args
+    var = recorder.read(matrix)
+    if matrix.is_complex() or var.index in recorder.contiguous:
+        return None
+    if not matrix.is_contiguous() and "solve" not in name:
+        # eager factors the matrix itself, not its transpose: the same numbers as for a transposed contiguous one
+        matrix = matrix.mT
+        var = _emit(recorder, aten.transpose.int, (var, -2, -1), matrix.shape, matrix)
+    var = _clone(recorder, var, matrix.shape, matrix)
+    types = tuple(type_of_value(value) for value in result)
+    return recorder.emit(ops.leaf(ops.overload_named(name)), (var, *map(recorder.encode, rest)), types, ())
+
+
+# ---- addresses ----
+
+
+def _is_plain(recorder: Recorder, args: tuple[Any, ...]) -> bool:
+    tensor = args[0]
+    return tensor.dim() == 1 and tensor.storage_offset() == 0 and recorder.read(tensor).index in recorder.contiguous
+
+
+def _places(shape: Any, stride: Any, offset: int) -> torch.Tensor:
+    """The place in memory of each element."""
+    places = torch.full(tuple(shape), offset, dtype=torch.int64)
+    for dim, (size, step) in enumerate(zip(shape, stride, strict=True)):
+        places += (torch.arange(size) * step).view([-1] + [1] * (len(shape) - dim - 1))
+    return places
+
+
+def _order(tensor: torch.Tensor) -> list[int] | None:
+    """The dims from the outermost in memory to the innermost; None if the tensor has gaps or overlaps."""
+    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.size(dim) > 1, -tensor.stride(dim)))
+    expected = 1
+    for dim in reversed(order):
+        if tensor.size(dim) > 1:
+            if tensor.stride(dim) != expected:
+                return None
+            expected *= tensor.size(dim)
+    return order
+
+
+def _flat(recorder: Recorder, tensor: torch.Tensor, order: list[int]) -> Var:
+    """The elements in the order of memory."""
+    var = recorder.read(tensor)
+    shape = [tensor.size(dim) for dim in order]
+    if order != list(range(tensor.dim())):
+        var = _emit(recorder, aten.permute.default, (var, order), shape, tensor)
+    var = _clone(recorder, var, shape, tensor)
+    if tensor.dim() != 1:
+        var = _emit(recorder, aten.reshape.default, (var, [tensor.numel()]), [tensor.numel()], tensor)
+        recorder.contiguous.add(var.index)
+    return var
+
+
+def _gather(
+    recorder: Recorder, tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None
+) -> tuple[Var, ...] | None:
+    offset = tensor.storage_offset() if offset is None else offset
+    tensor = recorder.memory_of(tensor)
+    order, start = _order(tensor), tensor.storage_offset()
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if order is not None and start <= offset and last < start + tensor.numel():
+        flat = _flat(recorder, tensor, order)
+        return (_emit(recorder, aten.as_strided.default, (flat, size, stride, offset - start), size, tensor),)
+    with recorder.real():
+        known = {place: i for i, place in enumerate(_places(tensor.shape, tensor.stride(), start).flatten().tolist())}
+        wanted = _places(size, stride, offset).flatten().tolist()
+        if not all(place in known for place in wanted):
+            return None
+        index = torch.tensor([known[place] for place in wanted], dtype=torch.int64, device=tensor.device)
+    flat = _emit(recorder, aten.reshape.default, (recorder.read(tensor), [-1]), [tensor.numel()], tensor)
+    taken = _emit(recorder, aten.index_select.default, (flat, 0, recorder.own_constant(index)), [len(wanted)], tensor)
+    return (_emit(recorder, aten.reshape.default, (taken, size), size, tensor),)
+
+
+def _scatter(
+    recorder: Recorder, tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, offset: int | None = None
+) -> tuple[Var, ...]:
+    start = tensor.storage_offset()
+    offset = start if offset is None else offset
+    order, shape = _order(tensor), tuple(tensor.shape)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    new = recorder.read(source)
+    if order is not None and start <= offset and last < start + tensor.numel():
+        flat = _flat(recorder, tensor, order)
+        args = (flat, new, size, stride, offset - start)
+        changed = _emit(recorder, aten.as_strided_scatter.default, args, [tensor.numel()], tensor)
+        ordered = [shape[dim] for dim in order]
+        changed = _emit(recorder, aten.reshape.default, (changed, ordered), ordered, tensor)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return (_emit(recorder, aten.permute.default, (changed, back), shape, tensor),)
+    with recorder.real():
+        given = {place: i for i, place in enumerate(_places(size, stride, offset).flatten().tolist())}
+        places = _places(shape, tensor.stride(), start).flatten().tolist()
+        index = torch.tensor([given.get(place, 0) for place in places], dtype=torch.int64, device=tensor.device)
+        mask = torch.tensor([place in given for place in places], device=tensor.device).reshape(shape)
+    flat = _emit(recorder, aten.reshape.default, (new, [-1]), [source.numel()], source)
+    taken = _emit(recorder, aten.index_select.default, (flat, 0, recorder.own_constant(index)), [len(places)], tensor)
+    taken = _emit(recorder, aten.reshape.default, (taken, shape), shape, tensor)
+    return (
+        _emit(recorder, aten.where.self, (recorder.own_constant(mask), taken, recorder.read(tensor)), shape, tensor),
+    )

@@ -1,0 +1,124 @@
+"""straight_through: the value of one tensor with the gradient of another.
+
+    output = straight_through(value, history)
+
+What autograd makes of an in-place change where gradients are off: `with torch.no_grad(): x.clamp_(min=0)` changes the
+values of x, and the gradient of what is computed from x afterwards flows to what x was before, unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import current
+from thunder_fn.capture.apply import bind_equation, operands_of
+from thunder_fn.check import check_types
+from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_vmap import batched_type
+from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
+from thunder_fn.trace import Equation, Literal, Trace, TraceBuilder, Var, type_of_value
+
+
+class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        return None, cotangents[0]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tangents[1].view_as(tangents[1])
+
+
+def straight_through_check_rule(equation: Equation) -> None:
+    """Two tensors of one type, which is the output's."""
+    operands = equation.operands
+    if len(operands) != 2 or equation.bodies:
+        what = "straight_through takes two tensors, the value and the one that gets the gradient, and no bodies"
+        raise InvalidTrace(located(what, source=equation.source))
+    for var in operands:
+        check_types(equation, (var.type,), "an operand is")
+
+
+def straight_through_evaluate_rule(bodies: Sequence[Trace], value: Any, history: Any) -> tuple[Any, ...]:
+    """The value; autograd and torch.func see the other's gradient."""
+    recorder = current()
+    args = operands_of(recorder, (value, history)) if recorder is not None else None
+    if recorder is not None and args is not None:
+        return bind_equation(recorder, ops.STRAIGHT_THROUGH, args, (), (type_of_value(value),))
+    return (_StraightThrough.apply(value, history),)
+
+
+def straight_through_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """Active if the history is."""
+    return (active[1] and is_differentiable(equation.outputs[0].type),)
+
+
+def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The value, with the tangent of the history."""
+    builder = TraceBuilder("straight_through")
+    value, _ = (builder.input(var.type) for var in equation.operands)
+    tangents = [builder.input(var.type) for var, flag in zip(equation.operands, active, strict=True) if flag]
+    if not active[1]:
+        return JvpRule(builder.build((value,)), (False,))
+    return JvpRule(builder.build((value, tangents[-1])), (True,))
+
+
+def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Forward is the op; backward hands the cotangent to the history."""
+    value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
+    output = Var(2, value.type)
+    again = Equation(equation.op, (value, history), (), (output,), source=equation.source)
+    forward = Trace((value, history), (again,), (output,), name="forward")
+    cotangent = Var(0, value.type)
+    backward = Trace((cotangent,), (), (cotangent,), name="backward")
+    places: tuple[int | None, ...] = (None, 0)
+    return Split(forward, backward, (), tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag))
+
+
+def straight_through_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """The same op on batches; what is not batched is expanded."""
+    builder = TraceBuilder("straight_through")
+    operands: list[Var] = []
+    for var, flag in zip(equation.operands, batched, strict=True):
+        operands.append(builder.input(batched_type(var.type, size) if flag else var.type))
+    wide = [
+        var if flag or not any(batched) else _expanded(builder, var, size)
+        for var, flag in zip(operands, batched, strict=True)
+    ]
+    results = builder.add(equation.op, tuple(wide), (wide[0].type,), source=equation.source)
+    return builder.build(results), (any(batched),)
+
+
+def _expanded(builder: TraceBuilder, var: Var, size: int) -> Var:
+    type = batched_type(var.type, size)
+    shape = tuple(Literal(dim) for dim in type.shape)
+    return builder.add(ops.leaf(ops.aten.expand.default), (var, shape), (type,))[0]
+
+
+STRAIGHT_THROUGH = register(
+    StructuredOp(
+        name="straight_through",
+        check=straight_through_check_rule,
+        evaluate=straight_through_evaluate_rule,
+        activity=straight_through_activity_rule,
+        jvp=straight_through_jvp_rule,
+        split=straight_through_split_rule,
+        batch=straight_through_batch_rule,
+        dce=keep_all,
+    )
+)
