@@ -225,6 +225,9 @@ class Tracer(FunctionalTensor):
     def __format__(self, spec: str) -> str:
         return repr(self)
 
+    def __copy__(self) -> torch.Tensor:
+        return self.view(self.shape)
+
 
 _SPECIAL_IN_FUNCTIONAL = (
     *("__bool__", "tolist", "to", "cuda", "char", "cpu", "bfloat16", "byte", "double", "float", "bool", "half", "int", "long"),

@@ -1,0 +1,296 @@
+"""Capture of modules: layers as composites, buffers as writes, and modules as they were afterwards."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.unit.capturing import agree_made
+from thunder_fn.capture import capture
+from thunder_fn.errors import EscapedTracer
+from thunder_fn.trace import Trace
+
+X, Y, IMAGE = torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.randn(2, 3, 8, 8)
+TOKENS = torch.tensor([[1, 2], [0, 3]])
+
+
+def agree_module(build: Callable[[], nn.Module], *args: Any, train: bool = True, **kwargs: Any) -> Trace:
+    """The module's trace does what the module does, to its buffers too."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = build().train(train)
+        return module, (copy.deepcopy(args), kwargs), list(module.state_dict().values())
+
+    return agree_made(make)
+
+
+class Residual(nn.Module):
+    """A block of a residual network, in place wherever it can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.relu(self.norm(self.conv(x)))
+        y += x
+        return self.relu(y)
+
+
+class SelfAttention(nn.Module):
+    """The same tensor as query, key and value."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+    def forward(self, x: Any) -> Any:
+        return self.attention(x, x, x)
+
+
+class Tied(nn.Module):
+    """A shared weight, parameters in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(8))])
+        self.shifts = nn.ParameterDict({"a": nn.Parameter(torch.ones(8))})
+
+    def forward(self, tokens: Any) -> Any:
+        return self.head(self.embed(tokens) * self.scales[0] + self.shifts["a"])
+
+
+class Hooked(nn.Module):
+    """With hooks before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.linear.register_forward_hook(lambda module, args, out: out * 2)
+        self.linear.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x)
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(nn.Linear(8, 4))
+
+
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
+    "batch norm": (lambda: nn.BatchNorm2d(3), (IMAGE,)),
+    "instance norm": (lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True), (IMAGE,)),
+    "group norm": (lambda: nn.GroupNorm(3, 3), (IMAGE,)),
+    "residual network": (lambda: nn.Sequential(Residual(), Residual(), nn.MaxPool2d(2), nn.Flatten()), (IMAGE,)),
+    "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), (X, Y, Y + 1)),
+    "attention with dropout": (lambda: nn.MultiheadAttention(8, 2, dropout=0.3), (X, Y, Y + 1)),
+    "self attention": (SelfAttention, (X,)),
+    "self attention with dropout": (lambda: SelfAttention(dropout=0.3, add_bias_kv=True), (X,)),
+    "encoder layer": (encoder_layer, (X,)),
+    "transformer": (lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), (X, Y)),
+    "LSTM": (lambda: nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True, dropout=0.2), (X,)),
+    "GRU": (lambda: nn.GRU(8, 4), (X,)),
+    "RNN": (lambda: nn.RNN(8, 4), (X,)),
+    "LSTM cell": (lambda: nn.LSTMCell(8, 4), (X[:, 0],)),
+    "embedding": (lambda: nn.Embedding(10, 4, padding_idx=0), (TOKENS,)),
+    "embedding that renormalises": (lambda: nn.Embedding(10, 4, max_norm=1.0), (TOKENS,)),
+    "embedding bag": (lambda: nn.EmbeddingBag(10, 4), (TOKENS,)),
+    "cross entropy": (lambda: nn.CrossEntropyLoss(label_smoothing=0.1), (X[0], torch.tensor([1, 2, 0, 3, 4]))),
+    "transposed convolution": (lambda: nn.ConvTranspose2d(3, 4, 3, 2), (IMAGE,)),
+    "convolution": (lambda: nn.Conv1d(5, 4, 3, padding="same"), (X,)),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), (X,)),
+    "weight norm by hook": (old_weight_norm, (X,)),
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)), (X,)),
+    "spectral norm by hook": (lambda: nn.utils.spectral_norm(nn.Linear(8, 4)), (X,)),
+    "orthogonal": (lambda: nn.utils.parametrizations.orthogonal(nn.Linear(8, 8)), (X,)),
+    "tied weights": (Tied, (torch.tensor([1, 2]),)),
+    "hooks": (Hooked, (X,)),
+    "upsampling": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (IMAGE,)),
+    "perceptron": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU(), nn.LayerNorm(8)), (X,)),
+}
+
+
+@pytest.mark.parametrize("train", (True, False), ids=("train", "eval"))
+@pytest.mark.parametrize("name", MODULES)
+def test_module(name: str, train: bool) -> None:
+    build, args = MODULES[name]
+    agree_module(build, *args, train=train)
+
+
+def test_batch_norm_statistics_are_writes() -> None:
+    module = nn.BatchNorm1d(3)
+    captured = capture(module, (torch.randn(4, 3),))
+    targets = [write.target for write in captured.writes]
+    assert {id(target) for target in targets} == {id(buffer) for buffer in module.buffers()}
+    assert len(captured.trace.outputs) == 4
+
+
+def test_identical_layers_have_one_body() -> None:
+    trace = capture(nn.Sequential(*[encoder_layer().eval() for _ in range(3)]), (X,)).trace
+    bodies = [equation.body for equation in trace.equations]
+    assert len(bodies) == 3
+    assert bodies[0] is bodies[1] is bodies[2]
+    assert [equation.source.module for equation in trace.equations if equation.source] == ["0", "1", "2"]
+
+
+# ---- functional_call ----
+
+
+def agree_functional(build: Callable[[], nn.Module], *args: Any) -> Trace:
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = build()
+        state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+        call = lambda state, args: torch.func.functional_call(module, state, args)  # noqa: E731
+        return call, ((state, copy.deepcopy(args)), {}), list(module.state_dict().values())
+
+    return agree_made(make)
+
+
+@pytest.mark.parametrize(
+    "build",
+    (lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(5)), lambda: nn.LSTM(8, 4), Hooked, encoder_layer),
+    ids=("batch norm", "LSTM", "hooks", "encoder layer"),
+)
+def test_functional_call(build: Callable[[], nn.Module]) -> None:
+    trace = agree_functional(build, X)
+    assert not trace.constants
+
+
+def test_ensemble_by_vmap() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        models = [nn.Linear(8, 2) for _ in range(3)]
+
+        def f(x: Any) -> Any:
+            params, buffers = torch.func.stack_module_state(models)
+            base = copy.deepcopy(models[0])
+            return torch.vmap(lambda p, b: torch.func.functional_call(base, (p, b), (x,)))(params, buffers)
+
+        return f, ((X,), {}), []
+
+    agree_made(make)
+
+
+def test_module_made_inside_draws_its_weights() -> None:
+    agree_made(lambda: (lambda x: nn.Linear(8, 2)(x), ((X,), {}), []))
+
+
+def test_module_as_an_argument_is_closed_over() -> None:
+    module = nn.Linear(8, 2)
+    trace = capture(lambda m, x: m(x), (module, X)).trace
+    assert len(trace.inputs) == 1
+    assert [constant.tensor is p for constant, p in zip(trace.constants, module.parameters(), strict=True)] == [True] * 2
+
+
+# ---- attributes that forward assigns ----
+
+
+class Counter(nn.Module):
+    """Binds one buffer anew and changes another in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x: Any) -> Any:
+        self.count = self.count + 1
+        self.average.mul_(0.9).add_(x.mean((0, 1)))
+        return x * self.count
+
+
+def test_rebound_buffer_is_a_write() -> None:
+    module = Counter()
+    count, average = module.count, module.average
+    captured = capture(module, (X,))
+    assert module.count is count
+    assert {id(write.target) for write in captured.writes} == {id(count), id(average)}
+    assert torch.equal(count, torch.zeros(()))
+
+
+class Keeper(nn.Module):
+    """Does something to itself in `forward`."""
+
+    def __init__(self, act: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.act = act
+        self.seen: list[Any] = []
+        self.table = {"a": 1}
+        self.steps = 0
+        self.register_buffer("cache", torch.zeros(2))
+
+    def forward(self, x: Any) -> Any:
+        self.steps += 1
+        y = self.inner(x)
+        self.act(self, y)
+        return y
+
+
+def fail() -> None:
+    raise ValueError("no")
+
+
+STORES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "new attribute": (lambda m, y: setattr(m, "kept", y), "kept"),
+    "attribute": (lambda m, y: setattr(m, "steps", y), "steps"),
+    "buffer of another shape": (lambda m, y: setattr(m, "cache", y), "cache"),
+    "list": (lambda m, y: m.seen.append(y), "seen"),
+    "dict": (lambda m, y: m.table.update(b=y), "table"),
+    "nested": (lambda m, y: setattr(m, "kept", {"a": [y]}), "kept"),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_tracers_kept_by_a_module_are_an_error(name: str) -> None:
+    act, attribute = STORES[name]
+    module = nn.Sequential(Keeper(act))
+    with pytest.raises(EscapedTracer) as info:
+        capture(module, (X,))
+    line = Keeper.forward.__code__.co_firstlineno
+    assert str(info.value) == (
+        f"a traced tensor was stored in the attribute `{attribute}` of a Keeper, where it would outlive the trace\n"
+        f"from:         {__file__}:{line} in Keeper.forward (0)\n"
+        "Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape."
+    )
+    assert_untouched(module[0])
+
+
+def assert_untouched(module: Any) -> None:
+    assert (module.seen, module.table, module.steps) == ([], {"a": 1}, 0)
+    assert "kept" not in module.__dict__
+    assert torch.equal(module.cache, torch.zeros(2))
+    assert [type(p) for p in module.parameters()] == [nn.Parameter] * 2
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_failed_capture_leaves_modules_as_they_were(name: str) -> None:
+    act, _ = STORES[name]
+    module = Keeper(lambda m, y: (act(m, y), fail()))
+    with pytest.raises(ValueError, match="no"):
+        capture(module, (X,))
+    assert_untouched(module)
+    assert torch.equal(module.inner(X), F.linear(X, module.inner.weight, module.inner.bias))
+
+
+def test_plain_attributes_change_once_as_all_python_does() -> None:
+    module = Keeper(lambda m, y: m.seen.append("called"))
+    capture(module, (X,))
+    assert (module.steps, module.seen) == (1, ["called"])
