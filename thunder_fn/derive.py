@@ -149,6 +149,27 @@ def ill_defined(equation: Equation) -> str:
     return f"{equation.op}: a condition of its derivative does not hold, so that the result is not well-defined"
 
 
+@lru_cache(maxsize=65536)
+def differentiable_outputs(single: Trace, active: Mask) -> Mask:
+    """Which outputs of a leaf autograd follows when the active inputs require grad.
+
+    Statistics that an op saves for its backward (the mean of a layer_norm) are constants: PyTorch's formulas count
+    what they depend on as part of the gradients of the inputs. Ops that autograd does not know follow every output.
+    """
+    (equation,) = single.equations
+    possible = tuple(is_differentiable(var.type) for var in equation.outputs)
+    if sum(possible) < 2:
+        return possible
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running(), torch.enable_grad():
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        for tracer, flag in zip(tracers, active, strict=True):
+            tracer.requires_grad_(flag)
+        results = call_leaf(equation, lambda var: tracers[var.index])
+        followed = tuple(isinstance(result, torch.Tensor) and result.requires_grad for result in results)
+    return followed if any(followed) else possible
+
+
 def _tensor_type(tensor: torch.Tensor) -> TensorType:
     return TensorType(tensor.dtype, tuple(tensor.shape), tensor.device)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from thunder_fn import ops
-from thunder_fn.derive import alone, is_differentiable, vjp_rule
+from thunder_fn.derive import alone, differentiable_outputs, is_differentiable, vjp_rule
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import Mask, Residual, Split, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
@@ -34,7 +34,7 @@ def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
         elif equation.op.kind == "structured":
             flags = rules_of(equation).activity(equation, operands)
         else:
-            flags = tuple(is_differentiable(var.type) for var in equation.outputs)
+            flags = differentiable_outputs(alone(equation), operands)
         for var, flag in zip(equation.outputs, flags, strict=True):
             active[var.index] = flag
     return tuple(active)
