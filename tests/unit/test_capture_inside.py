@@ -1,0 +1,347 @@
+"""PyTorch's own machinery inside a traced function: autograd, torch.func, autocast, custom ops, optimizers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import thunder_fn as tfn
+from tests.unit.capturing import agree, agree_made
+from thunder_fn.capture import capture
+from thunder_fn.errors import MissingRule, UnsupportedCall
+from thunder_fn.trace import subtraces
+
+X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
+
+
+def leaf(x: Any) -> Any:
+    return x.detach().requires_grad_()
+
+
+# ---- grad modes ----
+
+
+def no_grad(x: Any) -> Any:
+    with torch.no_grad():
+        y = x.sin()
+        with torch.enable_grad():
+            z = y * x
+    return y * z * x
+
+
+def inference(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x.sin()
+    return y * x
+
+
+def detached(x: Any) -> Any:
+    y = x * 2
+    y.detach_()
+    return x.detach() * x, x.data * x, y
+
+
+def set_grad_enabled(x: Any) -> Any:
+    with torch.set_grad_enabled(False):
+        y = x * 2
+    torch.set_grad_enabled(True)
+    return y * x
+
+
+# ---- autograd ----
+
+
+def autograd_grad(x: Any) -> Any:
+    y = leaf(x)
+    (first,) = torch.autograd.grad((y**3).sum(), y, create_graph=True)
+    return first, torch.autograd.grad(first.sum(), y)
+
+
+def backward(x: Any) -> Any:
+    y = leaf(x)
+    (y**2).sum().backward()
+    (y**3).sum().backward()
+    return y.grad
+
+
+def hooks(x: Any) -> Any:
+    y = leaf(x)
+    z = y * 2
+    z.register_hook(lambda gradient: gradient * 10)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+        w = z.sin()
+    return torch.autograd.grad((w**2).sum(), y)
+
+
+def forward_mode(x: Any) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(forward_ad.make_dual(x, x * 2).sin()).tangent
+
+
+def autograd_functional(x: Any) -> Any:
+    functional = torch.autograd.functional
+    return functional.jacobian(torch.sin, x[0]), functional.hessian(lambda x: x.sin().sum(), x[0])
+
+
+def parameters_inside(x: Any) -> Any:
+    p, q = nn.Parameter(x * 1), nn.Parameter(torch.ones(3))
+    return torch.autograd.grad((p * q).sum(), (p, q))
+
+
+def checkpointed(x: Any) -> Any:
+    y = leaf(x)
+    z = checkpoint(lambda x: x.sin().cos(), y, use_reentrant=False)
+    return z, torch.autograd.grad(z.sum(), y)
+
+
+# ---- torch.func ----
+
+
+def func_grad(x: Any) -> Any:
+    value, pullback = torch.func.vjp(torch.sin, x)
+    return torch.func.grad(lambda x: (x**3).sum())(x), value, pullback(x), torch.func.jvp(torch.sin, (x,), (x,))
+
+
+def func_jacobians(x: Any) -> Any:
+    return torch.func.jacrev(torch.sin)(x), torch.func.jacfwd(torch.sin)(x), torch.func.hessian(lambda x: (x**3).sum())(x)
+
+
+def func_vmap(x: Any) -> Any:
+    rows = torch.vmap(lambda row: row.sum() * row)(x)
+    return rows, torch.vmap(torch.func.grad(lambda row: (row**2).sum()))(x), torch.vmap(lambda a, b: a @ b, (0, None))(x, x[0])
+
+
+def tfn_inside_func(x: Any) -> Any:
+    cube = tfn.grad(lambda row: (row**3).sum())
+    y = leaf(x)
+    return (
+        torch.vmap(cube)(x),
+        torch.func.grad(lambda x: cube(x).sum())(x),
+        torch.autograd.grad(cube(y).sum(), y),
+        tfn.vjp(torch.sin, x)[1](x),
+    )
+
+
+def tfn_closes_over_func(x: Any) -> Any:
+    return torch.vmap(lambda row: tfn.grad(lambda y: (y * row).sum() * y.sum())(torch.ones(3)))(x)
+
+
+# ---- autocast ----
+
+
+def autocast(x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = F.linear(x, x)
+        with torch.autocast("cpu", enabled=False):
+            z = F.linear(x, x)
+        return y, z, x @ x.T, F.layer_norm(y, (2,))
+
+
+# ---- others ----
+
+
+def returns_a_partial(x: Any) -> Any:
+    return functools.partial(torch.mul, torch.ones(3))(x)
+
+
+def clip_gradients(x: Any) -> Any:
+    p = nn.Parameter(x * 1)
+    p.grad = x * 2
+    return nn.utils.clip_grad_norm_([p], 1.0), p.grad
+
+
+def profiled(x: Any) -> Any:
+    with torch.profiler.record_function("a"):
+        return x * 2
+
+
+FUNCTIONS = (
+    *(no_grad, inference, detached, set_grad_enabled, autograd_grad, backward, hooks, forward_mode, autograd_functional),
+    *(parameters_inside, checkpointed, func_grad, func_jacobians, func_vmap, tfn_inside_func, tfn_closes_over_func),
+    *(autocast, returns_a_partial, clip_gradients, profiled),
+)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_inside(f: Any) -> None:
+    agree(f, X)
+
+
+def test_autocast_around() -> None:
+    linear = nn.Linear(3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        captured = capture(linear, (X,))
+    assert captured.trace.output_types[0] == capture(lambda x: x.bfloat16(), (X,)).trace.output_types[0]
+
+
+def test_anomaly_mode_around() -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        agree(autograd_grad, X)
+        assert torch.is_anomaly_check_nan_enabled()
+
+
+def test_gradients_of_closed_over_parameters() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        linear = nn.Linear(3, 2)
+        model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+        f = lambda x: (  # noqa: E731
+            torch.autograd.grad(linear(x).sum(), list(linear.parameters())),
+            checkpoint_sequential(model, 2, x, use_reentrant=False),
+        )
+        return f, ((X.clone(),), {}), []
+
+    agree_made(make)
+
+
+def test_accumulated_gradient_is_a_write() -> None:
+    def make() -> Any:
+        weight = torch.ones(3).requires_grad_()
+        weight.grad = torch.ones(3)
+        f = lambda x: ((x * weight).sum().backward(), x)[1]  # noqa: E731
+        return f, ((X.clone(),), {}), [weight.grad]
+
+    agree_made(make)
+
+
+def test_gradient_that_comes_and_goes() -> None:
+    weight = torch.ones(3).requires_grad_()
+
+    def f(x: Any) -> Any:
+        weight.grad = None
+        (x * weight).sum().backward()
+        gradient = weight.grad * 1
+        weight.grad = None
+        return gradient
+
+    agree(f, X)
+
+
+@pytest.mark.parametrize("options", ({"momentum": 0.9}, {"momentum": 0.9, "foreach": True}), ids=("loop", "foreach"))
+def test_optimizer_made_inside(options: dict[str, Any]) -> None:
+    def f(x: Any) -> Any:
+        weight = leaf(x * 2)
+        optimizer = torch.optim.SGD([weight], lr=0.1, **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (weight * x).pow(2).sum().backward()
+            optimizer.step()
+        return weight.detach()
+
+    agree(f, X)
+
+
+# ---- autograd functions ----
+
+
+class Scaled(torch.autograd.Function):
+    """A backward that is not the derivative of the forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, w = ctx.saved_tensors
+        return gradient * w * 3, gradient * x * 5
+
+
+class Exponential(torch.autograd.Function):
+    """With setup_context, so that torch.func accepts it."""
+
+    @staticmethod
+    def forward(x: Any, n: int) -> Any:
+        return x.exp() * n
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * 3 * ctx.saved_tensors[0], None
+
+
+scaled = Scaled.apply
+
+
+def test_autograd_functions() -> None:
+    weight = torch.ones(3).requires_grad_()
+
+    def f(x: Any) -> Any:
+        y = leaf(x)
+        return (
+            scaled(x, weight),
+            torch.autograd.grad(scaled(x, weight).sum(), weight),
+            torch.autograd.grad(Exponential.apply(y, 2).sum(), y),
+            torch.func.grad(lambda y: Exponential.apply(y, 2).sum())(x),
+        )
+
+    agree(f, X)
+
+
+@pytest.mark.parametrize("transform", (lambda f: tfn.grad(f)(X), lambda f: tfn.jvp(f, (X,), (X,))), ids=("grad", "jvp"))
+def test_nobody_differentiates_through_an_autograd_function(transform: Any) -> None:
+    with pytest.raises(MissingRule, match="autograd_function"):
+        transform(lambda x: scaled(x, x).sum())
+
+
+def test_autograd_functions_without_gradients_are_transparent() -> None:
+    def f(x: Any) -> Any:
+        with torch.no_grad():
+            weight = scaled(x, x).sum()
+        return (weight * x).sum()
+
+    assert torch.equal(tfn.grad(f)(X), (X * X).sum().expand(2, 3))
+    assert torch.equal(tfn.vmap(lambda row: scaled(row, row) * 2)(X), X * X * 2)
+
+
+# ---- custom ops ----
+
+
+@torch.library.custom_op("capture_test::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    """A custom op with a derivative."""
+    return x.sin()
+
+
+@sine.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+sine.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+@torch.library.custom_op("capture_test::shift", mutates_args=("x",))
+def shift(x: torch.Tensor, amount: float) -> None:
+    """A custom op that changes its argument."""
+    x.add_(amount)
+
+
+def test_custom_op_is_a_leaf() -> None:
+    trace = agree(lambda x: (sine(x), torch.autograd.grad(sine(y := leaf(x)).sum(), y)), X)
+    names = [equation.op.name for each in subtraces(trace) for equation in each.equations]
+    assert "capture_test.sine.default" in names
+    assert torch.equal(tfn.grad(lambda x: sine(x).sum())(X), X.cos())
+    assert torch.allclose(tfn.jvp(sine, (X,), (X,))[1], X * X.cos())
+
+
+def test_custom_op_that_mutates_is_an_error() -> None:
+    with pytest.raises(UnsupportedCall) as info:
+        capture(lambda x: shift(y := x.clone(), 2.0) or y, (X,))
+    assert str(info.value).startswith(
+        "the custom op capture_test.shift.default changes its arguments in place, and thunder_fn has no pure version of it\n"
+    )

@@ -1,0 +1,235 @@
+"""Captures from several threads, captures inside captures, and what a capture leaves behind: nothing."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thunder_fn as tfn
+from tests.unit.capturing import agree
+from thunder_fn.api.calling import tensors_of
+from thunder_fn.capture import capture, current
+from thunder_fn.errors import ThunderError
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.torch_internals import function_modes
+
+X = torch.randn(4, 8)
+
+
+def global_state() -> tuple[Any, ...]:
+    """What a capture changes for its duration."""
+    return (
+        nn.Module.__call__,
+        torch.get_rng_state,
+        torch.random.set_rng_state,
+        torch.compiler._is_compiling_flag,
+        torch._functorch.utils.unwrap_dead_wrappers,
+        len(function_modes()),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        torch.is_grad_enabled(),
+        torch.is_autocast_cache_enabled(),
+        torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else None,
+        current(),
+    )
+
+
+# ---- threads ----
+
+
+def program(number: int) -> tuple[Callable[..., Any], Any]:
+    """A different program for each number."""
+    torch.manual_seed(number)
+    layers = [nn.Linear(8, 8) if i % 2 else nn.BatchNorm1d(8) for i in range(2 + number)]
+    model = nn.Sequential(*layers, nn.Dropout(0.0)).eval()
+
+    def f(x: Any) -> Any:
+        assert torch.compiler.is_compiling()
+        y = model(x) * number
+        return tfn.grad(lambda y: (y**2).sum())(y)
+
+    return f, model
+
+
+def test_threads_capture_at_once_while_another_runs_eagerly() -> None:
+    before = global_state()
+    stop, problems, calls = threading.Event(), [], [0]
+
+    def run_eagerly() -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        while not stop.is_set():
+            out = model(X)
+            calls[0] += 1
+            if torch.compiler.is_compiling() or type(out) is not torch.Tensor or current() is not None:
+                problems.append("the eager thread saw a capture")
+
+    def captured(number: int) -> bool:
+        f, model = program(number)
+        expected = 2 * number * model(X)
+        for _ in range(4):
+            result = capture(f, (X,))
+            (out,) = evaluate(result.trace, tensors_of(result, (X,), {}))
+            if not torch.equal(out, expected):
+                return False
+        return True
+
+    eager = threading.Thread(target=run_eagerly)
+    eager.start()
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(captured, range(1, 9)))
+    stop.set()
+    eager.join()
+    assert results == [True] * 8
+    assert problems == []
+    assert calls[0] > 0
+    assert global_state() == before
+
+
+def test_threads_get_equal_traces() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    with ThreadPoolExecutor(8) as pool:
+        traces = list(pool.map(lambda _: capture(model, (X,)).trace, range(16)))
+    assert len(set(traces)) == 1
+
+
+def test_is_compiling_can_be_combined_as_a_bool() -> None:
+    flags: list[Any] = []
+
+    def f(x: Any) -> Any:
+        flag = torch.compiler.is_compiling()
+        flags.extend([flag | False, False | flag, flag & True, flag == True, not flag, bool(flag)])  # noqa: E712
+        return x
+
+    capture(f, (X,))
+    assert flags == [True, True, True, True, False, True]
+    assert torch.compiler.is_compiling() is False
+
+
+# ---- captures inside captures ----
+
+
+def test_capture_inside_capture() -> None:
+    weight = torch.randn(8)
+
+    def f(x: Any) -> Any:
+        inner = capture(lambda y: (y * weight * x.sum()).sin(), (x,)).trace
+        assert len(inner.constants) == 2
+        return tfn.grad(lambda y: (y**3 * weight * x).sum())(x), tfn.vjp(lambda y: y * x, x)[1](x)
+
+    agree(f, X)
+
+
+@pytest.mark.parametrize(
+    "around",
+    (
+        lambda f: torch.vmap(f)(X),
+        lambda f: torch.func.grad(lambda x: f(x).sum())(X),
+        lambda f: torch.func.jvp(f, (X,), (X,))[1],
+        lambda f: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(X),
+    ),
+    ids=("vmap", "grad", "jvp", "vmap of grad"),
+)
+def test_capture_inside_torch_func(around: Any) -> None:
+    result = around(tfn.grad(lambda y: (y**3).sum()))
+    assert torch.allclose(result, around(lambda y: 3 * y**2))
+
+
+def test_capture_under_grad_modes_and_modes_of_others() -> None:
+    with torch.no_grad(), torch.device("cpu"):
+        assert capture(torch.sin, (X,)).trace == capture(torch.sin, (X,)).trace
+
+
+# ---- nothing is left behind ----
+
+
+class Odd(BaseException):
+    """Not an Exception."""
+
+
+def item(x: Any) -> Any:
+    return x.sum().item()
+
+
+def branch(x: Any) -> Any:
+    return x if x.sum() > 0 else -x
+
+
+def inside_vmap(x: Any) -> Any:
+    with torch.no_grad(), torch.autocast("cpu"):
+        return torch.vmap(lambda row: row.undefined)(x)
+
+
+def odd(x: Any) -> Any:
+    raise Odd
+
+
+def mutate_and_fail(x: Any) -> Any:
+    x.add_(1)
+    raise ValueError("no")
+
+
+FAILING = (item, branch, inside_vmap, odd, mutate_and_fail, nn.Linear(3, 3), lambda x: (y for y in x))
+
+
+@contextmanager
+def any_error() -> Iterator[None]:
+    with suppress(ThunderError, Odd):
+        yield
+        pytest.fail("no error")
+
+
+@pytest.mark.parametrize("f", FAILING, ids=range(len(FAILING)))
+def test_a_failed_capture_leaves_nothing(f: Any) -> None:
+    before, x = global_state(), X.clone()
+    version = x._version
+    with any_error():
+        capture(f, (x,))
+    assert global_state() == before
+    assert torch.equal(x, X)
+    assert x._version == version
+    assert torch.equal(x.sin(), X.sin())
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("f", (*FAILING, torch.sin, nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))))
+def test_nothing_keeps_tensors_alive(f: Any) -> None:
+    """Neither the argument nor what is closed over, whether the function fails or not, without the garbage collector."""
+    with suppress(ThunderError, Odd):
+        capture(f, (X.clone(),))  # what PyTorch caches, it has now cached
+    with no_collector():
+        x, closed = X.clone(), X.clone()
+        references = [weakref.ref(x), weakref.ref(closed)]
+        with suppress(ThunderError, Odd):
+            capture(lambda x, closed=closed: f(x + closed), (x,))
+        del x, closed
+        assert [reference() for reference in references] == [None, None]
+
+
+def test_a_trace_keeps_its_constants_alive_and_nothing_else() -> None:
+    with no_collector():
+        x, closed = X.clone(), X.clone()
+        references = [weakref.ref(x), weakref.ref(closed)]
+        captured = capture(lambda x: x + closed, (x,))
+        del x
+        assert references[0]() is None
+        assert captured.trace.constants[0].tensor is closed
+        del captured, closed
+        assert references[1]() is None
