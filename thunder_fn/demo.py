@@ -259,7 +259,7 @@ HIDDEN = re.compile(r" {9}|    # v\d+: ")
 VARIABLES = re.compile(r"\b(v\d+), (?:v\d+, ){3,}(v\d+)")
 
 
-def head(trace: Trace, lines: int = 20, columns: int = 118) -> str:
+def head(trace: Trace, lines: int = 36, columns: int = 118) -> str:
     """The first lines of a printed trace down to its bodies' own equations, long lists of variables cut short."""
     text = str(trace).splitlines()
     outline = [VARIABLES.sub(r"\1, ..., \2", line) for line in text if not HIDDEN.match(line)]
