@@ -427,12 +427,20 @@ class Recorder:
             before, function = self._before.get(var.index), self._made_by.get(var.index)
             if function is not None:
                 op, args = AUTOGRAD_FUNCTION, (var, Literal(function))
-            elif before is not None:
+            elif before is not None and self._has_history(before):
                 op, args = ops.STRAIGHT_THROUGH, (var, self._tracked(before))
             else:
                 op, args = ops.STOP_GRADIENT, (var,)
             self.scope.items.append(Leaf(op, args, (), (known,), self.source))
         return known
+
+    def _has_history(self, var: Var) -> bool:
+        """Autograd follows the variable, or what its memory held before it was changed."""
+        if var.index not in self._off:
+            return True
+        view, before = self._views.get(var.index), self._before.get(var.index)
+        source = view.args[0] if view is not None else before
+        return isinstance(source, Var) and self._has_history(source)
 
     def enter_function(self, name: str, inputs: Inputs) -> None:
         """The call of a `torch.autograd.Function` begins. It ends when its inputs are let go."""
