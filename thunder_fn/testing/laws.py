@@ -15,19 +15,22 @@ import itertools
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from thunder_fn import ops
-from thunder_fn.capture import capture
+from thunder_fn.capture import capture, current
+from thunder_fn.capture.apply import apply_inside, replay
 from thunder_fn.check import check, fake_result_types
-from thunder_fn.derive import Split, is_differentiable
+from thunder_fn.derive import is_differentiable
+from thunder_fn.executors.torch_executor import lower
 from thunder_fn.fx import from_fx, to_fx
 from thunder_fn.interpreters import simplify, vjp as reverse
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.rules import Split
 from thunder_fn.testing.programs import as_arg, random_tensor
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, subtraces, type_of
 
@@ -71,6 +74,20 @@ def recapture(trace: Trace) -> Trace:
     return capture(trace.python_callable(), fakes(trace)).trace
 
 
+def recapture_nested(trace: Trace) -> Trace:
+    """The capture of a program run equation by equation, each composite a scope that capture nests anew."""
+    return capture(lambda *xs: replay(recorder(), trace, xs), fakes(trace)).trace
+
+
+def recapture_whole(trace: Trace) -> Trace:
+    """The capture of a function that applies the trace as one equation."""
+    return capture(lambda *xs: apply_inside(recorder(), trace, xs, ops.composite("Whole")), fakes(trace)).trace
+
+
+def recorder() -> Any:
+    return current()
+
+
 def fakes(trace: Trace) -> Inputs:
     """Zeros of the input types: capture looks at their types only."""
     types = [type for type in trace.input_types if isinstance(type, TensorType)]
@@ -107,6 +124,8 @@ INTERPRETERS: dict[str, Interpreter] = {
     "cse": Interpreter(lambda t: (simplify.cse(t),), keeps_values=True, idempotent=True),
     "inline": Interpreter(lambda t: (simplify.inline(t),), keeps_values=True, idempotent=True),
     "recapture": Interpreter(_alone(recapture), keeps_values=True),
+    "recapture nested": Interpreter(_alone(recapture_nested), keeps_values=True),
+    "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True),
     "fx": Interpreter(lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True),
     "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
     "vjp": Interpreter(_alone(pull)),
@@ -114,6 +133,9 @@ INTERPRETERS: dict[str, Interpreter] = {
     "vjp of vjp": Interpreter(lambda t: (pull(pull(t)),)),
 }
 """Every function from trace to trace, by name."""
+
+UNFOLDING = frozenset({"inline", "recapture", "fx"})
+"""Interpreters that unfold composites, so that what they make grows with the unfolded program."""
 
 
 def forget() -> None:
@@ -270,6 +292,22 @@ def law_python_captures(trace: Trace, inputs: Inputs) -> None:
     close(values[0], values[1], tolerance(trace), "the gradients of the capture", trace=trace, captured=new)
 
 
+def law_executor_is_evaluate(trace: Trace, inputs: Inputs) -> None:
+    """Each executor's program computes what evaluate does, bitwise, and leaves the inputs as they were."""
+    for name, executor in EXECUTORS.items():
+        given = tuple(x.clone() for x in inputs)
+        program = executor(trace)
+        agree(seeded(lambda: program(*given)), run(trace, inputs), f"the program of the {name} executor", trace=trace)
+        agree(given, inputs, f"the program of the {name} executor changed an input; it", trace=trace)
+
+
+EXECUTORS: dict[str, Callable[[Trace], Callable[..., Values]]] = {
+    "torch": lower,
+    "torch below autograd": functools.partial(lower, below_autograd=True),
+}
+"""Every way to make a trace a program that must be bitwise what evaluate is."""
+
+
 # ---- laws of every interpreter ----
 
 
@@ -340,15 +378,14 @@ def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
     return law
 
 
-def laws_of(interpreter: Interpreter) -> dict[str, Law]:
+def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
     """The laws that an interpreter must keep, by name."""
-    laws = {"gives checked traces": interpreter_gives_checked_traces(interpreter), "is pure": interpreter_is_pure(interpreter)}
+    laws = {"gives checked traces": interpreter_gives_checked_traces, "is pure": interpreter_is_pure}
     if interpreter.keeps_values:
-        laws["keeps values"] = interpreter_keeps_values(interpreter)
-        laws["keeps gradients"] = interpreter_keeps_gradients(interpreter)
+        laws |= {"keeps values": interpreter_keeps_values, "keeps gradients": interpreter_keeps_gradients}
     if interpreter.idempotent:
-        laws["is idempotent"] = interpreter_is_idempotent(interpreter)
-    return laws
+        laws["is idempotent"] = interpreter_is_idempotent
+    return {f"{name} {law}": make(interpreter) for law, make in laws.items()}
 
 
 # ---- laws of single interpreters ----
@@ -648,22 +685,42 @@ def law_work_grows_with_distinct_code(interpreter: Interpreter) -> None:
     holds(len(steps) == 1, f"for depths 4, 6, 8, 10 there are {sizes} equations, which is not linear")
 
 
-LAWS: dict[str, Law] = {
-    "check holds": law_check_holds,
-    "evaluate is pure": law_evaluate_is_pure,
-    "text runs": law_text_runs,
-    "pickle keeps": law_pickle_keeps,
-    "fx keeps": law_fx_keeps,
-    "python captures": law_python_captures,
-    "dce drops the dead": law_dce_drops_the_dead,
-    "cse leaves no twins": law_cse_leaves_no_twins,
-    "inline leaves no composites": law_inline_leaves_no_composites,
-    "vjp is autograd": law_vjp_is_autograd,
-    "vjp is adjoint of jvp": law_vjp_is_adjoint_of_jvp,
-    "split is vjp": law_split_is_vjp,
-    "unused inputs get zeros": law_unused_inputs_get_zeros,
-    "stop_gradient stops": law_stop_gradient_stops,
-    "second order is symmetric": law_second_order_is_symmetric,
-    **{f"{name} {law}": f for name, interpreter in INTERPRETERS.items() for law, f in laws_of(interpreter).items()},
+GROUPS: dict[str, dict[str, Law]] = {
+    "data": {
+        "check holds": law_check_holds,
+        "evaluate is pure": law_evaluate_is_pure,
+        "text runs": law_text_runs,
+        "pickle keeps": law_pickle_keeps,
+        "fx keeps": law_fx_keeps,
+        "python captures": law_python_captures,
+        "executor is evaluate": law_executor_is_evaluate,
+    },
+    "simplify": {
+        "dce drops the dead": law_dce_drops_the_dead,
+        "cse leaves no twins": law_cse_leaves_no_twins,
+        "inline leaves no composites": law_inline_leaves_no_composites,
+    },
+    "reverse": {
+        "vjp is autograd": law_vjp_is_autograd,
+        "vjp is adjoint of jvp": law_vjp_is_adjoint_of_jvp,
+        "split is vjp": law_split_is_vjp,
+        "unused inputs get zeros": law_unused_inputs_get_zeros,
+        "stop_gradient stops": law_stop_gradient_stops,
+    },
+    "second order": {"second order is symmetric": law_second_order_is_symmetric},
+    **{name: laws_of(interpreter, name) for name, interpreter in INTERPRETERS.items()},
 }
+"""Every law of a single trace, by what it is about."""
+
+LAWS: dict[str, Law] = {name: law for group in GROUPS.values() for name, law in group.items()}
 """Every law of a single trace, by name."""
+
+
+def check_laws(names: Iterable[str], trace: Trace, inputs: Inputs) -> None:
+    """Check some laws on one trace; what is raised names the law."""
+    for name in names:
+        try:
+            LAWS[name](trace, inputs)
+        except Exception as error:
+            error.add_note(f"this breaks the law: {name}")
+            raise

@@ -23,7 +23,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn.check import fake_result_types
 from thunder_fn.derive import is_differentiable
-from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Arg, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
 
 aten = torch.ops.aten
 MAX_ELEMENTS = 100
@@ -40,11 +40,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program as data. `build` makes it a trace; its repr is its own reproducer."""
+    """A program as data. `build` makes it a trace; its repr is its own reproducer.
+
+    Without picks for its outputs it returns every variable that nothing uses.
+    """
 
     inputs: tuple[TensorType, ...] = ()
     steps: tuple[Step, ...] = ()
-    outputs: tuple[int, ...] = (0,)
+    outputs: tuple[int, ...] = ()
 
 
 def build(program: Program, name: str = "program") -> Trace:
@@ -104,7 +107,9 @@ class Draft:
         draft = Draft(builder, [builder.input(type) for type in types])
         for step in program.steps:
             draft.take(step)
-        return builder.build(tuple(draft.output(pick) for pick in program.outputs if draft.env))
+        if not program.outputs:
+            return builder.build(draft.unused())
+        return builder.build(tuple(draft.env[-1 - pick % len(draft.env)] for pick in program.outputs if draft.env))
 
     def take(self, step: Step) -> None:
         """Append what a step does, or nothing if nothing suits it."""
@@ -115,8 +120,9 @@ class Draft:
         except Skip:
             del self.builder.equations[mark[0] :], self.env[mark[1] :]
 
-    def output(self, pick: int) -> Atom:
-        return self.env[-1 - pick % len(self.env)]
+    def unused(self) -> tuple[Var, ...]:
+        used = {var.index for equation in self.builder.equations for var in equation.operands}
+        return tuple(var for var in self.env if var.index not in used)
 
     # picks
 
@@ -263,13 +269,27 @@ Rule: TypeAlias = Callable[[Draft, Step], None]
 STEPS: dict[str, Rule] = {}
 """Each step by name: what it appends to a draft. Simple ones first, which is where shrinking leads."""
 
-RANDOM = frozenset({"bernoulli", "dropout", "rand", "normal_like"})
-CALLS = frozenset({"composite", "again"})
+FAMILIES: dict[str, list[str]] = {}
+"""The steps by family. A large family is drawn no more often than a small one."""
+
+FREQUENT = ("binary", "binary", "unary", "arithmetic", "reduction", "matmul", "view", "list", "twin", "composite", "composite")
+"""Families that are drawn more often, once more for each time they stand here."""
 
 
-def step(f: Callable[[Draft], object]) -> Callable[[Draft], object]:
-    STEPS[f.__name__] = lambda draft, _: void(f(draft))
-    return f
+def register(family: str, name: str, rule: Rule) -> None:
+    """Enter a step into the tables."""
+    STEPS[name] = rule
+    FAMILIES.setdefault(family, []).append(name)
+
+
+def step(family: str) -> Callable[[Callable[[Draft], object]], Callable[[Draft], object]]:
+    """Enter a function as a step of a family, under its own name."""
+
+    def enter(f: Callable[[Draft], object]) -> Callable[[Draft], object]:
+        register(family, f.__name__, lambda draft, _: void(f(draft)))
+        return f
+
+    return enter
 
 
 def void(_: object) -> None:
@@ -278,7 +298,7 @@ def void(_: object) -> None:
 
 def _unary(name: str, suits: Suits) -> None:
     overload = getattr(aten, name).default
-    STEPS[name] = lambda draft, _: void(draft.leaf(overload, draft.var(suits)))
+    register("unary", name, lambda draft, _: void(draft.leaf(overload, draft.var(suits))))
 
 
 def _binary(name: str, suits: Suits, variant: str = "Tensor") -> None:
@@ -288,7 +308,7 @@ def _binary(name: str, suits: Suits, variant: str = "Tensor") -> None:
         x = draft.var(suits)
         draft.leaf(overload, x, draft.var(both(suits, broadcasts_with(x))))
 
-    STEPS[name] = rule
+    register("mask" if suits in (is_mask, is_ordered) else "binary", name, rule)
 
 
 for _name in ("sin", "neg", "cos", "tanh", "sigmoid", "exp"):
@@ -307,32 +327,40 @@ for _name in ("logical_and", "bitwise_xor"):
     _binary(_name, is_mask, "default" if _name == "logical_and" else "Tensor")
 
 
-@step
+@step("arithmetic")
 def add_scaled(d: Draft) -> object:
     x = d.var(is_inexact)
     y = d.var(both(is_inexact, broadcasts_with(x)))
     return d.leaf(aten.add.Tensor, x, y, alpha=(2, 0, -3)[d.number(3)])
 
 
-@step
+@step("arithmetic")
 def scalar(d: Draft) -> object:
     x = d.var(is_inexact)
     overload = (aten.mul.Scalar, aten.add.Scalar, aten.div.Scalar)[d.number(3)]
     return d.leaf(overload, x, (2.0, -0.5, 3)[d.number(3)])
 
 
-@step
+@step("arithmetic")
 def power(d: Draft) -> object:
     return d.leaf(aten.pow.Tensor_Scalar, d.var(is_inexact), (2, 3, 1, 0)[d.number(4)])
 
 
-@step
+@step("arithmetic")
+def add_both(d: Draft) -> object:
+    """Two equations that differ in a keyword argument alone."""
+    x = d.var(is_inexact)
+    y = d.var(both(is_inexact, broadcasts_with(x)))
+    return d.leaf(aten.add.Tensor, x, y, alpha=2), d.leaf(aten.add.Tensor, x, y, alpha=-3)
+
+
+@step("unary")
 def clamp(d: Draft) -> object:
     bounds = ((-0.5, 0.5), (None, 0.25), (0.0, None))[d.number(3)]
     return d.leaf(aten.clamp.default, d.var(is_real), *bounds)
 
 
-@step
+@step("arithmetic")
 def lerp(d: Draft) -> object:
     x = d.var(is_real)
     y = d.var(both(same_dtype(x), broadcasts_with(x)))
@@ -348,54 +376,54 @@ def _dims(d: Draft, var: Var) -> list[int]:
     return ([d.dim(var)] if rank else [], list(range(rank)), [0, rank - 1] if rank > 1 else [])[d.number(3)]
 
 
-@step
+@step("reduction")
 def sum(d: Draft) -> object:
     x = d.var(is_any)
     return d.leaf(aten.sum.dim_IntList, x, _dims(d, x), d.number(2) == 1)
 
 
-@step
+@step("reduction")
 def sum_all(d: Draft) -> object:
     return d.leaf(aten.sum.default, d.var(is_any))
 
 
-@step
+@step("reduction")
 def mean(d: Draft) -> object:
     x = d.var(both(is_inexact, has_elements))
     return d.leaf(aten.mean.dim, x, _dims(d, x), d.number(2) == 1)
 
 
-@step
+@step("reduction")
 def amax(d: Draft) -> object:
     x = d.var(both(is_real, has_elements))
     return d.leaf(aten.amax.default, x, _dims(d, x), d.number(2) == 1)
 
 
-@step
+@step("reduction")
 def variance(d: Draft) -> object:
     x = d.var(both(is_real, has_elements))
     return d.leaf(aten.var.correction, x, _dims(d, x), correction=0, keepdim=True)
 
 
-@step
+@step("reduction")
 def max_along(d: Draft) -> object:
     x = d.var(both(is_real, has_elements, has_dims))
     return d.leaf(aten.max.dim, x, d.dim(x))
 
 
-@step
+@step("reduction")
 def cumsum(d: Draft) -> object:
     x = d.var(both(is_inexact, has_dims))
     return d.leaf(aten.cumsum.default, x, d.dim(x))
 
 
-@step
+@step("reduction")
 def sort(d: Draft) -> object:
     x = d.var(both(is_real, has_dims))
     return d.leaf(aten.sort.default, x, d.dim(x), d.number(2) == 1)
 
 
-@step
+@step("reduction")
 def logsumexp(d: Draft) -> object:
     x = d.var(both(is_real, has_elements, has_dims))
     return d.leaf(aten.logsumexp.default, x, [d.dim(x)])
@@ -408,7 +436,7 @@ def _matrix(d: Draft, like: Var | None = None) -> Var:
     return d.var(both(is_inexact, has_rank(2), is_any if like is None else same_dtype(like)))
 
 
-@step
+@step("matmul")
 def mm(d: Draft) -> object:
     x = _matrix(d)
     (turned,) = d.leaf(aten.t.default, _matrix(d, x))
@@ -416,7 +444,7 @@ def mm(d: Draft) -> object:
     return d.leaf(aten.mm.default, x, d.var(both(same_dtype(x), has_rank(2), fits, lambda var: var is turned or is_any(var))))
 
 
-@step
+@step("matmul")
 def addmm(d: Draft) -> object:
     x = _matrix(d)
     y = d.var(both(same_dtype(x), has_rank(2), lambda var: shape_of(var)[0] == shape_of(x)[1]))
@@ -432,7 +460,7 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> torch.Size | None:
         return None
 
 
-@step
+@step("matmul")
 def bmm(d: Draft) -> object:
     x = d.var(both(is_inexact, has_rank(3)))
     (turned,) = d.leaf(aten.transpose.int, x, 1, 2)
@@ -442,7 +470,7 @@ def bmm(d: Draft) -> object:
 # views
 
 
-@step
+@step("view")
 def reshape(d: Draft) -> object:
     x = d.var(is_any)
     shape = shape_of(x)
@@ -450,69 +478,69 @@ def reshape(d: Draft) -> object:
     return d.leaf(aten.reshape.default, x, shapes[d.number(4)])
 
 
-@step
+@step("view")
 def transpose(d: Draft) -> object:
     x = d.var(has_dims)
     return d.leaf(aten.transpose.int, x, d.dim(x), -1)
 
 
-@step
+@step("view")
 def permute(d: Draft) -> object:
     x = d.var(has_dims)
     return d.leaf(aten.permute.default, x, list(reversed(range(len(shape_of(x))))))
 
 
-@step
+@step("view")
 def expand(d: Draft) -> object:
     x = d.var(is_any)
     like = d.var(lambda var: broadcast(shape_of(x), shape_of(var)) == torch.Size(shape_of(var)))
     return d.leaf(aten.expand.default, x, list(shape_of(like)))
 
 
-@step
+@step("view")
 def expand_front(d: Draft) -> object:
     x = d.var(is_any)
     return d.leaf(aten.expand.default, x, [(2, 1, 0)[d.number(3)], *shape_of(x)])
 
 
-@step
+@step("view")
 def select(d: Draft) -> object:
     x = d.var(both(has_dims, has_elements))
     dim = d.dim(x)
     return d.leaf(aten.select.int, x, dim, d.number(shape_of(x)[dim]))
 
 
-@step
+@step("view")
 def slice(d: Draft) -> object:
     x = d.var(has_dims)
     start, stop, stride = ((0, 1, 1), (1, 9223372036854775807, 1), (0, 2, 2), (1, 1, 1), (-2, -1, 1))[d.number(5)]
     return d.leaf(aten.slice.Tensor, x, d.dim(x), start, stop, stride)
 
 
-@step
+@step("view")
 def unsqueeze(d: Draft) -> object:
     x = d.var(is_any)
     return d.leaf(aten.unsqueeze.default, x, d.number(len(shape_of(x)) + 1))
 
 
-@step
+@step("view")
 def squeeze(d: Draft) -> object:
     x = d.var(has_dims)
     return d.leaf(aten.squeeze.dim, x, d.dim(x))
 
 
-@step
+@step("view")
 def flip(d: Draft) -> object:
     x = d.var(has_dims)
     return d.leaf(aten.flip.default, x, [d.dim(x)])
 
 
-@step
+@step("view")
 def diagonal(d: Draft) -> object:
     return d.leaf(aten.diagonal.default, d.var(has_rank(2)))
 
 
-@step
+@step("view")
 def pad(d: Draft) -> object:
     return d.leaf(aten.constant_pad_nd.default, d.var(both(is_inexact, has_dims)), [1, 0], 0.5)
 
@@ -520,7 +548,7 @@ def pad(d: Draft) -> object:
 # lists in, lists out
 
 
-@step
+@step("list")
 def cat(d: Draft) -> object:
     x = d.var(has_dims)
     dim = d.dim(x)
@@ -532,19 +560,19 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...] | None:
     return (*shape[:dim], *shape[dim + 1 :]) if dim < len(shape) else None
 
 
-@step
+@step("list")
 def stack(d: Draft) -> object:
     x = d.var(is_any)
     return d.leaf(aten.stack.default, [x, d.var(has_type_of(x))], d.number(len(shape_of(x)) + 1))
 
 
-@step
+@step("list")
 def split(d: Draft) -> object:
     x = d.var(both(has_dims, has_elements))
     return d.leaf(aten.split.Tensor, x, 1 + d.number(2), d.dim(x))
 
 
-@step
+@step("list")
 def unbind(d: Draft) -> object:
     x = d.var(both(has_dims, has_elements))
     return d.leaf(aten.unbind.int, x, d.dim(x))
@@ -553,25 +581,25 @@ def unbind(d: Draft) -> object:
 # masks and choices
 
 
-@step
+@step("mask")
 def where(d: Draft) -> object:
     mask = d.var(is_mask)
     x = d.var(both(is_inexact, broadcasts_with(mask)))
     return d.leaf(aten.where.self, mask, x, d.var(both(same_dtype(x), broadcasts_with(mask, x))))
 
 
-@step
+@step("mask")
 def masked_fill(d: Draft) -> object:
     x = d.var(is_inexact)
     return d.leaf(aten.masked_fill.Scalar, x, d.var(both(is_mask, broadcasts_with(x))), 0.5)
 
 
-@step
+@step("mask")
 def is_positive(d: Draft) -> object:
     return d.leaf(aten.gt.Scalar, d.var(is_ordered), 0)
 
 
-@step
+@step("mask")
 def argmax(d: Draft) -> object:
     x = d.var(both(is_real, has_elements, has_dims))
     return d.leaf(aten.argmax.default, x, d.dim(x))
@@ -587,32 +615,32 @@ def _indices(d: Draft, size: int, *conditions: Suits) -> Var:
     return found
 
 
-@step
+@step("index")
 def index_select(d: Draft) -> object:
     x = d.var(has_dims)
     dim = d.dim(x)
     return d.leaf(aten.index_select.default, x, dim, _indices(d, shape_of(x)[dim], has_rank(0, 1)))
 
 
-@step
+@step("index")
 def gather(d: Draft) -> object:
     x = d.var(has_rank(1))
     return d.leaf(aten.gather.default, x, 0, _indices(d, shape_of(x)[0], has_rank(1)))
 
 
-@step
+@step("index")
 def embedding(d: Draft) -> object:
     x = d.var(both(is_real, has_rank(2)))
     return d.leaf(aten.embedding.default, x, _indices(d, shape_of(x)[0]))
 
 
-@step
+@step("index")
 def index(d: Draft) -> object:
     x = d.var(has_rank(2))
     return d.leaf(aten.index.Tensor, x, [None, _indices(d, shape_of(x)[1])])
 
 
-@step
+@step("index")
 def scatter_add(d: Draft) -> object:
     x = d.var(both(is_inexact, has_rank(1)))
     y = d.var(both(same_dtype(x), has_rank(1)))
@@ -620,7 +648,7 @@ def scatter_add(d: Draft) -> object:
     return d.leaf(aten.scatter_add.default, x, 0, place, y)
 
 
-@step
+@step("index")
 def index_put(d: Draft) -> object:
     x = d.var(both(is_inexact, has_rank(1, 2)))
     place = _indices(d, shape_of(x)[0], has_rank(0))
@@ -630,13 +658,13 @@ def index_put(d: Draft) -> object:
 # normalisation
 
 
-@step
+@step("normalise")
 def softmax(d: Draft) -> object:
     x = d.var(both(is_real, has_dims))
     return d.leaf((aten._softmax.default, aten._log_softmax.default)[d.number(2)], x, d.dim(x), False)
 
 
-@step
+@step("normalise")
 def layer_norm(d: Draft) -> object:
     x = d.var(both(is_real, has_dims, has_elements))
     is_weight: Suits = lambda var: shape_of(var) == shape_of(x)[-1:] and same_dtype(x)(var)
@@ -647,99 +675,106 @@ def layer_norm(d: Draft) -> object:
 # dtypes, constants, copies
 
 
-@step
+@step("make")
 def to_inexact(d: Draft) -> object:
     dtype = (torch.float64, torch.float32, torch.complex128)[d.number(3)]
     return d.leaf(aten._to_copy.default, d.var(lambda var: not is_complex(var)), dtype=dtype)
 
 
-@step
+@step("make")
 def to_integer(d: Draft) -> object:
     return d.leaf(aten._to_copy.default, d.var(is_mask), dtype=torch.int64)
 
 
-@step
+@step("make")
 def complex(d: Draft) -> object:
     x = d.var(is_real)
     return d.leaf(aten.complex.default, x, d.var(both(same_dtype(x), broadcasts_with(x))))
 
 
-@step
+@step("make")
 def from_complex(d: Draft) -> object:
     return d.leaf((aten.view_as_real.default, aten.conj_physical.default)[d.number(2)], d.var(is_complex))
 
 
-@step
+@step("make")
 def full(d: Draft) -> object:
     shape = ([], [2], [2, 3], [0])[d.number(4)]
     value, dtype = ((0.75, torch.float64), (2, torch.int64), (True, torch.bool))[d.number(3)]
     return d.leaf(aten.full.default, shape, value, dtype=dtype, device=torch.device("cpu"))
 
 
-@step
+@step("make")
 def arange(d: Draft) -> object:
     return d.leaf(aten.arange.default, 2 + d.number(2), dtype=(torch.int64, torch.float64)[d.number(2)])
 
 
-@step
+@step("stop")
 def full_like(d: Draft) -> object:
     return d.leaf(aten.full_like.default, d.var(is_inexact), 1.5)
 
 
-@step
+@step("make")
 def clone(d: Draft) -> object:
     return d.leaf(aten.clone.default, d.var(is_any))
 
 
-@step
+@step("stop")
 def detach(d: Draft) -> object:
     return d.leaf(aten.detach.default, d.var(is_inexact))
 
 
 CONSTANTS = (
     torch.nn.Parameter(torch.tensor([0.5, -1.25, 2.0], dtype=torch.float64)),
+    torch.tensor([-0.75, 0.25, 1.0], dtype=torch.float64),
     torch.tensor([[1.5, -0.75, 0.25], [0.5, 2.5, -1.0]], dtype=torch.float64),
-    torch.tensor([1, -2], dtype=torch.int64),
-    torch.tensor(0.625, dtype=torch.float64),
+    torch.tensor([1, -2, 0], dtype=torch.int64),
 )
 """Tensors that programs close over, by reference."""
 
 
-@step
+@step("constant")
 def constant(d: Draft) -> object:
     """The new variable binds before all equations, so it counts as the newest only until the next one."""
     var = d.builder.constant(CONSTANTS[d.number(len(CONSTANTS))])
     return None if var in d.env else d.bind((var,))
 
 
-@step
+@step("constant")
 def owned_constant(d: Draft) -> object:
-    values = ([0.5, 1.5, -2.0], [[1.0, -1.5], [0.75, 2.0]], [1, 0, 2], True)[d.number(4)]
+    values = ([0.5, 1.5, -2.0], [1.0, -1.5, 0.75], [1, 0, 2], True)[d.number(4)]
     data = torch.tensor(values)
     return d.bind((d.builder.constant(data.double() if data.is_floating_point() else data, owned=True),))
+
+
+@step("twin")
+def twin(d: Draft) -> object:
+    """An earlier equation once more: what cse merges unless it is random, and what makes cotangents meet."""
+    known = d.builder.equations[-1 - d.number(len(d.builder.equations))]
+    return d.bind(d.builder.copy(known, lambda var: var))
 
 
 # random numbers
 
 
-@step
+@step("random")
 def bernoulli(d: Draft) -> object:
     (probability,) = d.leaf(aten.sigmoid.default, d.var(is_real))
     return d.leaf(aten.bernoulli.default, probability)
 
 
-@step
+@step("random")
 def dropout(d: Draft) -> object:
     """Not of an empty tensor: PyTorch's mask is then of the input's dtype on the CPU and bool on fake tensors."""
     return d.leaf(aten.native_dropout.default, d.var(both(is_real, has_elements)), 0.5, True)
 
 
-@step
+@step("random")
 def rand(d: Draft) -> object:
     return d.leaf(aten.rand.default, [2, 3], dtype=torch.float64, device=torch.device("cpu"), pin_memory=False)
 
 
-@step
+@step("random")
 def normal_like(d: Draft) -> object:
     return d.leaf(aten.randn_like.default, d.var(is_real))
 
@@ -769,5 +804,13 @@ def _again(d: Draft, _: Step) -> None:
     d.call(ops.composite(ops.short_name(known.op)), operands, known.body)
 
 
-STEPS["composite"] = _composite
-STEPS["again"] = _again
+def _sibling(d: Draft, step: Step) -> None:
+    """An earlier call with another body: two composites of one name and the same operands."""
+    known = d.calls[-1 - d.number(len(d.calls))]
+    body = Draft.closed(step.body or Program(), tuple(map(tensor_type, known.operands)), "block")
+    d.call(known.op, known.args, body, known.kwargs)
+
+
+register("call", "composite", _composite)
+register("call", "again", _again)
+register("call", "sibling", _sibling)

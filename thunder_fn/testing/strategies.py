@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from thunder_fn.testing.programs import CALLS, RANDOM, STEPS, Program, Step, build, example_inputs
+from thunder_fn.testing.programs import FAMILIES, FREQUENT, Program, Step, build, example_inputs
 from thunder_fn.trace import TensorType, Trace
 
 DTYPES = (torch.float64, torch.float64, torch.float64, torch.int64, torch.bool, torch.complex128, torch.float32)
@@ -46,25 +46,22 @@ def types() -> st.SearchStrategy[TensorType]:
 
 def programs(
     *,
-    steps: Collection[str] | None = None,
-    random: bool = True,
+    families: Collection[str] = tuple(FAMILIES),
     max_inputs: int = 3,
-    max_steps: int = 12,
+    max_steps: int = 16,
     depth: int = 2,
 ) -> st.SearchStrategy[Program]:
     """Programs as data.
 
     Args:
-        steps: the names in `programs.STEPS` to draw from; all of them by default.
-        random: whether random ops are among them.
+        families: which of `programs.FAMILIES` to draw steps from; without "random" a program is deterministic.
         max_inputs, max_steps: how large the program is; bodies have half as many steps at each level.
         depth: how deep composites nest.
     """
-    names = tuple(name for name in STEPS if (steps is None or name in steps) and (random or name not in RANDOM))
     first = st.builds(TensorType, st.just(torch.float64), st.sampled_from(SHAPES))
     inputs = st.builds(_join, first, st.lists(types(), max_size=max_inputs - 1))
     rarely_none = _rarely(st.just(()), inputs)
-    return st.builds(Program, rarely_none, _steps(names, max_steps, depth, min_steps=1), _outputs(4))
+    return st.builds(Program, rarely_none, _steps(tuple(families), max_steps, depth, min_steps=1), _outputs(4))
 
 
 def _join(first: TensorType, rest: list[TensorType]) -> tuple[TensorType, ...]:
@@ -81,20 +78,25 @@ def _picks(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def _outputs(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
-    return _rarely(st.just(()), st.lists(st.integers(0, MAX_PICK), min_size=1, max_size=max_size).map(tuple))
+    """Everything unused, most often."""
+    return st.integers(0, 2).flatmap(lambda number: _picks(max_size) if number == 2 else st.just(()))
 
 
-def _steps(names: tuple[str, ...], max_steps: int, depth: int, min_steps: int = 0) -> st.SearchStrategy[tuple[Step, ...]]:
-    leaves = st.builds(Step, st.sampled_from([name for name in names if name not in CALLS]), _picks(4))
-    calls: list[st.SearchStrategy[Step]] = []
-    if depth > 0 and "composite" in names:
-        body = st.builds(Program, st.just(()), _steps(names, max_steps // 2, depth - 1), _outputs(3))
-        calls.append(st.builds(Step, st.just("composite"), _picks(5), body))
-    if depth > 0 and "again" in names:
-        calls.append(st.builds(Step, st.just("again"), _picks(4)))
-    step = st.integers(0, 6).flatmap(lambda number: st.one_of(calls) if calls and number == 6 else leaves)
+def _steps(families: tuple[str, ...], max_steps: int, depth: int, min_steps: int = 0) -> st.SearchStrategy[tuple[Step, ...]]:
+    by_family = {name: _leaves(name) for name in families if name != "call"}
+    if depth > 0 and "call" in families:
+        body = st.builds(Program, st.just(()), _steps(families, max_steps // 2, depth - 1), _outputs(3))
+        by_family["composite"] = st.builds(Step, st.just("composite"), _picks(5), body)
+        by_family["sibling"] = st.builds(Step, st.just("sibling"), _picks(1), body)
+        by_family["again"] = st.builds(Step, st.just("again"), _picks(4))
+    names = (*by_family, *(name for name in FREQUENT if name in by_family))
+    step = st.sampled_from(names).flatmap(lambda name: by_family[name])
     some, many = st.lists(step, min_size=min_steps, max_size=max_steps), st.lists(step, min_size=max_steps // 2, max_size=max_steps)
     return st.one_of(some, many).map(tuple)
+
+
+def _leaves(family: str) -> st.SearchStrategy[Step]:
+    return st.builds(Step, st.sampled_from(FAMILIES[family]), _picks(4))
 
 
 def traces(**options: Any) -> st.SearchStrategy[Trace]:
