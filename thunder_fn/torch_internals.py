@@ -422,6 +422,13 @@ def isolated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def outside_torch_func() -> Iterator[None]:
+    """What is done to a tensor inside is done to itself, not at the level of the torch.func transforms around."""
+    with temporarily_clear_interpreter_stack(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextlib.contextmanager
 def no_autocast_cache() -> Iterator[None]:
     """Weights cast by autocast are cast anew, so that no cast made in one capture is used in another."""
     before = torch.is_autocast_cache_enabled()

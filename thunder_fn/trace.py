@@ -192,7 +192,10 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bitwise equality, so that NaN equals NaN and 0.0 differs from -0.0."""
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+    from thunder_fn.torch_internals import isolated, no_torch_function
+
+    with isolated(), no_torch_function():  # traces are compared during captures too
+        return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 
 @dataclass(frozen=True, slots=True)

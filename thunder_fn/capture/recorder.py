@@ -270,7 +270,8 @@ class Recorder:
         check_supported(tensor)
         tracer, var = self._trace_fake(internals.fake_like(self.mode, tensor))
         if tensor.requires_grad:
-            tracer.requires_grad_(True)
+            with internals.outside_torch_func():
+                tracer.requires_grad_(True)
         return tracer, var
 
     def _trace_fake(self, fake: torch.Tensor) -> tuple[torch.Tensor, Var]:

@@ -56,6 +56,19 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), reads
 
 
+def cut_to(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
+    """What some variables of the trace need and nothing else: equations with effects that they do not need go too."""
+    need = {atom.index for atom in outputs if isinstance(atom, Var)}
+    kept: list[Equation] = []
+    for equation in reversed(trace.equations):
+        flags = tuple(var.index in need for var in equation.outputs)
+        if any(flags):
+            new, reads = _dce_equation(equation, flags)
+            kept.append(new)
+            need.update(var.index for var in reads)
+    return canonical(trace.inputs, tuple(reversed(kept)), outputs, trace.constants, trace.constraints, trace.name)
+
+
 def _dce_equation(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:
     match equation.op.kind:
         case "leaf":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ import torch
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import CaptureError, located
+from thunder_fn.errors import CaptureError, InvalidTrace, located
+from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.interpreters.vjp import activity
 from thunder_fn.rules import Mask
-from thunder_fn.trace import Trace, Var, canonical, type_of_value
+from thunder_fn.trace import TensorType, Trace, Type, Var, canonical, type_of_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +107,36 @@ def tensor_leaves(tree: Any) -> list[torch.Tensor]:
 def statics(captured: Captured) -> tuple[Any, ...]:
     """The non-tensor leaves of the result, with holes."""
     return tuple(None if leaf is TENSOR else leaf for leaf in captured.out_leaves)
+
+
+# ---- what rules of loops ask of bodies ----
+
+
+def tensor_type(type: Type) -> TensorType:
+    """The type, which is a tensor's: only tensors are carried, stacked and differentiated."""
+    if not isinstance(type, TensorType):
+        raise InvalidTrace(f"a loop carries and stacks tensors, not {type}")
+    return type
+
+
+@lru_cache(maxsize=4096)
+def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
+    """For each variable by index: is it the same in every step if these inputs are? Random numbers never are."""
+    flags = [*fixed, *(True for _ in trace.constants)]
+    for equation in trace.equations:
+        operands = tuple(flags[var.index] for var in equation.operands)
+        if is_kept(equation):
+            flags += [False] * len(equation.outputs)
+        elif equation.op.kind == "composite":
+            inner = invariant_atoms(equation.body, operands)
+            flags += [not isinstance(atom, Var) or inner[atom.index] for atom in equation.body.outputs]
+        else:
+            flags += [all(operands)] * len(equation.outputs)
+    return tuple(flags)
+
+
+def described_function(function: Callable[..., Any]) -> str:
+    """A function's name and line, for errors."""
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name

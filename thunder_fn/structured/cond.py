@@ -20,7 +20,6 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.capture import current, pytree
-from thunder_fn.capture.apply import bind_structured
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
@@ -30,6 +29,7 @@ from thunder_fn.interpreters.simplify import dce_to, inline_into
 from thunder_fn.interpreters.vjp import split_vjp, zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
+from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import Bodies, body_activity, capture_bodies, tensor_leaves, without_inputs
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
 
@@ -60,7 +60,7 @@ def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any) -> tu
     """Run the chosen body; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(pred, torch.Tensor):
-        return bind_structured(recorder, COND, (pred, *operands), tuple(bodies), bodies[0].output_types)
+        return bind(recorder, COND, (pred, *operands), tuple(bodies), bodies[0].output_types)
     return evaluate(bodies[0] if pred else bodies[1], operands)
 
 
@@ -68,7 +68,7 @@ def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any) ->
     """Run the chosen body, the index clamped; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(index, torch.Tensor):
-        return bind_structured(recorder, SWITCH, (index, *operands), tuple(bodies), bodies[0].output_types)
+        return bind(recorder, SWITCH, (index, *operands), tuple(bodies), bodies[0].output_types)
     return evaluate(bodies[min(max(int(index), 0), len(bodies) - 1)], operands)
 
 
@@ -274,7 +274,7 @@ def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tu
     columns: list[list[Atom]] = []
     for body, mask in zip(equation.bodies, taken, strict=True):
         safe = tuple(
-            _where(builder, mask, operand if flag else expand(builder, operand, size), None)
+            where(builder, mask, operand if flag else expand(builder, operand, size), None)
             if isinstance(operand.type, TensorType) and is_differentiable(operand.type)
             else (operand if flag else expand(builder, operand, size))
             for operand, flag in zip(operands, batched[1:], strict=True)
@@ -286,7 +286,7 @@ def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tu
         )
     outputs = list(columns[-1])
     for mask, column in zip(taken[-2::-1], columns[-2::-1], strict=True):
-        outputs = [_where(builder, mask, value, other) for value, other in zip(column, outputs, strict=True)]
+        outputs = [where(builder, mask, value, other) for value, other in zip(column, outputs, strict=True)]
     return builder.build(tuple(outputs)), (True,) * len(equation.outputs)
 
 
@@ -304,7 +304,7 @@ def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: int) ->
     return [builder.add(ops.leaf(aten.eq.Scalar), (clamped, Literal(i)), (mask,))[0] for i in range(last + 1)]
 
 
-def _where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> Var:
+def where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> Var:
     """value where the mask is true, else other, or zeros."""
     assert isinstance(value, Var) and isinstance(value.type, TensorType) and isinstance(mask.type, TensorType)
     shape = (*mask.type.shape, *(1 for _ in value.type.shape[1:]))
@@ -395,7 +395,7 @@ def _choose(
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
     check_branches(op, functions, bodies)
     values = (choice.reshape(()), *tensor_leaves(operands), *bodies.closures)
-    results = bind_structured(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types)
+    results = bind(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types)
     return bodies.captured[0].result(results)
 
 

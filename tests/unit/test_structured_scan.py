@@ -1,0 +1,353 @@
+"""scan, fori_loop and map: edge cases, residual placement, error texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import CaptureError, TraceTypeError
+from thunder_fn.interpreters.simplify import dce_to
+from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.structured.fixpoint import carry_fixpoint
+from thunder_fn.trace import Equation, Literal, Trace
+
+Tensor = torch.Tensor
+XS = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
+H = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+
+
+def traced(f: Any, *args: Any) -> Any:
+    """What f computes when it is traced and the trace evaluated."""
+    captured = tfn.trace(f, *args)
+    tfn.check(captured)
+    return tfn.vmap(f, in_dims=None, out_dims=None)(*args) if not args else tfn.jvp(lambda *xs: f(*xs), args, args)[0]
+
+
+def scans(trace: Trace) -> list[Equation]:
+    found = [equation for equation in trace.equations if equation.op.name == "scan"]
+    return found + [inner for equation in trace.equations for body in equation.bodies for inner in scans(body)]
+
+
+def number(equation: Equation, name: str) -> int:
+    arg = dict(equation.kwargs)[name]
+    assert isinstance(arg, Literal)
+    return arg.value
+
+
+# ---- the fixpoint ----
+
+
+def test_carry_fixpoint_follows_a_chain() -> None:
+    assert carry_fixpoint(lambda m: (m[0], m[0], m[1]), (True, False, False)) == (True, True, True)
+    assert carry_fixpoint(lambda m: m, (False, True)) == (False, True)
+    assert carry_fixpoint(lambda m: m, ()) == ()
+
+
+def shift(carry: tuple[Tensor, Tensor, Tensor], x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    a, b, c = carry
+    return (a * x, a + 1, b * b), c
+
+
+def shift_loop(init: Any, xs: Tensor) -> Any:
+    carry, ys = init, []
+    for x in xs.unbind(0):
+        carry, y = shift(carry, x)
+        ys.append(y)
+    return carry, torch.stack(ys)
+
+
+def test_a_carry_becomes_active_two_steps_later() -> None:
+    """Only `a` is differentiated; it reaches c and the ys through b."""
+
+    def run(loop: Any) -> Any:
+        return lambda a: loop((a, torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)), XS)
+
+    for lib_f, f in ((run(lambda i, xs: tfn.scan(shift, i, xs)), run(shift_loop)),):
+        have, want = tfn.jvp(lib_f, (H,), (H,)), torch.func.jvp(f, (H,), (H,))
+        torch.testing.assert_close(have, want)
+        have, want = tfn.jacrev(lib_f)(H), torch.func.jacrev(f)(H)
+        torch.testing.assert_close(have, want)
+        have, want = tfn.vmap(lib_f)(XS), torch.func.vmap(f)(XS)
+        torch.testing.assert_close(have, want)
+
+
+# ---- shapes ----
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_dim_and_reverse_are_torchs(dim: int, reverse: bool) -> None:
+    h = torch.zeros(XS.movedim(dim, 0).shape[1], dtype=torch.float64)
+
+    def f(h: Tensor, xs: Tensor) -> Any:
+        return tfn.scan(lambda c, x: (c + x, c * x), h, xs, dim=dim, reverse=reverse)
+
+    slices = XS.unbind(dim)
+    carry, ys = h, []
+    for x in slices[::-1] if reverse else slices:
+        ys.append(carry * x)
+        carry = carry + x
+    want = (carry, torch.stack(ys[::-1] if reverse else ys, dim))
+    torch.testing.assert_close(f(h, XS), want)
+    torch.testing.assert_close(traced(f, h, XS), want)
+
+
+def test_zero_steps() -> None:
+    def f(h: Tensor, xs: Tensor) -> Any:
+        return tfn.scan(lambda c, x: (c * x, (c + x, c.sum() > 0)), h, xs)
+
+    empty = XS[:0]
+    for have in (f(H, empty), traced(f, H, empty)):
+        last, (y, z) = have
+        torch.testing.assert_close(last, H)
+        assert y.shape == (0, 3) and z.shape == (0,) and z.dtype == torch.bool
+    grads = tfn.grad(lambda h, xs: f(h, xs)[0].sum() + f(h, xs)[1][0].sum(), (0, 1))(H, empty)
+    torch.testing.assert_close(grads, (torch.ones_like(H), empty))
+    batched = tfn.vmap(f, in_dims=(0, None))(XS, empty)
+    assert batched[1][0].shape == (4, 0, 3)
+
+
+def test_no_xs_no_ys_no_carry() -> None:
+    def powers(h: Tensor) -> Any:
+        return tfn.scan(lambda c, _: (c * 2, None), h, length=3)
+
+    torch.testing.assert_close(powers(H), (H * 8, None))
+    torch.testing.assert_close(traced(powers, H), (H * 8, None))
+    torch.testing.assert_close(traced(lambda xs: tfn.scan(lambda c, x: (None, x * 2), None, xs), XS), (None, XS * 2))
+    assert traced(lambda xs: tfn.scan(lambda c, x: (None, None), None, xs), XS) == (None, None)
+
+
+def test_a_carry_twice_a_swap_and_an_input_as_it_is() -> None:
+    def f(a: Tensor, b: Tensor, xs: Tensor) -> Any:
+        def step(carry: Any, x: Tensor) -> Any:
+            a, b, c = carry["a"], *carry["rest"]
+            return {"a": b, "rest": [a + x, a + x]}, (x, b, c)
+
+        return tfn.scan(step, {"a": a, "rest": [b, b]}, xs)
+
+    want = f(H, H * 2, XS)
+    torch.testing.assert_close(traced(f, H, H * 2, XS), want)
+
+    def loss(*args: Any) -> Tensor:
+        carry, ys = f(*args)
+        return (carry["a"] * carry["rest"][1]).sum() + sum((y.sin() * y).sum() for y in ys)
+
+    leaves = [leaf.clone().requires_grad_() for leaf in (H, H * 2, XS)]
+    torch.testing.assert_close(tfn.grad(loss, (0, 1, 2))(H, H * 2, XS), torch.autograd.grad(loss(*leaves), leaves))
+
+
+def test_numbers_in_the_carry_stay() -> None:
+    def f(h: Tensor, xs: Tensor) -> Any:
+        return tfn.scan(lambda c, x: ((c[0] * c[1], c[1], c[2]), c[1] * x), (h, 2.0, "same"), xs)
+
+    torch.testing.assert_close(traced(f, H, XS)[0][0], H * 16)
+    assert traced(f, H, XS)[0][1:] == (2.0, "same")
+
+
+# ---- closures ----
+
+
+def test_closures_of_every_kind() -> None:
+    linear = torch.nn.Linear(3, 3, dtype=torch.float64)
+
+    def loss(scale: Tensor, h: Tensor, xs: Tensor) -> Tensor:
+        shifted = scale + 1
+        return tfn.scan(lambda c, x: (linear(c) * shifted + x, c), h, xs)[1].sin().sum()
+
+    scale = torch.tensor(0.5, dtype=torch.float64)
+    leaf = scale.clone().requires_grad_()
+    torch.testing.assert_close(tfn.grad(loss)(scale, H, XS), torch.autograd.grad(loss(leaf, H, XS), leaf)[0])
+    torch.testing.assert_close(
+        tfn.vmap(loss, in_dims=(0, None, None))(torch.stack([scale, scale * 2]), H, XS),
+        torch.stack([loss(scale, H, XS), loss(scale * 2, H, XS)]),
+    )
+
+
+def test_autograd_inside_a_traced_function_sees_through() -> None:
+    linear = torch.nn.Linear(3, 3, dtype=torch.float64)
+
+    def f(xs: Tensor) -> Any:
+        loss = tfn.scan(lambda c, x: (linear(c) + x, c), xs[0], xs)[1].sin().sum()
+        return torch.autograd.grad(loss, list(linear.parameters()))
+
+    torch.testing.assert_close(traced(f, XS), f(XS))
+
+
+def test_torch_func_inside_a_traced_function_sees_through() -> None:
+    def loss(h: Tensor, xs: Tensor) -> Tensor:
+        return tfn.scan(lambda c, x: (c.sin() * x + c, c), h, xs)[1].sin().sum()
+
+    def f(h: Tensor, xs: Tensor) -> Any:
+        g = torch.func.grad(loss)
+        return g(h, xs), torch.func.vmap(g, in_dims=(0, None))(xs, xs), torch.func.grad(lambda h: g(h, xs).sum())(h)
+
+    torch.testing.assert_close(traced(f, H, XS), f(H, XS))
+
+
+# ---- residuals ----
+
+
+def test_residual_placement() -> None:
+    """Of exp(w), x, tanh and its double, only what the loop makes anew is stacked, once."""
+    w = torch.eye(3, dtype=torch.float64)
+
+    def loss(w: Tensor, h: Tensor, xs: Tensor) -> Tensor:
+        def step(c: Tensor, x: Tensor) -> tuple[Tensor, None]:
+            return torch.tanh(c * x + w.exp().sum(0)), None
+
+        return tfn.scan(step, h, xs)[0].sum()
+
+    split = split_vjp(tfn.trace(loss, w, H, XS), (True, True, True), (True,))
+    (forward,), (backward,) = scans(split.forward), scans(split.backward)
+    stacked = [str(var.type) for var in forward.outputs[number(forward, "num_carry") :]]
+    assert stacked == ["f64[4, 3]", "f64[4, 3]"], "tanh(...) and the carry before the step"
+    assert number(backward, "num_consts") == 1, "exp(w), computed once"
+    assert any(equation.op.name == "aten.exp.default" for equation in split.forward.equations)
+
+
+def test_y_that_is_a_residual_is_not_stacked_twice() -> None:
+    def loss(h: Tensor, xs: Tensor) -> Tensor:
+        def step(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            new = torch.tanh(c + x)
+            return new, new
+
+        return tfn.scan(step, h, xs)[1].sum()
+
+    split = split_vjp(tfn.trace(loss, H, XS), (True, True), (True,))
+    (forward,) = scans(split.forward)
+    assert len(forward.outputs) == 2
+
+
+def test_constant_carries_become_consts() -> None:
+    def f(w: Tensor, h: Tensor, xs: Tensor) -> Any:
+        return tfn.scan(lambda c, x: ((c[0], c[0] * c[1]), x), (w, h), xs)
+
+    (equation,) = scans(tfn.trace(f, H, H, XS))
+    assert (number(equation, "num_consts"), number(equation, "num_carry")) == (1, 1)
+    torch.testing.assert_close(traced(f, H, H, XS), f(H, H, XS))
+
+
+# ---- dce ----
+
+
+def test_dce_drops_a_carry_that_nothing_reads() -> None:
+    def f(h: Tensor, xs: Tensor) -> Any:
+        def step(carry: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Any:
+            a, b, c = carry
+            return (a + x, b + a, c * b), (a, c)
+
+        return tfn.scan(step, (h, h, h), xs)
+
+    trace = tfn.trace(f, H, XS)
+    for wanted, carries in (
+        ((True, False, False, False, False), 1),
+        ((False, True, False, False, False), 2),
+        ((False,) * 4 + (True,), 3),
+    ):
+        new, _ = dce_to(trace, wanted)
+        tfn.check(new)
+        assert number(scans(new)[0], "num_carry") == carries
+        want = [value for value, flag in zip(tfn.evaluate(trace, (H, XS)), wanted, strict=True) if flag]
+        torch.testing.assert_close(list(tfn.evaluate(new, (H, XS))), want)
+        assert dce_to(new, (True,) * len(new.outputs))[0] == new
+
+
+def test_capture_is_constant_in_the_number_of_steps() -> None:
+    def f(xs: Tensor) -> Any:
+        return tfn.scan(lambda c, x: (c * x, None), H, xs)[0]
+
+    assert len(tfn.trace(f, XS).equations) == len(tfn.trace(f, XS.repeat(100, 1)).equations) == 1
+
+
+# ---- errors ----
+
+
+def raises(f: Any, *args: Any) -> str:
+    """The message of what f raises, in a trace and, where there are steps, in Python."""
+    with pytest.raises(TraceTypeError) as outside:
+        f(*args)
+    with pytest.raises(TraceTypeError) as inside:
+        tfn.trace(f, *args)
+    assert str(inside.value) == str(outside.value)
+    return str(inside.value)
+
+
+def widen(c: dict[str, Tensor], x: Tensor) -> Any:
+    return {"h": c["h"].to(torch.float32), "n": c["n"]}, x
+
+
+def test_a_carry_that_changes_type_is_named() -> None:
+    text = raises(lambda h, xs: tfn.scan(widen, {"h": h, "n": h}, xs), H, XS)
+    line = widen.__code__.co_firstlineno
+    assert text == (
+        "scan: the carry must keep its types, but\n"
+        "  carry['h']: f64[3] becomes f32[3]\n"
+        f"from:         widen (test_structured_scan.py:{line})\n"
+        "Cast it, e.g. `.to(torch.float32)`, in the function or in the first carry."
+    )
+
+
+def test_a_number_that_becomes_a_tensor_is_named() -> None:
+    text = raises(lambda xs: tfn.scan(lambda c, x: (c + x.sum(), x), 0.0, xs), XS)
+    assert "carry: the float 0.0 becomes f64[]" in text and "`torch.tensor(0.0)`" in text
+
+
+def test_other_errors() -> None:
+    assert "must return (carry, y), not a Tensor" in raises(lambda xs: tfn.scan(lambda c, x: x, H, xs), XS)
+    assert "it becomes PyTreeSpec((*, *))" in raises(lambda xs: tfn.scan(lambda c, x: ((c, c), x), H, xs), XS)
+    assert "y is a int, and only tensors can be stacked" in raises(lambda xs: tfn.scan(lambda c, x: (c, 1), H, xs), XS)
+    assert "xs[0]: 4\n  xs[1]: 3" in raises(lambda xs: tfn.scan(lambda c, x: (c, x[0]), H, (xs, xs[1:])), XS)
+    assert "length is needed" in raises(lambda h: tfn.scan(lambda c, x: (c, None), h), H)
+    assert "has no dim 2" in raises(lambda xs: tfn.scan(lambda c, x: (c, x), H, xs, dim=2), XS)
+    assert "unroll is a positive int" in raises(lambda xs: tfn.scan(lambda c, x: (c, x), H, xs, unroll=0), XS)
+
+
+def test_writes_to_outer_tensors_say_so() -> None:
+    def f(h: Tensor, xs: Tensor) -> Any:
+        def step(c: Tensor, x: Tensor) -> Any:
+            h.add_(1)
+            return c, x
+
+        return tfn.scan(step, h * 2, xs)
+
+    with pytest.raises(CaptureError, match="scan: step writes in place to a tensor from outside"):
+        tfn.trace(f, H.clone(), XS)
+
+
+def test_writes_to_its_own_tensors_are_fine() -> None:
+    def f(h: Tensor, xs: Tensor) -> Any:
+        def step(c: Tensor, x: Tensor) -> Any:
+            new = c.clone()
+            new[0] += x.sum()
+            return new, new
+
+        return tfn.scan(step, h, xs)
+
+    torch.testing.assert_close(traced(f, H, XS), f(H, XS))
+
+
+# ---- randomness ----
+
+
+def test_random_numbers_are_drawn_in_each_step() -> None:
+    def f(h: Tensor) -> Any:
+        return tfn.scan(lambda c, _: (c, torch.rand(2)), h, length=3)[1]
+
+    torch.manual_seed(0)
+    want = torch.stack([torch.rand(2) for _ in range(3)])
+    torch.manual_seed(0)
+    torch.testing.assert_close(traced(f, H), want)
+
+
+def test_the_backward_does_not_draw_again() -> None:
+    def loss(h: Tensor, xs: Tensor) -> Tensor:
+        return tfn.scan(lambda c, x: ((c + x) * torch.rand(3, dtype=torch.float64), c * c), h, xs)[1].sum()
+
+    torch.manual_seed(0)
+    have = tfn.grad(loss)(H, XS)
+    torch.manual_seed(0)
+    leaf = H.clone().requires_grad_()
+    torch.testing.assert_close(have, torch.autograd.grad(loss(leaf, XS), leaf)[0])

@@ -1,0 +1,72 @@
+"""What the rules of scan share: its literals, the parts of its operands, and how one is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from thunder_fn.rules import Mask
+from thunder_fn.structured.bodies import body_activity, tensor_type
+from thunder_fn.structured.fixpoint import carry_fixpoint
+from thunder_fn.trace import Atom, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
+
+T = TypeVar("T")
+Parts = tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]
+
+SCAN = Op("structured", "scan")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The literals of a scan: how many operands are consts and carries, how many steps, in which direction."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool = False
+    unroll: int = 1
+
+    @staticmethod
+    def of(equation: Equation) -> Loop:
+        values = {key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)}
+        return Loop(**values)
+
+    def literals(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("num_consts", "num_carry", "length", "reverse", "unroll")}
+
+    def parts(self, operands: Sequence[T]) -> Parts[T]:
+        """Operands, or what is known of each, as those of the consts, the carries and the xs."""
+        first, second = self.num_consts, self.num_consts + self.num_carry
+        return tuple(operands[:first]), tuple(operands[first:second]), tuple(operands[second:])
+
+    def results(self, outputs: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+        """Outputs as those of the carries and the ys."""
+        return tuple(outputs[: self.num_carry]), tuple(outputs[self.num_carry :])
+
+
+def stacked(type: Type, length: int) -> TensorType:
+    """The type of `length` values along a new first dim."""
+    tensor = tensor_type(type)
+    return TensorType(tensor.dtype, (length, *tensor.shape), tensor.device)
+
+
+def slice_of(type: Type) -> TensorType:
+    tensor = tensor_type(type)
+    return TensorType(tensor.dtype, tensor.shape[1:], tensor.device)
+
+
+def add_scan(
+    builder: TraceBuilder, loop: Loop, body: Trace, parts: Parts[Atom], source: Source | None
+) -> tuple[Var, ...]:
+    """Append a scan of the body; the numbers of consts and carries are those of the parts."""
+    loop = replace(loop, num_consts=len(parts[0]), num_carry=len(parts[1]))
+    carry, ys = loop.results(body.output_types)
+    types = (*carry, *(stacked(type, loop.length) for type in ys))
+    kwargs = tuple((key, Literal(value)) for key, value in loop.literals().items())
+    return builder.add(SCAN, (*parts[0], *parts[1], *parts[2]), types, kwargs=kwargs, bodies=(body,), source=source)
+
+
+def active_carry(loop: Loop, body: Trace, active: Mask) -> Mask:
+    consts, carry, xs = loop.parts(active)
+    return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry)

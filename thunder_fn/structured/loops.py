@@ -1,0 +1,254 @@
+"""scan, fori_loop and map for users: from PyTorch callables to the scan equation, or plainly in Python.
+
+Outside a trace they run the user's function step by step. Inside one the function is captured once, whatever the number
+of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import Captured, current, pytree
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.structured.bodies import capture_bodies, described_function, tensor_leaves
+from thunder_fn.structured.loop import Loop
+from thunder_fn.structured.scan import scan_evaluate_rule
+from thunder_fn.trace import Trace, canonical, type_of_value
+
+Tensor = torch.Tensor
+
+
+def scan(
+    combine_fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    *,
+    dim: int = 0,
+    reverse: bool = False,
+    length: int | None = None,
+    unroll: int = 1,
+) -> tuple[Any, Any]:
+    """A loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
+
+    Law: equals the Python loop that collects the ys, under every transform.
+
+    Args:
+        combine_fn: takes the carry and a slice, returns the next carry and a slice of ys. The carry keeps its
+            structure and types. It may close over tensors; ys may be None.
+        init: the first carry, a pytree. Numbers in it stay as they are.
+        xs: a pytree of tensors with equal sizes in dim; None loops `length` times with None.
+        dim: where xs are sliced and ys stacked.
+        reverse: from the last slice to the first; ys[t] still belongs to xs[t].
+        length: the number of steps; needed where xs has no tensor.
+        unroll: steps that a compiling executor may put together; changes nothing else.
+
+    Returns:
+        The last carry and the stacked ys.
+
+    Raises:
+        TraceTypeError: the carry changes its structure or types, sizes differ, or a y is no tensor.
+
+    Example:
+        >>> scan(lambda total, x: (total + x, total), torch.tensor(0), torch.arange(4))
+        (tensor(6), tensor([0, 0, 1, 3]))
+
+    Source: torch's scan and jax.lax.scan.
+    """
+    size, dim = _check_options(xs, dim, length, unroll)
+    if current() is None and size:
+        return _run(combine_fn, init, xs, dim, reverse, size)
+    moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+    carry, ys = _record(combine_fn, init, moved, reverse, size, unroll)
+    return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, ys)
+
+
+def _check_options(xs: Any, dim: Any, length: int | None, unroll: int) -> tuple[int, int]:
+    """The number of steps, and dim counted from the front."""
+    if isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1:
+        raise TraceTypeError(f"scan: unroll is a positive int, given {unroll!r}")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TraceTypeError(f"scan: dim is an int, given {dim!r}")
+    leaves = pytree.flatten(xs)[0]
+    named = list(zip(pytree.paths(xs, "xs"), leaves, strict=True))
+    for path, leaf in named:
+        if not isinstance(leaf, Tensor):
+            raise TraceTypeError(f"scan: {path} is a {type(leaf).__name__}, and only tensors can be sliced")
+        if not -leaf.ndim <= dim < leaf.ndim:
+            raise TraceTypeError(f"scan: {path} is {type_of_value(leaf)} and has no dim {dim}")
+    dim = dim % leaves[0].ndim if leaves else max(dim, 0)
+    sizes = [(path, leaf.shape[dim]) for path, leaf in named] + ([("length", length)] if length is not None else [])
+    if not sizes:
+        raise TraceTypeError(located("scan: there are no xs, so length is needed", source=user_source()))
+    if len({size for _, size in sizes}) > 1:
+        listed = "\n".join(f"  {path}: {size}" for path, size in sizes)
+        raise TraceTypeError(
+            located(f"scan: the number of steps must be the same, but\n{listed}", source=user_source())
+        )
+    return int(sizes[0][1]), dim
+
+
+# ---- in Python ----
+
+
+def _run(combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse: bool, size: int) -> tuple[Any, Any]:
+    leaves, spec = pytree.flatten(xs)
+    slices = [leaf.unbind(dim) for leaf in leaves]
+    columns: list[list[Tensor]] = []
+    first, ys_spec = carry, None
+    for step in reversed(range(size)) if reverse else range(size):
+        result = combine_fn(carry, pytree.unflatten(spec, [slice[step] for slice in slices]))
+        carry, y = _pair(combine_fn, result)
+        if ys_spec is None:
+            check_carry("scan", combine_fn, first, carry)
+        y_leaves, ys_spec = pytree.flatten(y)
+        _check_ys(combine_fn, y)
+        columns = columns or [[] for _ in y_leaves]
+        for column, leaf in zip(columns, y_leaves, strict=True):
+            column.append(leaf)
+    assert ys_spec is not None, "there was a step"
+    stacks = [
+        torch.stack(column[::-1] if reverse else column, dim if dim <= column[0].ndim else 0) for column in columns
+    ]
+    return carry, pytree.unflatten(ys_spec, stacks)
+
+
+def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        kind = "Tensor" if isinstance(result, TypeText) else type(result).__name__
+        what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {kind}"
+        raise TraceTypeError(f"scan: {described_function(combine_fn)} must return (carry, y), not {what}")
+    return result[0], result[1]
+
+
+def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
+    for path, leaf in zip(pytree.paths(y, "y"), pytree.flatten(y)[0], strict=True):
+        if not isinstance(leaf, (Tensor, TypeText)):
+            raise TraceTypeError(
+                f"scan: {path} is a {type(leaf).__name__}, and only tensors can be stacked\n"
+                f"from:         {described_function(combine_fn)}\nReturn a tensor, or None for no ys."
+            )
+
+
+def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any) -> None:
+    """Raise unless a carry keeps its structure, the types of its tensors, and its numbers; names every leaf that does not."""
+    leaves, spec = pytree.flatten(before)
+    new, new_spec = pytree.flatten(after)
+    where = f"from:         {described_function(function)}"
+    if spec != new_spec:
+        raise TraceTypeError(
+            f"{op}: the carry must keep its structure, but\n  it is {spec}\n  it becomes {new_spec}\n{where}"
+        )
+    different: list[str] = []
+    has_number = False
+    for path, old, leaf in zip(pytree.paths(before, "carry"), leaves, new, strict=True):
+        mine, theirs = _leaf_text(old), _leaf_text(leaf)
+        if mine != theirs:
+            has_number = has_number or not isinstance(old, Tensor)
+            different.append(f"  {path}: {mine} becomes {theirs}")
+    if different:
+        fix = (
+            "Make numbers in the first carry tensors, e.g. `torch.tensor(0.0)`."
+            if has_number
+            else ("Cast it, e.g. `.to(torch.float32)`, in the function or in the first carry.")
+        )
+        raise TraceTypeError(f"{op}: the carry must keep its types, but\n" + "\n".join(different) + f"\n{where}\n{fix}")
+
+
+def _leaf_text(leaf: Any) -> str:
+    if isinstance(leaf, TypeText):
+        return str(leaf)
+    return str(type_of_value(leaf)) if isinstance(leaf, Tensor) else f"the {type(leaf).__name__} {leaf!r}"
+
+
+# ---- in a trace ----
+
+
+def _record(
+    combine_fn: Callable[..., Any], init: Any, xs: Any, reverse: bool, size: int, unroll: int
+) -> tuple[Any, Any]:
+    example = pytree.tree_map(lambda x: x.new_empty(x.shape[1:]), xs)
+    bodies = capture_bodies("scan", (combine_fn,), [(init, example)])
+    captured, closures = bodies.captured[0], bodies.closures
+    carry, ys = _pair(combine_fn, result_types(captured))
+    check_carry("scan", combine_fn, init, carry)
+    _check_ys(combine_fn, ys)
+    init_leaves, x_leaves = tensor_leaves(init), tensor_leaves(xs)
+    body = consts_first(bodies.bodies[0], len(closures))
+    body, is_fixed = _fix_carries(body, len(closures), len(init_leaves))
+    consts = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if flag]
+    moving = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if not flag]
+    loop = Loop(len(closures) + len(consts), len(moving), size, bool(reverse), unroll)
+    found = scan_evaluate_rule((body,), *closures, *consts, *moving, *x_leaves, **loop.literals())
+    last, stacks = loop.results(found)
+    supply, kept = iter(last), iter(consts)
+    final = [next(kept) if flag else next(supply) for flag in is_fixed]
+    return captured.result((*final, *stacks))
+
+
+class TypeText(str):
+    """Stands for a tensor of that type in a pytree."""
+
+
+def result_types(captured: Captured) -> Any:
+    """The captured result with the text of its type for each tensor."""
+    return captured.result(tuple(TypeText(type) for type in captured.trace.output_types))
+
+
+def consts_first(body: Trace, num_closures: int) -> Trace:
+    """The body with its closures in front."""
+    first = len(body.inputs) - num_closures
+    inputs = (*body.inputs[first:], *body.inputs[:first])
+    return canonical(inputs, body.equations, body.outputs, body.constants, body.constraints, body.name)
+
+
+def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, tuple[bool, ...]]:
+    """Carries that the body returns as they are become consts."""
+    carries = body.inputs[num_consts : num_consts + num_carry]
+    flags = tuple(var == atom for var, atom in zip(carries, body.outputs[:num_carry], strict=True))
+    fixed = tuple(var for var, flag in zip(carries, flags, strict=True) if flag)
+    moving = tuple(var for var, flag in zip(carries, flags, strict=True) if not flag)
+    inputs = (*body.inputs[:num_consts], *fixed, *moving, *body.inputs[num_consts + num_carry :])
+    outputs = tuple(atom for atom, flag in zip(body.outputs, flags, strict=False) if not flag)
+    outputs = (*outputs, *body.outputs[num_carry:])
+    return canonical(inputs, body.equations, outputs, body.constants, body.constraints, body.name), flags
+
+
+# ---- on top of scan ----
+
+
+def fori_loop(lo: int, hi: int, body: Callable[[Tensor, Any], Any], init: Any) -> Any:
+    """`for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
+
+    Law: equals the Python loop; as a `scan` it has all derivatives.
+
+    Args:
+        lo, hi: ints. For a number of steps that only the tensors know, use `while_loop`.
+
+    Source: jax.lax.fori_loop.
+    """
+    if not isinstance(lo, int) or not isinstance(hi, int):
+        raise TraceTypeError("fori_loop: lo and hi are ints; for a number of steps that is in a tensor, use while_loop")
+    steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)
+
+    def step(value: Any, i: Tensor) -> tuple[Any, None]:
+        return body(i, value), None
+
+    step.__name__ = getattr(body, "__name__", "body")
+    return scan(step, init, steps)[0]
+
+
+def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
+    """`f` on each slice of xs along dim, one after the other; the results are stacked along dim.
+
+    Law: equals ``vmap(f)`` on functions that both can do; uses the memory of one slice at a time.
+
+    Args:
+        f: takes a slice of xs and then args.
+
+    Source: torch._higher_order_ops.map and jax.lax.map.
+    """
+    return scan(lambda _, x: (None, f(x, *args)), None, xs, dim=dim)[1]

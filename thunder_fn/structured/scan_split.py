@@ -1,0 +1,210 @@
+"""The split of scan: a loop that leaves residuals, and a loop in the other direction on cotangents.
+
+Where a residual of the body is kept decides how much memory the loop takes:
+
+- a const, or what depends on consts only, is not stacked: it is passed again, or computed once in front of the loop;
+- an x, and a y, are there already;
+- the rest, each once, is stacked as further ys.
+
+The backward's carries are the cotangents of the carry and one sum for each const.
+
+Source: JAX's `_scan_linearize` for the placement, `_scan_transpose` for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from thunder_fn.interpreters.simplify import cse, cut_to, dce, inline_into
+from thunder_fn.interpreters.vjp import add, split_vjp, zeros
+from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.structured.bodies import invariant_atoms, tensor_type
+from thunder_fn.structured.fixpoint import carry_fixpoint
+from thunder_fn.structured.loop import Loop, Parts, active_carry, add_scan, slice_of, stacked
+from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Type, Var
+
+
+def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """A scan that leaves residuals, and a scan in the other direction on cotangents."""
+    loop = Loop.of(equation)
+    wanted_consts, _, wanted_xs = loop.parts(wanted_inputs)
+    active = active_carry(loop, equation.body, wanted_inputs)
+    asked = (*wanted_consts, *active, *wanted_xs)
+    wanted_carry, wanted_ys = loop.results(wanted_outputs)
+
+    def step(live: Mask) -> Mask:
+        places = iter(split_vjp(equation.body, asked, (*live, *wanted_ys)).gradients)
+        found = tuple(flag and next(places) is not None for flag in asked)
+        return loop.parts(found)[1]
+
+    live = carry_fixpoint(step, wanted_carry)
+    split = split_vjp(equation.body, asked, (*live, *wanted_ys))
+    placed = _place_residuals(loop, split, len(equation.outputs))
+    return Split(
+        _forward(equation, loop, placed),
+        *_backward(equation, loop, split, placed, _Question(asked, wanted_inputs, wanted_carry, live, wanted_ys)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked of a split: the body's wanted inputs, the loop's, and whose cotangents there are."""
+
+    asked: Mask
+    wanted_inputs: Mask
+    wanted_carry: Mask
+    live: Mask
+    wanted_ys: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where the backward body finds its residuals.
+
+    `body` gives the outputs of the loop's body and then the residuals that are stacked; `hoisted` maps the operands to
+    those that are computed once; `places` says for each residual of the body which residual of the loop it is.
+    """
+
+    body: Trace
+    hoisted: Trace
+    places: tuple[Residual, ...]
+
+
+def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
+    forward = cse(split.forward)
+    extra = forward.outputs[len(forward.outputs) - split.num_extra :]
+    sources = {"input": forward.inputs, "output": forward.outputs, "extra": extra}
+    inputs = {var.index: position for position, var in enumerate(forward.inputs)}
+    ys = {atom: position for position, atom in enumerate(forward.outputs[:num_outputs]) if position >= loop.num_carry}
+    fixed = invariant_atoms(forward, tuple(position < loop.num_consts for position in range(len(forward.inputs))))
+    stacks: dict[Atom, int] = {}
+    once: dict[Atom, int] = {}
+    found: list[tuple[str, int]] = []
+    for residual in split.residuals:
+        atom = sources[residual.kind][residual.index]
+        position = inputs.get(atom.index) if isinstance(atom, Var) else None
+        if position is not None and not loop.num_consts <= position < loop.num_consts + loop.num_carry:
+            found.append(("input", position))
+        elif not isinstance(atom, Var) or fixed[atom.index]:
+            found.append(("hoisted", once.setdefault(atom, len(once))))
+        elif atom in ys:
+            found.append(("output", ys[atom]))
+        else:
+            found.append(("extra", stacks.setdefault(atom, len(stacks))))
+    places = (Residual("extra", len(stacks) + i) if kind == "hoisted" else Residual(kind, i) for kind, i in found)
+    body = dce(replace_outputs(forward, (*forward.outputs[:num_outputs], *stacks)))
+    return _Placed(body, cut_to(forward, tuple(once)), tuple(places))
+
+
+def replace_outputs(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
+    """The same equations with other outputs."""
+    return Trace(trace.inputs, trace.equations, outputs, trace.constants, trace.constraints, trace.name)
+
+
+def _forward(equation: Equation, loop: Loop, placed: _Placed) -> Trace:
+    """The loop with stacked residuals, then the residuals that need no loop."""
+    builder = TraceBuilder("scan_forward")
+    operands = tuple(builder.input(var.type) for var in equation.operands)
+    results = add_scan(builder, loop, placed.body, loop.parts(operands), equation.source)
+    once = inline_into(builder, placed.hoisted, operands, equation.source)
+    return builder.build((*results, *once))
+
+
+def _backward(
+    equation: Equation, loop: Loop, split: Split, placed: _Placed, question: _Question
+) -> tuple[Trace, tuple[Residual, ...], tuple[int | None, ...]]:
+    """The scan on cotangents: its trace, its residuals, and where the gradients are."""
+    residuals = tuple(dict.fromkeys(placed.places))
+    num_stacked = len(placed.body.outputs) - len(equation.outputs)
+    is_const = tuple(_is_const(place, loop, num_stacked) for place in residuals)
+    places = iter(split.gradients)
+    gradients = loop.parts(tuple(next(places) if flag else None for flag in question.asked))
+    summed = [i for i, place in enumerate(gradients[0]) if place is not None]
+    builder = TraceBuilder("scan_backward")
+    given = [builder.input(_residual_type(place, equation, placed)) for place in residuals]
+    carry, ys = loop.results(equation.outputs)
+    carry_cts: list[Atom] = [
+        builder.input(var.type) if flag else zeros(builder, tensor_type(var.type))
+        for var, flag, live in zip(carry, question.wanted_carry, question.live, strict=True)
+        if live
+    ]
+    ys_cts = [builder.input(var.type) for var, flag in zip(ys, question.wanted_ys, strict=True) if flag]
+    sums = [zeros(builder, tensor_type(equation.operands[i].type)) for i in summed]
+    body = _backward_body(equation, loop, split, placed, question, residuals, is_const, gradients, summed)
+    parts = (
+        tuple(var for var, flag in zip(given, is_const, strict=True) if flag),
+        (*carry_cts, *sums),
+        (*(var for var, flag in zip(given, is_const, strict=True) if not flag), *ys_cts),
+    )
+    results = add_scan(builder, replace(loop, reverse=not loop.reverse), body, parts, equation.source)
+    live = [i for i, flag in enumerate(question.live) if flag]
+    wanted_carry = loop.parts(question.wanted_inputs)[1]
+    stacks = iter(range(len(carry_cts) + len(sums), len(results)))
+    found: list[int | None] = [
+        len(carry_cts) + summed.index(i) if i in summed else None for i in range(loop.num_consts)
+    ]
+    found += [live.index(i) if flag and i in live else None for i, flag in enumerate(wanted_carry)]
+    found += [None if place is None else next(stacks) for place in gradients[2]]
+    asked = [place for place, flag in zip(found, question.wanted_inputs, strict=True) if flag]
+    used = [place for place in asked if place is not None]
+    order = iter(range(len(used)))
+    trace = builder.build(tuple(results[place] for place in used))
+    return dce(trace), residuals, tuple(None if place is None else next(order) for place in asked)
+
+
+def _is_const(place: Residual, loop: Loop, num_stacked: int) -> bool:
+    return (place.kind == "input" and place.index < loop.num_consts) or (
+        place.kind == "extra" and place.index >= num_stacked
+    )
+
+
+def _residual_type(place: Residual, equation: Equation, placed: _Placed) -> Type:
+    match place.kind:
+        case "input":
+            return equation.operands[place.index].type
+        case "output":
+            return equation.outputs[place.index].type
+        case "extra":
+            count = len(equation.outputs)
+            stacks = [stacked(type, Loop.of(equation).length) for type in placed.body.output_types[count:]]
+            return (*stacks, *placed.hoisted.output_types)[place.index]
+
+
+def _backward_body(
+    equation: Equation,
+    loop: Loop,
+    split: Split,
+    placed: _Placed,
+    question: _Question,
+    residuals: tuple[Residual, ...],
+    is_const: Mask,
+    gradients: Parts[int | None],
+    summed: list[int],
+) -> Trace:
+    """One step back: residuals and cotangents to cotangents of the carry, sums for the consts, gradients of the xs."""
+    builder = TraceBuilder(split.backward.name)
+    values: dict[Residual, Atom] = {}
+    for place, const in zip(residuals, is_const, strict=True):
+        if const:
+            values[place] = builder.input(_residual_type(place, equation, placed))
+    carry, ys = loop.results(equation.outputs)
+    carry_cts = [builder.input(var.type) for var, flag in zip(carry, question.live, strict=True) if flag]
+    sums = [builder.input(equation.operands[i].type) for i in summed]
+    for place, const in zip(residuals, is_const, strict=True):
+        if not const:
+            values[place] = builder.input(slice_of(_residual_type(place, equation, placed)))
+    ys_cts = [builder.input(slice_of(var.type)) for var, flag in zip(ys, question.wanted_ys, strict=True) if flag]
+    arguments = (*(values[place] for place in placed.places), *carry_cts, *ys_cts)
+    found = inline_into(builder, split.backward, arguments)
+    new_cts = [
+        zeros(builder, tensor_type(var.type)) if place is None else found[place]
+        for var, place, flag in zip(carry, gradients[1], question.live, strict=True)
+        if flag
+    ]
+    new_sums = [add(builder, total, found[place]) for total, place in zip(sums, _some(gradients[0]), strict=True)]
+    return builder.build((*new_cts, *new_sums, *(found[place] for place in _some(gradients[2]))))
+
+
+def _some(places: Sequence[int | None]) -> list[int]:
+    return [place for place in places if place is not None]

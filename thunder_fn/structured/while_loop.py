@@ -1,0 +1,350 @@
+"""while_loop: a loop that runs while a condition on its carry holds.
+
+    carry... = while_loop(consts..., carry...)    bodies: cond, body    consts, carry -> bool; consts, carry -> carry
+
+The signature is torch's with `max_steps` added, the semantics are in `notes/jax.md`. Reverse mode is in `while_split.py`.
+
+vmap with a condition for each example runs until all are done; an example that is done keeps its carry, and the body is
+run for it on its last carry that was not, so that no NaN of a step that it does not take reaches a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import current
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.derive import is_differentiable
+from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.vjp import zeros
+from thunder_fn.interpreters.vmap import batch, batched_type
+from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
+from thunder_fn.structured.bind import bind
+from thunder_fn.structured.bodies import capture_bodies, described_function, tensor_leaves, tensor_type, without_inputs
+from thunder_fn.structured.cond import expand, where
+from thunder_fn.structured.fixpoint import carry_fixpoint
+from thunder_fn.structured.loops import check_carry, consts_first, result_types
+from thunder_fn.structured.while_split import BOOL, WHILE, While, active_carry, add_while, while_split_rule
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
+
+aten = torch.ops.aten
+
+
+# ---- check ----
+
+
+def while_check_rule(equation: Equation) -> None:
+    """Both bodies take consts and carry; one gives a bool, the other the carry's types."""
+    condition, body = equation.bodies
+    for trace in equation.bodies:
+        check_operands(equation, equation.operands, trace)
+    if condition.output_types != (BOOL,) and [getattr(t, "dtype", None) for t in condition.output_types] != [
+        torch.bool
+    ]:
+        what = f"while_loop: the condition gives {', '.join(map(str, condition.output_types))}, not one bool"
+        raise TraceTypeError(located(what, source=equation.source))
+    check_types(equation, body.output_types, "the body gives")
+    _, carry = While.of(equation).parts(equation.operands)
+    check_types(equation, tuple(var.type for var in carry), "the carry is")
+
+
+# ---- evaluate ----
+
+
+def while_evaluate_rule(
+    bodies: Sequence[Trace], *args: Any, num_consts: int, max_steps: int | None = None
+) -> tuple[Any, ...]:
+    """Run the body while the condition holds; inside a capture, record the loop."""
+    condition, body = bodies
+    recorder = current()
+    if recorder is not None:
+        literals = {"num_consts": num_consts, "max_steps": max_steps}
+        return bind(recorder, WHILE, args, (condition, body), body.output_types, **literals)
+    consts, carry, steps = args[:num_consts], args[num_consts:], 0
+    while (max_steps is None or steps < max_steps) and evaluate(condition, (*consts, *carry))[0]:
+        carry, steps = evaluate(body, (*consts, *carry)), steps + 1
+    return tuple(carry)
+
+
+# ---- jvp ----
+
+
+def while_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """Active carries stay active."""
+    return active_carry(While.of(equation), equation.bodies[1], active)
+
+
+def while_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The loop of the body's jvp under the same condition."""
+    loop, (condition, body) = While.of(equation), equation.bodies
+    given_consts, _ = loop.parts(active)
+    carry = active_carry(loop, body, active)
+    rule = push_forward(body, (*given_consts, *carry))
+    builder = TraceBuilder("while_jvp")
+    primals = tuple(builder.input(var.type) for var in equation.operands)
+    given = {i: builder.input(primals[i].type) for i, flag in enumerate(active) if flag}
+    own_consts, own_carry = loop.parts(primals)
+    const_tangents = [given[i] for i, flag in enumerate(given_consts) if flag]
+    carry_tangents = [
+        given[len(own_consts) + i] if len(own_consts) + i in given else zeros(builder, tensor_type(var.type))
+        for i, (var, flag) in enumerate(zip(own_carry, carry, strict=True))
+        if flag
+    ]
+    bodies = (_widened(condition, loop, given_consts, carry), _jvp_body(loop, rule, given_consts, carry))
+    values = ((*own_consts, *const_tangents), (*own_carry, *carry_tangents))
+    results = add_while(builder, bodies, *values, loop.max_steps, equation.source)
+    return JvpRule(builder.build(results), carry)
+
+
+def _inputs_with_tangents(
+    builder: TraceBuilder, types: tuple[tuple[Type, ...], ...], flags: tuple[Mask, ...]
+) -> tuple[list[Atom], list[Atom]]:
+    """New inputs, tangents behind primals part by part: the primals, and the tangents."""
+    primals: list[Atom] = []
+    tangents: list[Atom] = []
+    for part, active in zip(types, flags, strict=True):
+        primals += [builder.input(type) for type in part]
+        tangents += [builder.input(type) for type, flag in zip(part, active, strict=True) if flag]
+    return primals, tangents
+
+
+def _widened(condition: Trace, loop: While, consts: Mask, carry: Mask) -> Trace:
+    """The condition with tangents among its inputs, which it does not read."""
+    builder = TraceBuilder(condition.name)
+    primals, _ = _inputs_with_tangents(builder, loop.parts(condition.input_types), (consts, carry))
+    return builder.build(inline_into(builder, condition, tuple(primals)))
+
+
+def _jvp_body(loop: While, rule: JvpRule, consts: Mask, carry: Mask) -> Trace:
+    builder = TraceBuilder(rule.trace.name)
+    types = loop.parts(rule.trace.input_types[: len(consts) + len(carry)])
+    primals, tangents = _inputs_with_tangents(builder, types, (consts, carry))
+    results = inline_into(builder, rule.trace, (*primals, *tangents))
+    found = iter(results[len(carry) :])
+    moved = [next(found) if flag else None for flag in rule.active_outputs]
+    new = tuple(
+        zeros(builder, tensor_type(type)) if tangent is None else tangent
+        for type, tangent, flag in zip(types[1], moved, carry, strict=True)
+        if flag
+    )
+    return builder.build((*results[: len(carry)], *new))
+
+
+# ---- vmap ----
+
+
+def while_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """One condition for all examples stays one; a condition for each runs until all are done."""
+    loop, (condition, body) = While.of(equation), equation.bodies
+    consts, given = loop.parts(batched)
+    carry = carry_fixpoint(lambda mask: batch(body, (*consts, *mask), size, randomness)[1], given)
+    own, (is_batched,) = batch(condition, (*consts, *carry), size, randomness)
+    if is_batched:
+        carry = (True,) * len(carry)
+    builder = TraceBuilder("vmap_while")
+    types = [
+        batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)
+    ]
+    own_consts, own_carry = loop.parts([builder.input(type) for type in types])
+    start = tuple(
+        expand(builder, var, size) if flag and not had else var
+        for var, flag, had in zip(own_carry, carry, given, strict=True)
+    )
+    if is_batched:
+        results = _add_masked(builder, equation, own_consts, start, (consts, carry), size, randomness)
+    else:
+        new = _expanded(*batch(body, (*consts, *carry), size, randomness), carry, size)
+        results = add_while(builder, (own, new), own_consts, start, loop.max_steps, equation.source)
+    return builder.build(results), carry
+
+
+def _expanded(body: Trace, own: Mask, wanted: Mask, size: int) -> Trace:
+    """The batched body, every batched carry of which stays so."""
+    builder = TraceBuilder(body.name)
+    results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))
+    return builder.build(
+        tuple(
+            expand(builder, value, size) if flag and not had else value
+            for value, had, flag in zip(results, own, wanted, strict=True)
+        )
+    )
+
+
+def _add_masked(
+    builder: TraceBuilder,
+    equation: Equation,
+    consts: tuple[Atom, ...],
+    start: tuple[Atom, ...],
+    flags: tuple[Mask, Mask],
+    size: int,
+    randomness: str,
+) -> tuple[Atom, ...]:
+    """A loop that also carries which examples run, and the last carry with which each did."""
+    condition, body = equation.bodies
+    alive, _ = batch(condition, (*flags[0], *flags[1]), size, randomness)
+    new = _expanded(*batch(body, (*flags[0], *flags[1]), size, randomness), flags[1], size)
+    device = tensor_type(alive.output_types[0]).device
+    masks = TensorType(torch.bool, (size,), device)
+    const_types = tuple(alive.input_types[: len(consts)])
+    carry_types = tuple(alive.input_types[len(consts) :])
+    safe = tuple(i for i, type in enumerate(carry_types) if is_differentiable(type))
+    safe_types = tuple(carry_types[i] for i in safe)
+    inputs = (*const_types, masks, *carry_types, *safe_types)
+    outer = TraceBuilder("any_alive")
+    values = [outer.input(type) for type in inputs]
+    some = outer.add(ops.leaf(aten.any.default), (values[len(consts)],), (TensorType(torch.bool, (), device),))
+    inner = TraceBuilder(body.name)
+    values = [inner.input(type) for type in inputs]
+    own_consts, mask = values[: len(consts)], values[len(consts)]
+    carry: list[Atom] = list(values[len(consts) + 1 : len(consts) + 1 + len(start)])
+    last = dict(zip(safe, values[len(consts) + 1 + len(start) :], strict=True))
+    used = [where(inner, mask, value, last[i]) if i in last else value for i, value in enumerate(carry)]
+    results = inline_into(inner, new, (*own_consts, *used))
+    kept = [where(inner, mask, value, old) for value, old in zip(results, carry, strict=True)]
+    (more,) = inline_into(inner, alive, (*own_consts, *kept))
+    (still,) = inner.add(ops.leaf(aten.logical_and.default), (mask, more), (masks,))
+    bodies = (outer.build(some), inner.build((still, *kept, *(used[i] for i in safe))))
+    (first,) = inline_into(builder, alive, (*consts, *start))
+    carried = (first, *start, *(start[i] for i in safe))
+    results = add_while(builder, bodies, consts, carried, While.of(equation).max_steps, equation.source)
+    return results[1 : 1 + len(start)]
+
+
+# ---- simplify ----
+
+
+def while_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """Drop carries that neither the condition nor a wanted carry ever reads, and consts that nothing reads."""
+    loop, (condition, body) = While.of(equation), equation.bodies
+    asks = dce_to(condition, (True,))[1]
+
+    def step(live: Mask) -> Mask:
+        return loop.parts(dce_to(body, live)[1])[1]
+
+    first = tuple(a or b for a, b in zip(wanted, loop.parts(asks)[1], strict=True))
+    live = carry_fixpoint(step, first)
+    new, reads = dce_to(body, live)
+    consts = tuple(a or b for a, b in zip(loop.parts(asks)[0], loop.parts(reads)[0], strict=True))
+    kept = (*consts, *live)
+    small = dce_to(condition, (True,))[0]
+    if new is body and small is condition and all(kept):
+        return equation, equation.operands
+    operands = tuple(var for var, flag in zip(equation.operands, kept, strict=True) if flag)
+    outputs = tuple(var for var, flag in zip(equation.outputs, live, strict=True) if flag)
+    kwargs = (("num_consts", Literal(sum(consts))), ("max_steps", Literal(loop.max_steps)))
+    bodies = (without_inputs(small, kept), without_inputs(new, kept))
+    return Equation(WHILE, operands, kwargs, outputs, bodies, equation.source), operands
+
+
+register(
+    StructuredOp(
+        WHILE.name,
+        check=while_check_rule,
+        evaluate=while_evaluate_rule,
+        activity=while_activity_rule,
+        jvp=while_jvp_rule,
+        split=while_split_rule,
+        batch=while_batch_rule,
+        dce=while_dce_rule,
+    )
+)
+
+
+# ---- for users ----
+
+
+def while_loop(
+    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any, *, max_steps: int | None = None
+) -> Any:
+    """`while cond_fn(*carry): carry = body_fn(*carry)`, for at most `max_steps` steps.
+
+    Law: equals the Python loop, under every transform; under vmap each example takes its own number of steps.
+
+    Args:
+        cond_fn: takes the carries, returns a bool or a scalar tensor.
+        body_fn: takes the carries, returns a tuple of the next ones. Each keeps its structure and types.
+        carried_inputs: a tuple of pytrees. Numbers in it stay as they are.
+        max_steps: the loop ends after so many steps in any case. Reverse mode then takes time and memory of that many;
+            without it, it computes each step's carry anew: one step's memory, and time quadratic in their number.
+
+    Raises:
+        TraceTypeError: a carry changes its structure or types, or the condition is no scalar.
+
+    Example:
+        >>> while_loop(lambda n, x: x < 100, lambda n, x: (n + 1, x * 3), (torch.tensor(0), torch.tensor(1)))
+        (tensor(5), tensor(243))
+
+    Source: torch.while_loop for the signature, jax.lax.while_loop for the semantics.
+    """
+    if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0):
+        raise TraceTypeError(f"while_loop: max_steps is None or an int that is not negative, given {max_steps!r}")
+    if not isinstance(carried_inputs, (tuple, list)):
+        raise TraceTypeError(
+            f"while_loop: carried_inputs is a tuple with one entry for each argument, not a {type(carried_inputs).__name__}"
+        )
+    carry = tuple(carried_inputs)
+    if current() is None:
+        return _run(cond_fn, body_fn, carry, max_steps)
+    return _record(cond_fn, body_fn, carry, max_steps)
+
+
+def _run(
+    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
+) -> Any:
+    first, steps = carry, 0
+    while (max_steps is None or steps < max_steps) and _truth(cond_fn, cond_fn(*carry)):
+        carry, steps = _as_tuple(body_fn, body_fn(*carry)), steps + 1
+        if steps == 1:
+            check_carry("while_loop", body_fn, first, carry)
+    return carry
+
+
+def _truth(cond_fn: Callable[..., Any], value: Any) -> Any:
+    """A bool, or a tensor of one, from what the condition gave."""
+    if isinstance(value, (bool, int, float)):
+        return bool(value)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        what = (
+            f"a tensor of shape {tuple(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else f"a {type(value).__name__}"
+        )
+        raise TraceTypeError(
+            f"while_loop: the condition must be a bool or a scalar tensor, not {what}\n"
+            f"from:         {described_function(cond_fn)}\nReduce it with `.all()` or `.any()`."
+        )
+    return value.reshape(()) != 0
+
+
+def _as_tuple(body_fn: Callable[..., Any], value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise TraceTypeError(
+            f"while_loop: {described_function(body_fn)} must return a tuple of the carries, not a {type(value).__name__}"
+        )
+    return tuple(value)
+
+
+def _record(
+    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
+) -> Any:
+    def condition(*values: Any) -> torch.Tensor:
+        found = _truth(cond_fn, cond_fn(*values))
+        return torch.full((), found) if isinstance(found, bool) else found
+
+    def body(*values: Any) -> tuple[Any, ...]:
+        return _as_tuple(body_fn, body_fn(*values))
+
+    bodies = capture_bodies("while_loop", (condition, body), [carry, carry])
+    captured = bodies.captured[1]
+    check_carry("while_loop", body_fn, carry, result_types(captured))
+    num_consts = len(bodies.closures)
+    traces = tuple(consts_first(trace, num_consts) for trace in bodies.bodies)
+    values = (*bodies.closures, *tensor_leaves(carry))
+    return captured.result(while_evaluate_rule(traces, *values, num_consts=num_consts, max_steps=max_steps))
