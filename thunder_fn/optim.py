@@ -13,7 +13,7 @@ import torch
 
 from thunder_fn.capture import pytree
 
-State = list[dict[str, Any]]
+State = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FunctionalOptimizer:
         """The state before the first step: what the optimizer holds when it has just been made."""
         leaves = [leaf.detach().clone() for leaf in pytree.flatten(params)[0]]
         optimizer = self.make(leaves, **dict(self.options))
-        return [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves]
+        return _stored([dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves])
 
     def update(self, params: Any, grads: Any, state: State) -> tuple[Any, State]:
         """One step: the new parameters, in the structure of the old, and the new state."""
@@ -37,22 +37,22 @@ class FunctionalOptimizer:
             for leaf, gradient in zip(new, spec.flatten_up_to(grads), strict=True):
                 leaf.grad = gradient
             optimizer = self.make(new, **dict(self.options))
-            for leaf, entry in zip(new, state, strict=True):
-                optimizer.state[leaf] = {key: _working(key, value) for key, value in entry.items()}
+            for leaf, entry in zip(new, state["params"], strict=True):
+                optimizer.state[leaf] = _working(entry, state["step"])
             optimizer.step()
-            states = [{key: _stored(key, value) for key, value in optimizer.state[leaf].items()} for leaf in new]
-        return pytree.unflatten(spec, new), states
+            return pytree.unflatten(spec, new), _stored([dict(optimizer.state[leaf]) for leaf in new])
 
 
-def _working(key: str, value: Any) -> Any:
-    """A copy to work on. Step counts become float64: eager PyTorch does their arithmetic in Python's double precision."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.double() if key == "step" else value.clone()
+def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]:
+    """A parameter's state to work on. The step count becomes float64, which is what eager PyTorch computes with."""
+    copy = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
+    return copy if step is None else {"step": step.double(), **copy}
 
 
-def _stored(key: str, value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and key == "step" else value
+def _stored(entries: list[dict[str, Any]]) -> State:
+    """The states of all parameters. They step together, so one count is kept for all."""
+    counts = [entry.pop("step") for entry in entries if isinstance(entry.get("step"), torch.Tensor)]
+    return {"step": counts[0].float() if counts else None, "params": entries}
 
 
 def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:

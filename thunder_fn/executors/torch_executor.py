@@ -26,6 +26,7 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.executors.reuse import CLONE, drop_copies, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
+from thunder_fn.executors.tidy import tidy
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import identifier, literal_text, object_name
 from thunder_fn.rules import lowered
@@ -64,7 +65,7 @@ def lower(
             program may compute it there, and then returns the very tensor. These inputs share memory with nothing.
         below_autograd: the results need no gradient, so autograd may be skipped.
     """
-    flat = unfold(dce(trace).renamed(trace.name))
+    flat = unfold(dce(trace).renamed(trace.name), below_autograd)
     return _Emitter(flat, donated, writes, below_autograd).program()
 
 
@@ -78,14 +79,23 @@ class Flat:
     trace: Trace
     notes: dict[int, tuple[str, ...]]
 
+    def without(self, trace: Trace, gone: tuple[int, ...]) -> Flat:
+        """The notes moved to where their equations are now that some are gone."""
+        notes = dict[int, tuple[str, ...]]()
+        for position, texts in self.notes.items():
+            place = position - bisect_left(gone, position)
+            notes[place] = (*notes.get(place, ()), *texts)
+        return Flat(trace, notes)
 
-def unfold(trace: Trace) -> Flat:
-    """Replace composites by their bodies, all the way down."""
+
+def unfold(trace: Trace, below_autograd: bool = False) -> Flat:
+    """Replace composites by their bodies, all the way down, and drop what need not run."""
     builder, notes = TraceBuilder(trace.name), dict[int, tuple[str, ...]]()
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     outputs = _unfold(builder, trace, inputs, notes, 0, "")
-    trace, gone = drop_copies(builder.build(outputs))
-    return Flat(trace, {position - bisect_left(gone, position): texts for position, texts in notes.items()})
+    flat = Flat(builder.build(outputs), notes)
+    flat = flat.without(*drop_copies(flat.trace))
+    return flat.without(*tidy(flat.trace, below_autograd=below_autograd))
 
 
 def _unfold(

@@ -1,0 +1,90 @@
+"""Before a flat trace becomes a program: equations that a program need not run.
+
+- `detach` of an intermediate, where the program runs below autograd;
+- `clone` of what nobody writes to, where the copy is only read;
+- what has been computed already.
+
+Two outputs of a program never become one tensor: whoever writes to one of them must not change the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thunder_fn import ops
+from thunder_fn.executors.reuse import CLONE
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.trace import Arg, Equation, Trace, Var, canonical, map_arg
+
+
+def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]:
+    """Drop equations that change no value.
+
+    Law: same values, bitwise; distinct outputs stay distinct tensors.
+
+    Returns:
+        The trace, and the positions of the equations that are gone.
+    """
+    escaping = escaping_vars(trace)
+    computed = {var.index for equation in trace.equations for var in equation.outputs}
+    names, seen = dict[int, Arg](), dict[object, Equation]()
+    kept, gone = list[Equation](), list[int]()
+
+    def read(var: Var) -> Arg:
+        return names.get(var.index, var)
+
+    for position, equation in enumerate(trace.equations):
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        new = replace(equation, args=args, kwargs=kwargs)
+        same = _identity(new, equation, escaping, computed, below_autograd)
+        known = seen.get(_key(new))
+        if same is not None:
+            names[equation.outputs[0].index] = same
+        elif known is not None and not _both_escape(known, equation, escaping):
+            names.update((old.index, var) for old, var in zip(equation.outputs, known.outputs, strict=True))
+            escaping |= {
+                var.index for old, var in zip(equation.outputs, known.outputs, strict=True) if old.index in escaping
+            }
+        else:
+            kept.append(new)
+            seen.setdefault(_key(new), new)
+            continue
+        gone.append(position)
+    outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
+    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), tuple(gone)
+
+
+def escaping_vars(trace: Trace) -> set[int]:
+    """The variables that outputs are or may share memory with."""
+    escaping = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
+    for equation in reversed(trace.equations):
+        shares = equation.op.kind != "leaf" or ops.is_view(equation.op)
+        if shares and any(var.index in escaping for var in equation.outputs):
+            escaping.update(var.index for var in equation.operands)
+    return escaping
+
+
+def _identity(
+    new: Equation, equation: Equation, escaping: set[int], computed: set[int], below_autograd: bool
+) -> Arg | None:
+    """What a detach or a clone copies, where the copy can be dropped."""
+    if len(new.args) != 1 or new.kwargs or not isinstance(new.args[0], Var):
+        return None
+    if new.op == ops.STOP_GRADIENT:
+        own = equation.outputs[0].index not in escaping or new.args[0].index in computed
+        return new.args[0] if below_autograd and own else None
+    if new.op == CLONE and equation.outputs[0].index not in escaping:
+        return new.args[0]
+    return None
+
+
+def _key(equation: Equation) -> object:
+    """Equal for equations that compute the same; those that must run get a key of their own."""
+    if is_kept(equation) or equation.op.kind != "leaf":
+        return id(equation)
+    return equation.op, equation.args, equation.kwargs
+
+
+def _both_escape(known: Equation, other: Equation, escaping: set[int]) -> bool:
+    return any(var.index in escaping for var in known.outputs) and any(var.index in escaping for var in other.outputs)
