@@ -67,10 +67,10 @@ class AliasedMutation(CaptureError, ValueError):
 class TracedFunctionError(CaptureError):
     """The user's function raised while it was traced. It is an instance of the original exception's type too."""
 
-    text = ""
+    message: str = ""
 
     def __str__(self) -> str:
-        return self.text or super().__str__()
+        return self.message or super().__str__()
 
 
 class GradError(ThunderError):

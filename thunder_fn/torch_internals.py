@@ -628,7 +628,9 @@ _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """A tensor of the common kind, for a quick look."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure
+from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.recorder import Recorder, current, is_wrapped
-from thunder_fn.capture.scopes import ScopeMode, composite, module_scopes, user_source
+from thunder_fn.capture.scopes import ScopeMode, composite, module_scopes
 from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
 from thunder_fn.trace import Atom, Trace, Var
 
@@ -89,7 +89,7 @@ def capture(
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for i, leaf in enumerate(leaves):
-        check_argument(leaf, lambda i=i: pytree.paths({"args": args, "kwargs": kwargs or {}})[i])
+        check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
     recorder = Recorder(track_no_grad=track_no_grad)
     name = getattr(f, "__name__", type(f).__name__)
     with recorder.running(module_scopes(), ScopeMode(recorder)):
@@ -99,17 +99,22 @@ def capture(
         try:
             arguments = pytree.unflatten(in_spec, [tracers.get(i, leaf) for i, leaf in enumerate(leaves)])
             out_leaves, out_spec = pytree.flatten(_run(recorder, f, *arguments, name))
-            statics = tuple(_static(leaf, name) for leaf in out_leaves)
+            statics = tuple(_static(leaf, f, name) for leaf in out_leaves)
             outputs = [_output(recorder, leaf, name) for leaf in out_leaves if isinstance(leaf, torch.Tensor)]
-            changes = _changes(recorder, [leaves[i] for i in places], list(tracers.values()))
+            changes = _changes(recorder, f, [leaves[i] for i in places], list(tracers.values()))
         finally:
             recorder.modules.restore()
     del out_leaves, tracers, arguments
     trace = nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name))
     writes = tuple(write for write, _ in changes)
-    check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], name)
+    check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], f, name)
     in_statics = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
     return Captured(trace, in_spec, in_statics, out_spec, statics, writes)
+
+
+def _path(args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> str:
+    """How one writes a leaf of a call, such as `args[0]['w']`."""
+    return [*pytree.paths(args, "args"), *pytree.paths(kwargs, "kwargs")][index]
 
 
 def _identifier(name: str) -> str:
@@ -125,10 +130,10 @@ def _run(recorder: Recorder, f: Callable[..., Any], args: Any, kwargs: Any, name
         raise failure(error, name, recorder) from error
 
 
-def _static(leaf: Any, name: str) -> Any:
+def _static(leaf: Any, f: Callable[..., Any], name: str) -> Any:
     if isinstance(leaf, torch.Tensor):
         return TENSOR
-    check_static_output(leaf, name)
+    check_static_output(leaf, f, name)
     return leaf
 
 
@@ -146,24 +151,28 @@ def _output(recorder: Recorder, leaf: torch.Tensor, name: str) -> Atom:
     return recorder.stop(var)
 
 
-def _changes(recorder: Recorder, tensors: list[torch.Tensor], tracers: list[torch.Tensor]) -> list[tuple[Write, Var]]:
+def _changes(
+    recorder: Recorder, f: Callable[..., Any], tensors: list[torch.Tensor], tracers: list[torch.Tensor]
+) -> list[tuple[Write, Var]]:
     """What the function changed, and the new values: tensors in place, buffers of modules, gradients of leaves."""
     positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
     found: list[tuple[Write, Var]] = []
     for position, tracer in enumerate(tracers):
-        found += _written(recorder, Write(position), recorder.inputs[position], tracer)
+        found += _written(recorder, f, Write(position), recorder.inputs[position], tracer)
     for tensor, tracer, before in recorder.lifted():
-        found += _written(recorder, Write(tensor), before, tracer)
+        found += _written(recorder, f, Write(tensor), before, tracer)
     for rebound in recorder.modules.rebound():
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
             found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.stop(var)))
-    for tensor, tracer, before in recorder.grads():
-        found += _accumulated(recorder, tensor, tracer, before)
+    for _, tracer, before in recorder.grads():
+        found += _accumulated(recorder, f, tracer, before)
     return found
 
 
-def _written(recorder: Recorder, write: Write, before: Var, tracer: torch.Tensor) -> list[tuple[Write, Var]]:
+def _written(
+    recorder: Recorder, f: Callable[..., Any], write: Write, before: Var, tracer: torch.Tensor
+) -> list[tuple[Write, Var]]:
     after = recorder.var_of(tracer)
     if after is None or after == before:
         return []
@@ -171,7 +180,7 @@ def _written(recorder: Recorder, write: Write, before: Var, tracer: torch.Tensor
         raise CaptureError(
             located(
                 f"the function changes a {before.type} from outside in place to {after.type}",
-                source=user_source(),
+                source=source_of(f),
                 fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
             )
         )
@@ -179,7 +188,7 @@ def _written(recorder: Recorder, write: Write, before: Var, tracer: torch.Tensor
 
 
 def _accumulated(
-    recorder: Recorder, tensor: torch.Tensor, tracer: torch.Tensor, before: torch.Tensor | None
+    recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
 ) -> list[tuple[Write, Var]]:
     """What `backward()` left in the gradient of a leaf from outside."""
     after = tracer.grad
@@ -191,7 +200,7 @@ def _accumulated(
             located(
                 f"the function leaves {'no gradient' if after is None else 'a gradient'} in the `.grad` of "
                 f"a {recorder.type_of(tracer)} from outside that had {'none' if before is None else 'one'}",
-                source=user_source(),
+                source=source_of(f),
                 fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
             )
         )

@@ -7,6 +7,7 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -45,46 +46,50 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
             raise UnsupportedInput(located(text, source=user_source(), fix=fix))
 
 
-def check_static_output(leaf: Any, name: str) -> None:
+def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
     """Raise for a result that is no tensor and would be wrong as a constant."""
     kinds = {
-        "generator": (inspect.isgenerator, "Return a list."),
-        "coroutine": (inspect.isawaitable, "Trace a function that is not async."),
-        "async generator": (inspect.isasyncgen, "Trace a function that is not async."),
-        "iterator": (lambda value: isinstance(value, (map, filter, zip)), "Return a list."),
+        "a generator": (inspect.isgenerator, "Return a list."),
+        "a coroutine": (inspect.isawaitable, "Trace a function that is not async."),
+        "an async generator": (inspect.isasyncgen, "Trace a function that is not async."),
+        "an iterator": (lambda value: isinstance(value, (map, filter, zip)), "Return a list."),
     }
     for kind, (is_kind, fix) in kinds.items():
         if is_kind(leaf):
             leaf.close() if hasattr(leaf, "close") else None
-            raise UnsupportedOutput(located(f"{name} returned a {kind}, whose code has not run", source=user_source(), fix=fix))
+            raise UnsupportedOutput(located(f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix))
     if holds_tracer(getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
         text = f"{name} returned a {cls} that holds traced tensors, but {cls} is not a pytree"
         fix = "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`."
-        raise UnsupportedOutput(located(text, source=user_source(), fix=fix))
+        raise UnsupportedOutput(located(text, source=source_of(f), fix=fix))
 
 
 # ---- memory that is reached twice ----
 
 
-def check_aliases(trace: Trace, tensors: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], name: str) -> None:
+def check_aliases(
+    trace: Trace, tensors: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], f: Callable[..., Any], name: str
+) -> None:
     """Raise if a tensor that is changed in place shares memory with another that the trace uses."""
     if not targets:
         return
     used = {var.index for equation in trace.equations for var in equation.operands}
     used |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    known: list[tuple[str, torch.Tensor]] = [(f"tensor argument {i}", tensors[i]) for i in range(len(tensors)) if i in used]
-    known += [("a closed-over tensor", constant.tensor) for constant in trace.constants if not constant.owned]
+    known: list[tuple[str, int | None, torch.Tensor]] = [
+        (f"tensor argument {i}", i, tensor) for i, tensor in enumerate(tensors) if i in used
+    ]
+    known += [("a closed-over tensor", None, constant.tensor) for constant in trace.constants if not constant.owned]
     for target in targets:
         tensor = tensors[target] if isinstance(target, int) else target
-        for position, (other, alias) in enumerate(known):
+        for other, position, alias in known:
             is_itself = position == target if isinstance(target, int) else alias is target
             if not is_itself and internals.shares_memory(tensor, alias):
                 what = f"tensor argument {target}" if isinstance(target, int) else "a closed-over tensor"
                 raise AliasedMutation(
                     located(
                         f"{name} changes {what} ({trace_type(tensor)}) in place, and {other} ({trace_type(alias)}) shares its memory",
-                        source=user_source(),
+                        source=source_of(f),
                         fix="Pass a clone of one of them, or compute a new tensor instead of changing this one.",
                     )
                 )
@@ -108,6 +113,8 @@ _INTERNAL = re.compile(
 
 def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
+    if recorder.refused is not None and isinstance(error, TypeError):
+        return recorder.refused  # operators turn a TypeError of ours into NotImplemented, and Python that into another
     if isinstance(error, (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE)):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):
@@ -141,11 +148,25 @@ def traced_function_error(error: Exception, name: str) -> Exception:
         new = cls.__new__(cls, *error.args)
         builtin = next(kind for kind in base.__mro__ if kind.__module__ == builtins.__name__)
         builtin.__init__(new, *error.args)
+        for attribute in set(dir(builtin)) - set(dir(BaseException)):
+            with suppress(AttributeError, TypeError):  # it cannot be set, or holds nothing
+                if not callable(value := getattr(error, attribute)):
+                    setattr(new, attribute, value)
         new.__dict__.update(error.__dict__)
     except Exception:  # noqa: BLE001 - the exception's class may do what it likes
         new = TracedFunctionError(text)
-    new.text = text
+    new.message = text
     return new
+
+
+def source_of(f: Callable[..., Any]) -> Source | None:
+    """Where the user wrote a function, a module or what they wrap; where the call is, if that is not known."""
+    f = inspect.unwrap(getattr(f, "func", f))
+    function = getattr(type(f), "forward", None) if isinstance(f, torch.nn.Module) else getattr(f, "__func__", f)
+    code = getattr(function, "__code__", None)
+    if code is None or is_internal(code.co_filename):
+        return user_source()
+    return Source(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def raised_at(error: Exception) -> Source | None:

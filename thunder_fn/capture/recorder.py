@@ -25,7 +25,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.modules import WatchedModules
-from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, located
+from thunder_fn.errors import EscapedTracer, ThunderError, UnsupportedCall, UnsupportedInput, located
 from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
@@ -87,7 +87,7 @@ class Scope:
     detached: dict[int, Var] = field(default_factory=dict)
 
 
-class _EscapedTracer(internals.FunctionalTensor):
+class _EscapedTracer(internals.Tracer):
     """What a tracer becomes when its capture has ended."""
 
     @classmethod
@@ -127,6 +127,7 @@ class Recorder:
         self.module_paths: dict[torch.nn.Module, str] = {}
         self.modules = WatchedModules()
         self._functions: list[str] = []
+        self.refused: ThunderError | None = None
         self.draws = 0
         self.states: list[tuple[torch.Tensor, int]] = []
         self._made_by: dict[int, str] = {}
@@ -175,6 +176,7 @@ class Recorder:
         self._vars.clear()
         self._lifted.clear()
         self._grads.clear()
+        self.refused = None
         self.module_paths.clear()
         self.mode.forget()
         self.functional_mode.forget()

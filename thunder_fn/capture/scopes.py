@@ -22,6 +22,7 @@ from thunder_fn.errors import (
     DataDependentBranch,
     DataDependentShape,
     DataDependentValue,
+    ThunderError,
     UnsupportedCall,
     located,
 )
@@ -115,7 +116,14 @@ class ScopeMode(TorchFunctionMode):
         recorder = self.recorder
         if func in METADATA or current() is not recorder or (self._running and self._running[-1] is func):
             return func(*args, **kwargs)
-        args, kwargs = lift_call(recorder, args, kwargs)
+        try:
+            return self._scoped(func, *lift_call(recorder, args, kwargs))
+        except ThunderError as error:
+            recorder.refused = error
+            raise
+
+    def _scoped(self, func: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
         outermost = recorder.scope.kind != "function"
         if outermost:
             recorder.source, recorder.function = user_source(recorder), getattr(func, "__name__", func)

@@ -1,0 +1,449 @@
+"""Bad input to capture: each mistake has its own exception, and its text says what, where and what to write instead."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thunder_fn as tfn
+from thunder_fn import errors
+from thunder_fn.capture import capture
+from thunder_fn.errors import TracedFunctionError
+
+X = torch.arange(6.0).reshape(2, 3) + 0.5
+BRANCH = (
+    "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), but its values are not known while tracing\n"
+    "from:         {here}\n"
+    "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
+)
+VALUE = (
+    "`{what}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing\n"
+    "from:         {here}\n"
+    "Keep it a tensor, or pass the number as an argument (see `static_argnums`)."
+)
+SHAPE = (
+    "`{what}` has a result whose shape depends on the values in its input, which are not known while tracing\n"
+    "from:         {here}\n"
+    "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
+)
+MEMORY = (
+    "`{what}` needs the memory of a tensor, but a traced tensor has a type and no memory\n"
+    "from:         {here}\n"
+    "{fix}"
+)
+IN_TORCH, OUTSIDE = "Use the function of torch that does the same.", "Do this outside the traced function."
+
+
+def error_of(f: Callable[..., Any], *args: Any, kind: type[Exception] = Exception) -> Any:
+    with pytest.raises(kind) as info:
+        capture(f, args or (X.clone(),))
+    return info.value
+
+
+def here(f: Any, line: int = 0) -> str:
+    """How an error names a line of f."""
+    code = f.__code__
+    return f"{code.co_filename}:{code.co_firstlineno + line} in {code.co_name}"
+
+
+# ---- decisions on values ----
+
+
+def if_(x: Any) -> Any:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def while_(x: Any) -> Any:
+    while x.sum() < 100:
+        x = x * 2
+    return x
+
+
+def assert_(x: Any) -> Any:
+    assert (x > 0).all()
+    return x
+
+
+BRANCHES: tuple[Any, ...] = (
+    *(if_, while_, assert_),
+    lambda x: (x.sum() > 0) and x,
+    lambda x: x[0, 0] in [1.0, 2.0],
+    lambda x: max(x[0, 0], x[0, 1]),
+    lambda x: sorted([x[0, 0], x[0, 1]]),
+    lambda x: torch.equal(x, x + 1),
+    lambda x: torch.allclose(x, x + 1),
+    lambda x: torch.compile(if_, backend="eager")(x),
+)
+
+
+@pytest.mark.parametrize("f", BRANCHES, ids=range(len(BRANCHES)))
+def test_branch(f: Any) -> None:
+    error = error_of(f, kind=errors.DataDependentBranch)
+    where = here(if_, 1) if f is BRANCHES[-1] else here(f, int(f.__name__ != "<lambda>"))
+    assert str(error) == BRANCH.format(here=where)
+    assert isinstance(error, TypeError)
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "item": (lambda x: x * x.sum().item(),),
+    "__int__": (lambda x: x[: int(x[0, 0])],),
+    "__float__": (lambda x: math.sqrt(x.sum()), lambda x: float(x.sum())),
+    "__index__": (lambda x: [x for _ in range(x[0, 0].long())], lambda x: [1, 2][x[0, 0].long()]),
+    "tolist": (lambda x: x.tolist(),),
+    "__getitem__": (lambda x: x[: x[0, 0].long()],),
+    "arange": (lambda x: torch.arange(x[0, 0].long()),),
+    "full": (lambda x: torch.full((3,), x[0, 0]),),
+}
+
+
+@pytest.mark.parametrize(("what", "f"), [(what, f) for what, fs in VALUES.items() for f in fs])
+def test_value(what: str, f: Any) -> None:
+    assert str(error_of(f, kind=errors.DataDependentValue)) == VALUE.format(what=what, here=here(f))
+
+
+SHAPES: dict[str, Any] = {
+    "__getitem__": lambda x: x[x > 1],
+    "nonzero": lambda x: x.nonzero(),
+    "unique": lambda x: torch.unique(x),
+    "masked_select": lambda x: torch.masked_select(x, x > 1),
+    "where": lambda x: torch.where(x > 1),
+    "bincount": lambda x: torch.bincount(x.long().flatten()),
+}
+
+
+@pytest.mark.parametrize("what", SHAPES)
+def test_shape(what: str) -> None:
+    error = error_of(SHAPES[what], kind=errors.DataDependentShape)
+    assert str(error) == SHAPE.format(what=what, here=here(SHAPES[what]))
+
+
+# ---- what a tracer does not have ----
+
+CALLS: dict[str, tuple[Any, str]] = {
+    "numpy": (lambda x: x.numpy(), IN_TORCH),
+    "__array__": (lambda x: np.sin(x), IN_TORCH),
+    "__dlpack__": (lambda x: torch.from_dlpack(x), IN_TORCH),
+    "pickle": (lambda x: pickle.dumps(x), OUTSIDE),
+    "data_ptr": (lambda x: x.data_ptr(), OUTSIDE),
+    "untyped_storage": (lambda x: x.untyped_storage(), OUTSIDE),
+    "share_memory_": (lambda x: x.share_memory_(), OUTSIDE),
+    "to_sparse": (lambda x: x.to_sparse(), "Keep it dense."),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_memory(what: str) -> None:
+    f, fix = CALLS[what]
+    assert str(error_of(f, kind=errors.UnsupportedCall)) == MEMORY.format(what=what, here=here(f), fix=fix)
+
+
+def test_save() -> None:
+    assert "`pickle` needs the memory" in str(error_of(lambda x: torch.save(x, io.BytesIO()), kind=errors.UnsupportedCall))
+
+
+def resize(x: Any) -> Any:
+    y = x * 1
+    y.resize_(8)
+    return y[:6]
+
+
+UNSUPPORTED: tuple[Any, ...] = (
+    resize,
+    lambda x: torch.utils.dlpack.to_dlpack(x),
+    lambda x: torch.nested.nested_tensor([x, x]),
+    lambda x: torch.nested.as_nested_tensor([x, x], layout=torch.jagged),
+    lambda x: torch.sparse_coo_tensor(torch.tensor([[0], [1]]), x[0, :1], (2, 3)),
+    lambda x: torch.func.linearize(torch.sin, x)[1](x),
+    lambda x: torch.manual_seed(0),
+    lambda x: (torch.get_rng_state(), torch.rand(2), torch.set_rng_state(torch.get_rng_state() * 1)),
+    lambda x: setattr(x, "data", torch.zeros(5)),
+    lambda x: torch.nn.utils.rnn.pack_padded_sequence(x[..., None], torch.tensor([3, 2]), batch_first=True),
+)
+
+
+@pytest.mark.parametrize("f", UNSUPPORTED, ids=range(len(UNSUPPORTED)))
+def test_no_exception_of_pytorchs_insides(f: Any) -> None:
+    error = error_of(f, kind=errors.CaptureError)
+    assert type(error) in (errors.UnsupportedCall, errors.DataDependentShape), type(error)
+    assert f"{__file__}:{f.__code__.co_firstlineno + (f is resize) * 3} in " in str(error)
+    for word in ("FakeTensor", "FunctionalTensor", "Proxy", "TracerMode", "shape_env"):
+        assert word not in str(error)
+
+
+PARAMETER = nn.Parameter(torch.ones(3))
+OPTIMIZER = torch.optim.SGD([PARAMETER], lr=0.1)
+
+
+def step(x: Any) -> Any:
+    OPTIMIZER.step()
+    return x
+
+
+def test_optimizer_from_outside() -> None:
+    assert str(error_of(step, kind=errors.UnsupportedCall)) == (
+        "the step of a SGD that was made outside the traced function would store traced tensors in its state\n"
+        f"from:         {here(step, 1)}\n"
+        "Use `functional_optimizer(torch.optim.SGD, ...)`, which takes the state and returns it."
+    )
+
+
+def leave_gradient(x: Any) -> Any:
+    (PARAMETER * x).sum().backward()
+    return x
+
+
+def test_gradient_left_behind() -> None:
+    assert str(error_of(leave_gradient, kind=errors.CaptureError)) == (
+        "the function leaves a gradient in the `.grad` of a f32[3] from outside that had none\n"
+        f"from:         {here(leave_gradient)}\n"
+        "Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`."
+    )
+    assert PARAMETER.grad is None
+
+
+# ---- arguments and results ----
+
+
+class Wrapper(torch.Tensor):
+    """A tensor class with its own dispatch."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+TYPE = "which cannot be traced: the type of a tensor is its dtype, shape and device\n"
+OR_PARTS = "or pass its components as separate tensors."
+ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "coo": (X.to_sparse, f"is a tensor of layout sparse_coo, {TYPE}Convert it with `.to_dense()`, {OR_PARTS}"),
+    "csr": (X.to_sparse_csr, f"is a tensor of layout sparse_csr, {TYPE}Convert it with `.to_dense()`, {OR_PARTS}"),
+    "mkldnn": (X.to_mkldnn, f"is a tensor of layout mkldnn, {TYPE}Convert it with `.to_dense()`, {OR_PARTS}"),
+    "nested": (
+        lambda: torch.nested.nested_tensor([X, X]),
+        f"is a nested tensor, {TYPE}Convert it with `.to_padded_tensor(0)`, {OR_PARTS}",
+    ),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([X, X], layout=torch.jagged),
+        f"is a nested tensor, {TYPE}Convert it with `.to_padded_tensor(0)`, {OR_PARTS}",
+    ),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+        f"is a quantized tensor, {TYPE}Convert it with `.dequantize()`, {OR_PARTS}",
+    ),
+    "subclass": (
+        lambda: X.as_subclass(Wrapper),
+        f"is a Wrapper, a tensor class with its own dispatch, {TYPE}Pass the plain tensors that it holds.",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_tensors_without_a_type(name: str) -> None:
+    make, text = ARGUMENTS[name]
+    value = make()
+    with pytest.raises(errors.UnsupportedInput) as info:
+        capture(lambda x, y: x, (X, {"a": [value]}))
+    assert str(info.value) == f"args[1]['a'][0] {text}"
+    with pytest.raises(errors.UnsupportedInput) as info:
+        capture(lambda x: x + value, (X,))
+    assert str(info.value) == f"a closed-over tensor {text}"
+
+
+@pytest.mark.parametrize(
+    ("value", "what", "fix"),
+    (
+        (np.ones(3), "numpy.ndarray", "Convert it with `torch.from_numpy`; a tensor becomes an input of the trace."),
+        (torch.Generator(), "torch.Generator", "Use the default generator and `torch.manual_seed`."),
+    ),
+    ids=("array", "generator"),
+)
+def test_arguments_that_cannot_be_traced(value: Any, what: str, fix: str) -> None:
+    with pytest.raises(errors.UnsupportedInput) as info:
+        capture(lambda x, y: x, (X,), {"y": value})
+    text, _, last = str(info.value).split("\n")
+    assert (text, last) == (f"kwargs['y'] is a {what}, which cannot be traced", fix)
+
+
+def generator(x: Any) -> Any:
+    yield x
+
+
+async def coroutine(x: Any) -> Any:
+    return x
+
+
+class Holder:
+    """Not a pytree."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+RESULTS: dict[str, tuple[Any, str]] = {
+    "generator": (generator, "generator returned a generator, whose code has not run\nReturn a list."),
+    "coroutine": (
+        coroutine,
+        "coroutine returned a coroutine, whose code has not run\nTrace a function that is not async.",
+    ),
+    "map": (lambda x: map(abs, [x]), "<lambda> returned an iterator, whose code has not run\nReturn a list."),
+    "object": (
+        lambda x: Holder(x * 2),
+        "<lambda> returned a Holder that holds traced tensors, but Holder is not a pytree\n"
+        "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_that_cannot_be_traced(name: str) -> None:
+    f, text = RESULTS[name]
+    what, source, fix = str(error_of(f, kind=errors.UnsupportedOutput)).split("\n")
+    assert f"{what}\n{fix}" == text
+    assert source == f"from:         {here(f)}"
+
+
+# ---- tensors that are changed in place and reached twice ----
+
+
+def test_mutated_argument_with_an_alias() -> None:
+    def f(x: Any, row: Any) -> Any:
+        x.add_(1)
+        return row * 2
+
+    with pytest.raises(errors.AliasedMutation) as info:
+        capture(f, (X, X[0]))
+    assert str(info.value) == (
+        "f changes tensor argument 0 (f32[2, 3]) in place, and tensor argument 1 (f32[3]) shares its memory\n"
+        f"from:         {here(f)}\n"
+        "Pass a clone of one of them, or compute a new tensor instead of changing this one."
+    )
+    with pytest.raises(errors.AliasedMutation, match="tensor argument 1"):
+        capture(f, (X, X))
+    with pytest.raises(errors.AliasedMutation, match="a closed-over tensor"):
+        capture(lambda x: (x.add_(1), row * 2), (X,)) if (row := X[0]) is not None else None
+    both = torch.zeros(2, 3)
+    capture(f, (both[:1], both[1]))  # one storage, but no memory in common
+    capture(lambda x, y: x * y, (X, X))  # nothing is changed
+    capture(lambda x, y: x.add_(1), (X.clone(), X))
+
+
+def test_mutated_argument_keeps_its_shape() -> None:
+    f = lambda x: x.transpose_(0, 1) * 2  # noqa: E731
+    assert str(error_of(f, kind=errors.CaptureError)) == (
+        "the function changes a f32[2, 3] from outside in place to f32[3, 2]\n"
+        f"from:         {here(f)}\n"
+        "A mutated tensor keeps its dtype and shape; return the new tensor instead."
+    )
+
+
+# ---- tracers that escape ----
+
+KEPT: list[Any] = []
+ESCAPED = (
+    "a tracer was used{by} after the function that made it had been traced\n"
+    "Return the value from the traced function instead of storing it in a global, a closure or an attribute."
+)
+
+
+@pytest.mark.parametrize("part", (lambda x: x * 2, lambda x: x.unbind(0)[1], lambda x: x, lambda x: x.max(0).values))
+def test_escaped_tracer(part: Any) -> None:
+    KEPT.clear()
+    capture(lambda x: KEPT.append(part(x)), (X,))
+    (tracer,) = KEPT
+    assert repr(tracer) == "EscapedTracer()"
+    uses: dict[str, Callable[[], Any]] = {
+        "add": lambda: tracer + 1,
+        "sin": lambda: torch.sin(tracer),
+        "stack": lambda: torch.stack([torch.ones(3), tracer]),
+        "__get__": lambda: tracer.shape,
+        "item": lambda: tracer.item(),
+        "__bool__": lambda: bool(tracer),
+        "linear": lambda: nn.functional.linear(X, tracer),
+    }
+    for name, use in uses.items():
+        with pytest.raises(errors.EscapedTracer) as info:
+            use()
+        assert str(info.value) == ESCAPED.format(by=f" by {name}"), name
+    with pytest.raises(errors.EscapedTracer):
+        capture(lambda x: x, (tracer,))
+    with pytest.raises(errors.EscapedTracer):
+        capture(lambda x: x + tracer, (X,))
+    with pytest.raises(errors.EscapedTracer):
+        tfn.grad(lambda x: (x * tracer).sum())(X)
+
+
+# ---- exceptions inside the traced function ----
+
+
+class Strange(Exception):
+    """Its constructor takes what an exception's does not."""
+
+    def __init__(self, a: int, *, code: int) -> None:
+        super().__init__(f"strange {a}")
+        self.code = code
+
+
+class Silent(ValueError):
+    """Its text is its own affair."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+def raises(error: Any) -> Any:
+    def f(x: Any) -> Any:
+        raise error
+
+    return f
+
+
+RAISED = (
+    *(ValueError("no"), KeyError("a"), OSError(2, "gone", "file"), Strange(1, code=7), Silent(7), StopIteration(3)),
+    *(UnicodeDecodeError("utf8", b"\xff", 0, 1, "bad"), ExceptionGroup("many", [ValueError(1)]), NotImplementedError()),
+    *(AssertionError("FakeTensor"), ImportError("no", name="m"), RecursionError("deep"), Warning("w"), SyntaxError("s")),
+)
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_exceptions_keep_their_type(error: Any) -> None:
+    f = raises(error)
+    found = error_of(f, kind=type(error))
+    assert isinstance(found, TracedFunctionError)
+    assert found.__cause__ is error
+    assert found.args == error.args
+    assert vars(found).items() >= vars(error).items()
+    assert str(found) == (
+        f"f raised {type(error).__name__} while it was traced: {error}\nfrom:         {here(f, 1)}"
+    )
+
+
+def test_exceptions_keep_what_the_interpreter_keeps() -> None:
+    assert error_of(lambda x: open("/nonexistent"), kind=FileNotFoundError).filename == "/nonexistent"  # noqa: SIM115
+    assert error_of(raises(Strange(1, code=7)), kind=Strange).code == 7
+    assert error_of(lambda x: x @ x, kind=RuntimeError).__cause__ is not None
+
+
+@pytest.mark.parametrize("error", (KeyboardInterrupt, SystemExit(3), GeneratorExit))
+def test_exceptions_that_end_the_program_pass(error: Any) -> None:
+    with pytest.raises(BaseException) as info:  # noqa: PT011
+        capture(raises(error), (X,))
+    assert info.type is (error if isinstance(error, type) else type(error))
+
+
+def test_wrong_shapes_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    error_of(lambda x: x @ x, kind=RuntimeError)
+    assert caplog.records == []
