@@ -62,7 +62,8 @@ def transformed(f: Callable[..., Any], make: Callable[[Callable[..., Any]], Any]
 
 
 def described(result: Any) -> str:
-    return str(result) if isinstance(result, TensorType) else f"a {type(result).__name__}"
+    """A result in the words of an error: its type, None, or what kind of Python value it is."""
+    return str(result) if result is None or isinstance(result, TensorType) else f"a {type(result).__name__}"
 
 
 def main_only(captured: Captured) -> Captured:

@@ -10,6 +10,7 @@ import torch
 
 from thunder_fn.api.calling import Transformed, apply, described, tensors_of, transformed, write_back
 from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, located
@@ -32,7 +33,7 @@ class Grad(Transformed):
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
         captured = capture(self.fn, args, kwargs)
-        check_loss(captured, self.has_aux, self.__name__)
+        check_loss(captured, self.has_aux, self.fn, self.__name__)
         inputs = tensors_of(captured, args, kwargs)
         wanted = input_mask(captured, args, kwargs, wrt)
         new = reverse.grad_and_value(captured.trace, wanted)
@@ -131,9 +132,9 @@ def check_argnums(argnums: Argnums, args: tuple[Any, ...], name: str) -> tuple[i
 def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name: str) -> set[int]:
     """Check the leaves of the arguments to differentiate; the positions of those arguments."""
     for number in argnums:
-        for path, leaf in zip(
-            pytree.paths(args[number], f"args[{number}]"), pytree.flatten(args[number])[0], strict=True
-        ):
+        leaves = pytree.flatten(args[number])[0]
+        for path, leaf in zip(pytree.paths(args[number], f"args[{number}]"), leaves, strict=True):
+            check_argument(leaf, lambda path=path: path)
             if not isinstance(leaf, torch.Tensor) or not is_differentiable(type_of_value(leaf)):
                 what = str(type_of_value(leaf)) if isinstance(leaf, torch.Tensor) else f"a {type(leaf).__name__}"
                 raise NotDifferentiable(
@@ -143,6 +144,9 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
                         fix="Cast it to a floating dtype, pass numbers as tensors, or leave the argument out of argnums.",
                     )
                 )
+        if not leaves:
+            text = f"{name}: args[{number}] has no tensor to differentiate: it is {args[number]!r:.40}"
+            raise NotDifferentiable(located(text, source=user_source(), fix="Leave the argument out of argnums."))
     return set(argnums)
 
 
@@ -165,17 +169,19 @@ def group_gradients(found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[
     return trees[argnums[0]] if isinstance(asked, int) else tuple(trees[number] for number in argnums)
 
 
-def check_loss(captured: Captured, has_aux: bool, name: str) -> None:
+def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: str) -> None:
     """The function returned one real scalar tensor, and aux if it was to."""
     result = captured.result(captured.trace.output_types[: captured.num_results])
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:
-            raise NonScalarLoss(f"{name}: with has_aux=True the function returns (loss, aux), not {described(result)}")
+            text = f"{name}: with has_aux=True the function returns (loss, aux), not {described(result)}"
+            raise NonScalarLoss(located(text, source=source_of(f), fix="Return the loss first, then anything else."))
         result = result[0]
     if not isinstance(result, TensorType) or result.shape != ():
         raise NonScalarLoss(
             located(
                 f"{name}: the function must return one scalar tensor, but it returned {described(result)}",
+                source=source_of(f),
                 fix="Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`.",
             )
         )
@@ -186,5 +192,9 @@ def check_loss(captured: Captured, has_aux: bool, name: str) -> None:
             else "Return the loss before it is rounded or compared."
         )
         raise NonScalarLoss(
-            located(f"{name}: the function must return a real number, but it returned {result}", fix=fix)
+            located(
+                f"{name}: the function must return a real number, but it returned {result}",
+                source=source_of(f),
+                fix=fix,
+            )
         )

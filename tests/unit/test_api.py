@@ -1,0 +1,245 @@
+"""Functions in, functions out: signatures, pytrees and misuse of grad, value_and_grad and vjp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thunder_fn as tfn
+from tests.unit.capturing import assert_same
+from thunder_fn import errors
+
+X, Y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+WHOLE = torch.ones(3, dtype=torch.int64)
+
+
+def product(x: Any, y: Any, *, scale: float = 1.0) -> Any:
+    return (x * y * scale).sum()
+
+
+def here(f: Any) -> str:
+    """How an error names a function."""
+    return f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in {f.__code__.co_name}"
+
+
+# ---- torch.func's signatures, on what it accepts ----
+
+CALLS: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
+    "one": (lambda func: func.grad(product), (X, Y)),
+    "second": (lambda func: func.grad(product, argnums=1), (X, Y)),
+    "last": (lambda func: func.grad(product, argnums=-1), (X, Y)),
+    "both": (lambda func: func.grad(product, argnums=(1, 0)), (X, Y)),
+    "one in a tuple": (lambda func: func.grad(product, argnums=(0,)), (X, Y)),
+    "pytree": (lambda func: func.grad(lambda p: (p["a"][0] ** 2 * p["b"]).sum()), ({"a": [X], "b": Y},)),
+    "aux": (lambda func: func.grad(lambda x: ((x**2).sum(), {"y": x * 2}), has_aux=True), (X,)),
+    "value": (lambda func: func.grad_and_value(product), (X, Y)),
+    "value and aux": (lambda func: func.grad_and_value(lambda x: ((x**3).sum(), x), has_aux=True), (X,)),
+    "unused": (lambda func: func.grad(lambda x, y: y.sum(), argnums=0), (X, Y)),
+    "twice": (lambda func: func.grad(lambda x: func.grad(lambda y: (y**4).sum())(x).sum()), (X,)),
+    "thrice": (
+        lambda func: func.grad(lambda x: func.grad(lambda y: func.grad(lambda z: (z**4).sum())(y).sum())(x).sum()),
+        (X,),
+    ),
+    "complex": (lambda func: func.grad(lambda z: (z * z.conj()).real.sum()), (torch.complex(X, Y),)),
+    "vjp": (lambda func: lambda x: (found := func.vjp(torch.sin, x))[1](found[0]), (X,)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_as_torch_func(name: str) -> None:
+    make, args = CALLS[name]
+    found, expected = make(tfn)(*args), make(torch.func)(*args)
+    assert type(found) is type(expected)
+    assert_same(found, expected)
+
+
+def test_keywords_are_passed_on() -> None:
+    assert torch.equal(tfn.grad(product)(X, Y, scale=2.0), 2 * Y)
+
+
+def test_value_and_grad_is_in_the_order_of_jax() -> None:
+    value, gradient = tfn.value_and_grad(product)(X, Y)
+    assert (value, gradient.tolist()) == (torch.tensor(32.0), Y.tolist())
+    (value, aux), gradient = tfn.value_and_grad(lambda x: (x.sum(), "aux"), has_aux=True)(X)
+    assert (value, aux, gradient.tolist()) == (torch.tensor(6.0), "aux", [1.0, 1.0, 1.0])
+
+
+def test_vjp_with_aux() -> None:
+    value, pullback, aux = tfn.vjp(lambda x, y: (x * y, {"sum": x + y}), X, Y, has_aux=True)
+    assert torch.equal(value, X * Y)
+    assert torch.equal(aux["sum"], X + Y)
+    assert_same(pullback(torch.ones(3)), (Y, X))
+
+
+def test_integer_primals_of_vjp_have_zero_cotangents() -> None:
+    _, pullback = tfn.vjp(lambda x, n: x * n, X, WHOLE)
+    assert_same(pullback(torch.ones(3)), (torch.ones(3), torch.zeros(3, dtype=torch.int64)))
+
+
+def test_mutations_are_written_back_once() -> None:
+    module, count = nn.BatchNorm1d(3), torch.zeros(())
+    data = torch.randn(4, 3)
+    expected = nn.BatchNorm1d(3)
+    expected(data)
+    tfn.grad(lambda x: (count.add_(1), module(x).pow(2).sum())[1])(data)
+    assert_same(list(module.buffers()), list(expected.buffers()))
+    assert count == 1
+
+
+def test_stop_gradient() -> None:
+    assert torch.equal(tfn.grad(lambda x: (x * tfn.stop_gradient(x)).sum())(X), X)
+    assert torch.equal(tfn.grad(lambda x: tfn.stop_gradient({"a": x**2})["a"].sum())(X), torch.zeros(3))
+
+
+# ---- misuse ----
+
+NOT_SCALAR = (
+    "grad_f: the function must return one scalar tensor, but it returned {what}\n"
+    "from:         {here}\n"
+    "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`."
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    ((lambda x: x * 2, "f32[3]"), (lambda x: 3.0, "a float"), (lambda x: None, "None"), (lambda x: (x.sum(),), "a tuple")),
+    ids=("vector", "number", "none", "tuple"),
+)
+def test_loss_is_a_scalar(value: Any, what: str) -> None:
+    def f(x: Any) -> Any:
+        return value(x)
+
+    with pytest.raises(errors.NonScalarLoss) as info:
+        tfn.grad(f)(X)
+    assert str(info.value) == NOT_SCALAR.format(what=what, here=here(f))
+    with pytest.raises(errors.NonScalarLoss, match="one scalar tensor"):
+        tfn.grad(lambda x: (value(x), 1), has_aux=True)(X)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    (
+        (lambda x: (x * 2j).sum(), "it returned c64[]\nfrom:         {here}\nTake `.real` or `abs()` of it first."),
+        (
+            lambda x: (x > 0).sum(),
+            "it returned i64[]\nfrom:         {here}\nReturn the loss before it is rounded or compared.",
+        ),
+    ),
+    ids=("complex", "integer"),
+)
+def test_loss_is_real(value: Any, text: str) -> None:
+    def f(x: Any) -> Any:
+        return value(x)
+
+    with pytest.raises(errors.NonScalarLoss) as info:
+        tfn.grad(f)(X)
+    assert str(info.value) == f"grad_f: the function must return a real number, but {text.format(here=here(f))}"
+
+
+def test_aux_is_there() -> None:
+    def f(x: Any) -> Any:
+        return x.sum()
+
+    with pytest.raises(errors.NonScalarLoss) as info:
+        tfn.grad(f, has_aux=True)(X)
+    assert str(info.value) == (
+        "grad_f: with has_aux=True the function returns (loss, aux), not f32[]\n"
+        f"from:         {here(f)}\n"
+        "Return the loss first, then anything else."
+    )
+
+
+@pytest.mark.parametrize("argnums", (True, 1.0, "x", None, (), (0, True), [0.0]))
+def test_argnums_are_ints(argnums: Any) -> None:
+    with pytest.raises(errors.ArgnumError, match="^argnums is an int or a (non-empty )?tuple of ints, given "):
+        tfn.grad(product, argnums=argnums)
+
+
+@pytest.mark.parametrize("argnums", (2, -3, (0, 2)))
+def test_argnums_point_at_arguments(argnums: Any) -> None:
+    f = lambda: tfn.grad(product, argnums=argnums)(X, Y)  # noqa: E731
+    with pytest.raises(errors.ArgnumError) as info:
+        f()
+    number = argnums if isinstance(argnums, int) else 2
+    assert str(info.value) == (
+        f"grad_product: argnums={argnums} asks for argument {number}, but the call has 2 positional arguments\n"
+        f"from:         {here(f)}\n"
+        "Pass the argument by position; keyword arguments are not differentiated."
+    )
+
+
+@pytest.mark.parametrize("argnums", ((0, 0), (1, -1)))
+def test_argnums_differ(argnums: Any) -> None:
+    with pytest.raises(errors.ArgnumError) as info:
+        tfn.grad(product, argnums=argnums)(X, Y)
+    assert str(info.value) == f"grad_product: argnums={argnums} names an argument twice"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    (
+        (WHOLE, "args[0] is i64[3]"),
+        ({"a": [X, X > 1]}, "args[0]['a'][1] is bool[3]"),
+        (2.0, "args[0] is a float"),
+        ((X, "a"), "args[0][1] is a str"),
+    ),
+    ids=("integers", "booleans", "number", "string"),
+)
+def test_only_floating_tensors_are_differentiated(value: Any, text: str) -> None:
+    f = lambda: tfn.grad(lambda x: torch.ones(()))(value)  # noqa: E731
+    with pytest.raises(errors.NotDifferentiable) as info:
+        f()
+    assert str(info.value) == (
+        f"grad_<lambda>: {text}, and only floating and complex tensors have gradients\n"
+        f"from:         {here(f)}\n"
+        "Cast it to a floating dtype, pass numbers as tensors, or leave the argument out of argnums."
+    )
+
+
+@pytest.mark.parametrize("value", (None, {}, [None]))
+def test_an_argument_without_tensors_is_not_differentiated(value: Any) -> None:
+    f = lambda: tfn.grad(lambda x: torch.ones(()))(value)  # noqa: E731
+    with pytest.raises(errors.NotDifferentiable) as info:
+        f()
+    assert str(info.value) == (
+        f"grad_<lambda>: args[0] has no tensor to differentiate: it is {value!r}\n"
+        f"from:         {here(f)}\n"
+        "Leave the argument out of argnums."
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", (X.to_sparse, lambda: torch.nested.nested_tensor([X])), ids=("sparse", "nested"))
+def test_tensors_without_a_type_are_not_differentiated(make: Any) -> None:
+    with pytest.raises(errors.UnsupportedInput, match=r"^args\[0\] is a "):
+        tfn.grad(lambda x: x.sum())(make())
+
+
+@pytest.mark.parametrize(
+    ("cotangent", "text"),
+    (
+        (torch.ones(2), "the cotangent of output 0 is f32[2], but the output is f32[3]"),
+        (X.double(), "the cotangent of output 0 is f64[3], but the output is f32[3]"),
+        (1.0, "the cotangent of output 0 is float, but the output is f32[3]"),
+        ((X,), "the cotangent has the structure PyTreeSpec((*,)), but the output has PyTreeSpec(*)"),
+    ),
+    ids=("shape", "dtype", "number", "structure"),
+)
+def test_cotangents_are_like_the_output(cotangent: Any, text: str) -> None:
+    with pytest.raises(errors.CotangentError) as info:
+        tfn.vjp(torch.sin, X)[1](cotangent)
+    assert str(info.value) == f"vjp_sin: {text}"
+
+
+def test_vjp_takes_tensors() -> None:
+    with pytest.raises(errors.NotDifferentiable, match=r"^vjp: primals\[0\]\['a'\] is a float; pass numbers as tensors"):
+        tfn.vjp(torch.sin, {"a": 3.0})
+
+
+def test_only_functions_are_transformed() -> None:
+    with pytest.raises(errors.GradError, match="^expected a function to transform, given a int: 3$"):
+        tfn.grad(3)
