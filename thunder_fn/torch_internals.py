@@ -609,6 +609,16 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
     return function not in _PLAIN_FUNCTION or cls.__torch_dispatch__ not in _PLAIN_DISPATCH
 
 
+def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
+    """The tensor is one of torch.func's wrappers."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def fake_mode_of(tracer: torch.Tensor) -> Any:
+    """The fake tensor mode that a functional tensor's inside belongs to, if any."""
+    return getattr(torch._from_functional_tensor(tracer.elem), "fake_mode", None)  # type: ignore[attr-defined]
+
+
 def is_tracer(value: Any) -> bool:
     """A tracer, perhaps inside the wrappers of torch.func."""
     if not isinstance(value, torch.Tensor):

@@ -29,8 +29,12 @@ SIZES = {"vocab_size": 64, "max_position_embeddings": 32, "pad_token_id": 0, "bo
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, **SIZES}
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 ENCODER_DECODER = {
-    **{f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("layers", 1), ("attention_heads", 4))},
-    **{"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
+    **{
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in (("layers", 1), ("attention_heads", 4))
+    },
+    "d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
 }
 TEXT: dict[str, Any] = {"input_ids": IDS}
 MASKED: dict[str, Any] = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
@@ -39,7 +43,11 @@ PAIR: dict[str, Any] = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1)}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "BertForMaskedLM": ("BertConfig", SMALL, MASKED),
     "RobertaForMaskedLM": ("RobertaConfig", SMALL, MASKED),
-    "DistilBertForMaskedLM": ("DistilBertConfig", {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, **SIZES}, TEXT),
+    "DistilBertForMaskedLM": (
+        "DistilBertConfig",
+        {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, **SIZES},
+        TEXT,
+    ),
     "ElectraForMaskedLM": ("ElectraConfig", {**SMALL, "embedding_size": 32}, TEXT),
     "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, **SIZES}, MASKED),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", SMALL, TEXT),

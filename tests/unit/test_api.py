@@ -106,7 +106,12 @@ NOT_SCALAR = (
 
 @pytest.mark.parametrize(
     ("value", "what"),
-    ((lambda x: x * 2, "f32[3]"), (lambda x: 3.0, "a float"), (lambda x: None, "None"), (lambda x: (x.sum(),), "a tuple")),
+    (
+        (lambda x: x * 2, "f32[3]"),
+        (lambda x: 3.0, "a float"),
+        (lambda x: None, "None"),
+        (lambda x: (x.sum(),), "a tuple"),
+    ),
     ids=("vector", "number", "none", "tuple"),
 )
 def test_loss_is_a_scalar(value: Any, what: str) -> None:
@@ -236,7 +241,9 @@ def test_cotangents_are_like_the_output(cotangent: Any, text: str) -> None:
 
 
 def test_vjp_takes_tensors() -> None:
-    with pytest.raises(errors.NotDifferentiable, match=r"^vjp: primals\[0\]\['a'\] is a float; pass numbers as tensors"):
+    with pytest.raises(
+        errors.NotDifferentiable, match=r"^vjp: primals\[0\]\['a'\] is a float; pass numbers as tensors"
+    ):
         tfn.vjp(torch.sin, {"a": 3.0})
 
 

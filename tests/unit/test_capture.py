@@ -25,9 +25,7 @@ Z = torch.complex(X, X.flip(0))
 
 def leaf_names(trace: Trace) -> list[str]:
     """The leaf ops of a trace and of its bodies."""
-    return [
-        equation.op.name for each in subtraces(trace) for equation in each.equations if equation.op.kind == "leaf"
-    ]
+    return [equation.op.name for each in subtraces(trace) for equation in each.equations if equation.op.kind == "leaf"]
 
 
 # ---- in-place code and views come out pure ----
@@ -266,7 +264,13 @@ def test_keyword_arguments_and_static_leaves() -> None:
 
 def draw(x: Any) -> Any:
     torch.rand(3)  # dead, but eager draws it
-    return torch.rand(2, 3) + x, torch.randn_like(x), torch.rand_like(x.t()), torch.randperm(5), torch.randint(0, 5, (3,))
+    return (
+        torch.rand(2, 3) + x,
+        torch.randn_like(x),
+        torch.rand_like(x.t()),
+        torch.randperm(5),
+        torch.randint(0, 5, (3,)),
+    )
 
 
 def draw_from(x: Any) -> Any:
@@ -342,7 +346,11 @@ def compute(x: Any) -> Any:
         *(2**x, 1 / x, 2 - x, x // 2, x % 2, -x, ~(x > 1), x @ x.T, abs(x), x.T @ x, np.prod(x.shape) * x, True + x),
         *(torch.stack([x, x]), torch.cat((x, x), dim=1), torch.einsum("ij,kj->ik", x, x), torch.split(x, [1, 2], 1)),
         *(x.sort(), x.topk(2), x.argmax(), torch.block_diag(x, x), torch.cartesian_prod(x[0], x[1]), torch.std_mean(x)),
-        *(torch.linalg.inv(x @ x.T + torch.eye(2)), torch.linalg.svd(x)[1], torch.linalg.cholesky(x @ x.T + torch.eye(2))),
+        *(
+            torch.linalg.inv(x @ x.T + torch.eye(2)),
+            torch.linalg.svd(x)[1],
+            torch.linalg.cholesky(x @ x.T + torch.eye(2)),
+        ),
     )
 
 

@@ -110,12 +110,20 @@ def func_grad(x: Any) -> Any:
 
 
 def func_jacobians(x: Any) -> Any:
-    return torch.func.jacrev(torch.sin)(x), torch.func.jacfwd(torch.sin)(x), torch.func.hessian(lambda x: (x**3).sum())(x)
+    return (
+        torch.func.jacrev(torch.sin)(x),
+        torch.func.jacfwd(torch.sin)(x),
+        torch.func.hessian(lambda x: (x**3).sum())(x),
+    )
 
 
 def func_vmap(x: Any) -> Any:
     rows = torch.vmap(lambda row: row.sum() * row)(x)
-    return rows, torch.vmap(torch.func.grad(lambda row: (row**2).sum()))(x), torch.vmap(lambda a, b: a @ b, (0, None))(x, x[0])
+    return (
+        rows,
+        torch.vmap(torch.func.grad(lambda row: (row**2).sum()))(x),
+        torch.vmap(lambda a, b: a @ b, (0, None))(x, x[0]),
+    )
 
 
 def tfn_inside_func(x: Any) -> Any:
@@ -163,7 +171,17 @@ def profiled(x: Any) -> Any:
 
 
 FUNCTIONS = (
-    *(no_grad, inference, detached, set_grad_enabled, autograd_grad, backward, hooks, forward_mode, autograd_functional),
+    *(
+        no_grad,
+        inference,
+        detached,
+        set_grad_enabled,
+        autograd_grad,
+        backward,
+        hooks,
+        forward_mode,
+        autograd_functional,
+    ),
     *(parameters_inside, checkpointed, func_grad, func_jacobians, func_vmap, tfn_inside_func, tfn_closes_over_func),
     *(autocast, returns_a_partial, clip_gradients, profiled),
 )

@@ -196,7 +196,9 @@ def test_module_as_an_argument_is_closed_over() -> None:
     module = nn.Linear(8, 2)
     trace = capture(lambda m, x: m(x), (module, X)).trace
     assert len(trace.inputs) == 1
-    assert [constant.tensor is p for constant, p in zip(trace.constants, module.parameters(), strict=True)] == [True] * 2
+    assert [constant.tensor is p for constant, p in zip(trace.constants, module.parameters(), strict=True)] == [
+        True
+    ] * 2
 
 
 # ---- attributes that forward assigns ----

@@ -35,9 +35,7 @@ SHAPE = (
     "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
 )
 MEMORY = (
-    "`{what}` needs the memory of a tensor, but a traced tensor has a type and no memory\n"
-    "from:         {here}\n"
-    "{fix}"
+    "`{what}` needs the memory of a tensor, but a traced tensor has a type and no memory\nfrom:         {here}\n{fix}"
 )
 IN_TORCH, OUTSIDE = "Use the function of torch that does the same.", "Do this outside the traced function."
 
@@ -148,7 +146,9 @@ def test_memory(what: str) -> None:
 
 
 def test_save() -> None:
-    assert "`pickle` needs the memory" in str(error_of(lambda x: torch.save(x, io.BytesIO()), kind=errors.UnsupportedCall))
+    assert "`pickle` needs the memory" in str(
+        error_of(lambda x: torch.save(x, io.BytesIO()), kind=errors.UnsupportedCall)
+    )
 
 
 def resize(x: Any) -> Any:
@@ -414,7 +414,13 @@ def raises(error: Any) -> Any:
 RAISED = (
     *(ValueError("no"), KeyError("a"), OSError(2, "gone", "file"), Strange(1, code=7), Silent(7), StopIteration(3)),
     *(UnicodeDecodeError("utf8", b"\xff", 0, 1, "bad"), ExceptionGroup("many", [ValueError(1)]), NotImplementedError()),
-    *(AssertionError("FakeTensor"), ImportError("no", name="m"), RecursionError("deep"), Warning("w"), SyntaxError("s")),
+    *(
+        AssertionError("FakeTensor"),
+        ImportError("no", name="m"),
+        RecursionError("deep"),
+        Warning("w"),
+        SyntaxError("s"),
+    ),
 )
 
 
@@ -426,9 +432,7 @@ def test_exceptions_keep_their_type(error: Any) -> None:
     assert found.__cause__ is error
     assert found.args == error.args
     assert vars(found).items() >= vars(error).items()
-    assert str(found) == (
-        f"f raised {type(error).__name__} while it was traced: {error}\nfrom:         {here(f, 1)}"
-    )
+    assert str(found) == (f"f raised {type(error).__name__} while it was traced: {error}\nfrom:         {here(f, 1)}")
 
 
 def test_exceptions_keep_what_the_interpreter_keeps() -> None:
@@ -439,7 +443,7 @@ def test_exceptions_keep_what_the_interpreter_keeps() -> None:
 
 @pytest.mark.parametrize("error", (KeyboardInterrupt, SystemExit(3), GeneratorExit))
 def test_exceptions_that_end_the_program_pass(error: Any) -> None:
-    with pytest.raises(BaseException) as info:  # noqa: PT011
+    with pytest.raises(BaseException) as info:
         capture(raises(error), (X,))
     assert info.type is (error if isinstance(error, type) else type(error))
 

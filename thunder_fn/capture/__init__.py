@@ -17,8 +17,10 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
-from thunder_fn.capture.recorder import Recorder, current, is_wrapped
-from thunder_fn.capture.scopes import ScopeMode, composite, module_scopes
+from thunder_fn.capture.patches import module_scopes
+from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.scopes import ScopeMode, composite
+from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
 from thunder_fn.trace import Atom, Trace, Var
 

@@ -15,8 +15,9 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import holds_tracer
-from thunder_fn.capture.recorder import Recorder, check_supported
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import data_dependent_error, is_internal, user_source
+from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
     TracedFunctionError,
@@ -57,7 +58,9 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
     for kind, (is_kind, fix) in kinds.items():
         if is_kind(leaf):
             leaf.close() if hasattr(leaf, "close") else None
-            raise UnsupportedOutput(located(f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix))
+            raise UnsupportedOutput(
+                located(f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix)
+            )
     if holds_tracer(getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
         text = f"{name} returned a {cls} that holds traced tensors, but {cls} is not a pytree"
@@ -69,7 +72,11 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
 
 
 def check_aliases(
-    trace: Trace, tensors: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], f: Callable[..., Any], name: str
+    trace: Trace,
+    tensors: Sequence[torch.Tensor],
+    targets: Sequence[int | torch.Tensor],
+    f: Callable[..., Any],
+    name: str,
 ) -> None:
     """Raise if a tensor that is changed in place shares memory with another that the trace uses."""
     if not targets:

@@ -123,19 +123,23 @@ def holds_tracer(value: Any) -> bool:
     """The value is a tracer or a pytree with one among its leaves."""
     if value is None or isinstance(value, (str, int, float, torch.nn.Module)):
         return False
-    return any(internals.is_tracer(leaf) for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0]))
+    return any(
+        internals.is_tracer(leaf) for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0])
+    )
 
 
 def _is_rebound(section: str, before: Any, value: Any) -> bool:
     if section != "_buffers" or not isinstance(before, torch.Tensor):
         return False
-    with torch._C.DisableTorchFunction():
+    with internals.no_torch_function():
         return type_of_value(before) == type_of_value(value)
 
 
 def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
     """The attribute is computed anew in each call: by the hook of `weight_norm`, or by an RNN from its parameters."""
-    return name.startswith("_flat_weight") or any(getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values())
+    return name.startswith("_flat_weight") or any(
+        getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values()
+    )
 
 
 def _has_new_tracer(value: Any, before: Any) -> bool:

@@ -20,12 +20,19 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.modules import WatchedModules
-from thunder_fn.errors import EscapedTracer, ThunderError, UnsupportedCall, UnsupportedInput, located
+from thunder_fn.capture.supported import (
+    EscapedValue,
+    check_supported,
+    encode_literal,
+    escaped_error,
+    higher_order_error,
+    is_wrapped,
+)
+from thunder_fn.errors import ThunderError, UnsupportedCall, located
 from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
@@ -36,7 +43,6 @@ RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
 PHYSICAL = {"aten._conj.default": "aten.conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
 """Lazy conjugation and negation, bits that a type does not have, and the ops that do it at once."""
 LIFTS = {"aten.lift_fresh.default", "aten.lift_fresh_copy.default"}
-LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
 def current() -> Recorder | None:
@@ -85,27 +91,6 @@ class Scope:
     kwargs: tuple[tuple[str, Arg], ...] | None = None
     results: tuple[Var, ...] | None = None
     detached: dict[int, Var] = field(default_factory=dict)
-
-
-class _EscapedTracer(internals.Tracer):
-    """What a tracer becomes when its capture has ended."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise escaped_error(func)
-
-    def __repr__(self, **kwargs: Any) -> str:
-        return "EscapedTracer()"
-
-
-def escaped_error(func: Any = None) -> EscapedTracer:
-    used = f" by {getattr(func, '__name__', func)}" if func is not None else ""
-    return EscapedTracer(
-        located(
-            f"a tracer was used{used} after the function that made it had been traced",
-            fix="Return the value from the traced function instead of storing it in a global, a closure or an attribute.",
-        )
-    )
 
 
 class Recorder:
@@ -171,7 +156,7 @@ class Recorder:
         for reference in self._tracers:
             tracer = reference()
             if type(tracer) is internals.Tracer:
-                tracer.__class__ = _EscapedTracer
+                tracer.__class__ = EscapedValue
         self._tracers.clear()
         self._vars.clear()
         self._lifted.clear()
@@ -195,6 +180,7 @@ class Recorder:
     # ---- tensors and variables ----
 
     def fresh(self, type: Type) -> Var:
+        """A new variable."""
         var = Var(self._next, type)
         self._next += 1
         return var
@@ -263,10 +249,9 @@ class Recorder:
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """The tracer was made by this recorder."""
-        if isinstance(tracer, _EscapedTracer):
+        if isinstance(tracer, EscapedValue):
             raise escaped_error()
-        fake = torch._from_functional_tensor(tracer.elem)  # type: ignore[attr-defined]
-        return getattr(fake, "fake_mode", None) is self.mode
+        return internals.fake_mode_of(tracer) is self.mode
 
     def _trace_like(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Var]:
         check_supported(tensor)
@@ -294,6 +279,7 @@ class Recorder:
         return None
 
     def type_of(self, tracer: torch.Tensor) -> Type:
+        """The type of a tracer."""
         with internals.no_torch_function():
             return type_of_value(tracer)
 
@@ -381,7 +367,9 @@ class Recorder:
                 if self._functions:
                     self._made_by[var.index] = self._functions[-1]
 
-    def emit(self, op: Op, args: tuple[Arg, ...], types: tuple[Type, ...], kwargs: tuple[tuple[str, Arg], ...]) -> tuple[Var, ...]:
+    def emit(
+        self, op: Op, args: tuple[Arg, ...], types: tuple[Type, ...], kwargs: tuple[tuple[str, Arg], ...]
+    ) -> tuple[Var, ...]:
         """Record an equation whose results no tracer stands for yet."""
         outputs = tuple(self.fresh(type) for type in types)
         self.scope.items.append(Leaf(op, args, kwargs, outputs, self.source))
@@ -397,7 +385,11 @@ class Recorder:
         """The first of the fake tensors that share this one's memory: the one that the others are views of."""
         memory = tensor.untyped_storage()._cdata
         for fake, _ in self._vars.values():
-            if isinstance(fake, internals.FakeTensor) and fake.dtype == tensor.dtype and fake.untyped_storage()._cdata == memory:
+            if (
+                isinstance(fake, internals.FakeTensor)
+                and fake.dtype == tensor.dtype
+                and fake.untyped_storage()._cdata == memory
+            ):
                 return fake
         return tensor
 
@@ -496,57 +488,3 @@ class Recorder:
         self.constants.append(Constant(var, tensor))
         self._vars[id(tensor)] = (tensor, var)
         return var
-
-
-def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) -> UnsupportedCall:
-    """The error for PyTorch's ops that take functions."""
-    name = str(func).removeprefix("torch.ops.higher_order.")
-    if name.startswith("auto_functionalized"):
-        text = f"the custom op {args[0]} changes its arguments in place, and thunder_fn has no pure version of it"
-        fix = "Write the op so that it returns new tensors (`mutates_args=()`), and copy the result where it is needed."
-        return UnsupportedCall(located(text, source=source, fix=fix))
-    text = f"PyTorch's higher-order op `{name}` cannot be captured"
-    return UnsupportedCall(located(text, source=source, fix="Call it outside the traced function."))
-
-
-def encode_literal(value: Any, source: Source | None = None) -> Literal:
-    """A Python value as a literal of the trace."""
-    if isinstance(value, LITERALS):
-        return Literal(value)
-    raise UnsupportedInput(
-        located(
-            f"an op was called with a {type(value).__name__}, which cannot be part of a trace: {value!r:.80}",
-            source=source,
-            fix="Pass tensors, numbers, strings, dtypes, devices or None; for random numbers use the default generator.",
-        )
-    )
-
-
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """A torch.func wrapper: made inside the traced function, it stays as it is."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def check_supported(tensor: torch.Tensor, what: str = "a closed-over tensor") -> None:
-    """Raise for tensors that have no type in a trace."""
-    if isinstance(tensor, _EscapedTracer):
-        raise escaped_error()
-    with internals.no_torch_function():
-        kind, fix = _unsupported(tensor)
-    if kind:
-        text = f"{what} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape and device"
-        raise UnsupportedInput(located(text, fix=fix))
-
-
-def _unsupported(tensor: torch.Tensor) -> tuple[str, str]:
-    components = "or pass its components as separate tensors."
-    if tensor.is_nested:
-        return "a nested tensor", f"Convert it with `.to_padded_tensor(0)`, {components}"
-    if getattr(tensor, "is_quantized", False):
-        return "a quantized tensor", f"Convert it with `.dequantize()`, {components}"
-    if tensor.layout is not torch.strided:
-        layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
-        return f"a tensor of layout {layout}", f"Convert it with `.to_dense()`, {components}"
-    if internals.has_own_dispatch(tensor):
-        return f"a {type(tensor).__name__}, a tensor class with its own dispatch", "Pass the plain tensors that it holds."
-    return "", ""

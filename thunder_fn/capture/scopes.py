@@ -7,17 +7,16 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.recorder import LITERALS, Inputs, Recorder, Scope, current
+from thunder_fn.capture.recorder import Recorder, Scope, current
 from thunder_fn.capture.scalars import with_tensor_scalars
+from thunder_fn.capture.supported import LITERALS
 from thunder_fn.errors import (
     DataDependentBranch,
     DataDependentShape,
@@ -38,8 +37,12 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
-_PROPERTIES = "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
-_QUERIES = "size dim ndimension stride storage_offset numel nelement is_contiguous is_floating_point is_complex is_signed"
+_PROPERTIES = (
+    "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
+)
+_QUERIES = (
+    "size dim ndimension stride storage_offset numel nelement is_contiguous is_floating_point is_complex is_signed"
+)
 METADATA: frozenset[Any] = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
@@ -183,7 +186,15 @@ def _lift(recorder: Recorder, value: Any) -> Any:
     return value
 
 
-def in_scope(recorder: Recorder, name: str, kind: str, run: Callable[[], R], args: Any = None, kwargs: Any = None, module: str = "") -> R:
+def in_scope(
+    recorder: Recorder,
+    name: str,
+    kind: str,
+    run: Callable[[], R],
+    args: Any = None,
+    kwargs: Any = None,
+    module: str = "",
+) -> R:
     """Run inside a new scope, which keeps the call as the user wrote it."""
     outer = recorder.scope
     scope = Scope(name, kind, outer, outer.depth + 1, recorder.source, module or outer.module)
@@ -196,18 +207,25 @@ def in_scope(recorder: Recorder, name: str, kind: str, run: Callable[[], R], arg
     return result
 
 
-def encode_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[tuple[Arg, ...] | None, tuple[tuple[str, Arg], ...] | None]:
+def encode_call(
+    recorder: Recorder, args: Any, kwargs: Any
+) -> tuple[tuple[Arg, ...] | None, tuple[tuple[str, Arg], ...] | None]:
     """The call's arguments with variables and literals in place of values; None if that cannot be."""
     try:
-        return tuple(_encode(recorder, arg) for arg in args), tuple((key, _encode(recorder, value)) for key, value in kwargs.items())
+        return tuple(_encode(recorder, arg) for arg in args), tuple(
+            (key, _encode(recorder, value)) for key, value in kwargs.items()
+        )
     except _NotEncodable:
         return None, None
 
 
 def encode_results(recorder: Recorder, result: Any) -> tuple[Var, ...] | None:
+    """The variables of the call's results; None if one has none."""
     try:
         leaves = pytree.flatten(result)[0]
-        return tuple(var for leaf in leaves if isinstance(leaf, Tensor) and isinstance(var := _encode(recorder, leaf), Var))
+        return tuple(
+            var for leaf in leaves if isinstance(leaf, Tensor) and isinstance(var := _encode(recorder, leaf), Var)
+        )
     except _NotEncodable:
         return None
 
@@ -229,7 +247,7 @@ def _encode(recorder: Recorder, value: Any) -> Arg:
     raise _NotEncodable
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def function_name(func: Any) -> str | None:
     """The name of a torch function's composite, None for those that are no scope of their own.
 
@@ -251,7 +269,9 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
     """The error for Python code that needs to know what is in a tensor."""
     name = getattr(func, "__name__", str(func))
     if isinstance(error, internals.DATA_DEPENDENT_SHAPE):
-        text = f"`{name}` has a result whose shape depends on the values in its input, which are not known while tracing"
+        text = (
+            f"`{name}` has a result whose shape depends on the values in its input, which are not known while tracing"
+        )
         fix = "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
         return DataDependentShape(located(text, source=source, fix=fix))
     if name in BRANCHES:
@@ -292,116 +312,6 @@ def user_source(recorder: Recorder | None = None) -> Source | None:
     return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, module)
 
 
-def _definition(function: Any) -> Source | None:
-    """Where a function is defined: the source of what is called from no user line."""
-    code = getattr(function, "__code__", None)
-    return Source(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
-
-
-# ---- modules ----
-
-def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`nn.Module.__call__` that makes calls scopes, in captures."""
-
-    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        recorder = current()
-        if recorder is None:
-            return original(self, *args, **kwargs)
-        path = module_path(recorder, self)
-        recorder.modules.watch(self, path)
-        recorder.source = user_source(recorder) or _definition(type(self).forward)
-        return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
-
-    return __call__
-
-
-def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `autograd.Function.apply` does to its inputs; in captures closed-over tensors become tracers there."""
-
-    def unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        recorder = current()
-        if recorder is None:
-            return original(args)
-        function = sys._getframe(1).f_locals.get("cls")
-        lifted = Inputs(original(lift_call(recorder, args, {})[0]))
-        if function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
-            recorder.enter_function(function.__qualname__, lifted)
-        return lifted
-
-    return unwrap_dead_wrappers
-
-
-def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
-    """Where the module sits in the outermost module that is being called."""
-    if module not in recorder.module_paths:
-        recorder.module_paths.update({child: path for path, child in module.named_modules() if child not in recorder.module_paths})
-    return recorder.module_paths[module]
-
-
-# ---- the state of the random number generator, which a trace neither reads nor sets ----
-
-
-def _tagged_state(original: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """`torch.get_rng_state` that remembers how many random ops had been recorded."""
-
-    def get_rng_state() -> Tensor:
-        recorder, state = current(), original()
-        if recorder is not None:
-            recorder.states.append((state, recorder.draws))
-        return state
-
-    return get_rng_state
-
-
-def _unchanged_state(original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """`torch.set_rng_state`, which a capture allows where it changes nothing."""
-
-    def set_rng_state(new_state: Tensor) -> None:
-        recorder = current()
-        if recorder is None:
-            original(new_state)
-        elif not any(new_state is state and recorder.draws == draws for state, draws in recorder.states):
-            raise _seed_error("set_rng_state")
-
-    return set_rng_state
-
-
-def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.manual_seed` and `torch.seed`, which a capture refuses."""
-
-    @functools.wraps(original)
-    def seed(*args: Any, **kwargs: Any) -> Any:
-        if current() is not None:
-            raise _seed_error(original.__name__)
-        return original(*args, **kwargs)
-
-    return seed
-
-
-def _seed_error(name: str) -> UnsupportedCall:
-    return UnsupportedCall(
-        located(
-            f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it runs",
-            source=user_source(),
-            fix="Seed outside the traced function; with `torch.utils.checkpoint`, keep random ops out of the checkpointed part.",
-        )
-    )
-
-
-_RANDOM = {
-    "get_rng_state": _tagged_state,
-    "set_rng_state": _unchanged_state,
-    "manual_seed": _refused,
-    "seed": _refused,
-}
-_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _RANDOM)
-
-
-def module_scopes() -> AbstractContextManager[None]:
-    """Calls of modules become scopes, in captures; other threads see no difference. Undone with the last capture."""
-    return _calls.applied()
-
-
 # ---- the user's own composites ----
 
 
@@ -427,27 +337,3 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
         return in_scope(recorder, name, "composite", lambda: f(*new_args, **new_kwargs), new_args, new_kwargs)
 
     return wrapper
-
-
-# ---- optimizers ----
-
-
-def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """An optimizer from outside would keep tracers as its state."""
-    recorder = current()
-    if recorder is None:
-        return
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if all(isinstance(param, internals.Tracer) for param in params):
-        return
-    name = type(optimizer).__name__
-    raise UnsupportedCall(
-        located(
-            f"the step of a {name} that was made outside the traced function would store traced tensors in its state",
-            source=user_source(),
-            fix=f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and returns it.",
-        )
-    )
-
-
-register_optimizer_step_pre_hook(_refuse_outside_state)

@@ -1,0 +1,92 @@
+"""What can be part of a trace, and the errors for what cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, located
+from thunder_fn.trace import Literal, Source
+
+LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+class EscapedValue(internals.Tracer):
+    """What a tracer becomes when its capture has ended."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise escaped_error(func)
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return "EscapedTracer()"
+
+
+def escaped_error(func: Any = None) -> EscapedTracer:
+    """The error for a tracer that is used when its capture has ended."""
+    used = f" by {getattr(func, '__name__', func)}" if func is not None else ""
+    return EscapedTracer(
+        located(
+            f"a tracer was used{used} after the function that made it had been traced",
+            fix="Return the value from the traced function instead of storing it in a global, a closure or an attribute.",
+        )
+    )
+
+
+def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) -> UnsupportedCall:
+    """The error for PyTorch's ops that take functions."""
+    name = str(func).removeprefix("torch.ops.higher_order.")
+    if name.startswith("auto_functionalized"):
+        text = f"the custom op {args[0]} changes its arguments in place, and thunder_fn has no pure version of it"
+        fix = "Write the op so that it returns new tensors (`mutates_args=()`), and copy the result where it is needed."
+        return UnsupportedCall(located(text, source=source, fix=fix))
+    text = f"PyTorch's higher-order op `{name}` cannot be captured"
+    return UnsupportedCall(located(text, source=source, fix="Call it outside the traced function."))
+
+
+def encode_literal(value: Any, source: Source | None = None) -> Literal:
+    """A Python value as a literal of the trace."""
+    if isinstance(value, LITERALS):
+        return Literal(value)
+    raise UnsupportedInput(
+        located(
+            f"an op was called with a {type(value).__name__}, which cannot be part of a trace: {value!r:.80}",
+            source=source,
+            fix="Pass tensors, numbers, strings, dtypes, devices or None; for random numbers use the default generator.",
+        )
+    )
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """A torch.func wrapper: made inside the traced function, it stays as it is."""
+    return internals.is_functorch_wrapped(tensor)
+
+
+def check_supported(tensor: torch.Tensor, what: str = "a closed-over tensor") -> None:
+    """Raise for tensors that have no type in a trace."""
+    if isinstance(tensor, EscapedValue):
+        raise escaped_error()
+    with internals.no_torch_function():
+        kind, fix = _unsupported(tensor)
+    if kind:
+        text = f"{what} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape and device"
+        raise UnsupportedInput(located(text, fix=fix))
+
+
+def _unsupported(tensor: torch.Tensor) -> tuple[str, str]:
+    components = "or pass its components as separate tensors."
+    if tensor.is_nested:
+        return "a nested tensor", f"Convert it with `.to_padded_tensor(0)`, {components}"
+    if getattr(tensor, "is_quantized", False):
+        return "a quantized tensor", f"Convert it with `.dequantize()`, {components}"
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+        return f"a tensor of layout {layout}", f"Convert it with `.to_dense()`, {components}"
+    if internals.has_own_dispatch(tensor):
+        return (
+            f"a {type(tensor).__name__}, a tensor class with its own dispatch",
+            "Pass the plain tensors that it holds.",
+        )
+    return "", ""
