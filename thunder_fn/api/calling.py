@@ -9,11 +9,13 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.capture import TENSOR, Captured, current, pytree
-from thunder_fn.capture.apply import apply_inside
+from thunder_fn.capture.apply import apply_inside, tensors_of, write_back
 from thunder_fn.errors import GradError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit import Jitted
 from thunder_fn.trace import TensorType, Trace
+
+__all__ = ["Transformed", "apply", "described", "main_only", "main_output", "tensors_of", "transformed", "write_back"]
 
 
 def apply(name: str, new: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -24,28 +26,15 @@ def apply(name: str, new: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     return apply_inside(recorder, new, inputs, ops.composite(name))
 
 
-def tensors_of(captured: Captured, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensor leaves of a call, which are the inputs of its trace."""
-    leaves, _ = pytree.flatten((args, kwargs))
-    return [leaf for leaf, known in zip(leaves, captured.in_leaves, strict=True) if known is TENSOR]
-
-
-def write_back(captured: Captured, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Give mutated tensors their new values."""
-    with torch.no_grad():
-        for write, value in zip(captured.writes, values, strict=True):
-            target = inputs[write.target] if isinstance(write.target, int) else write.target
-            target.copy_(value)
-
-
 class Transformed:
     """What transformed functions share: the name and the wrapped function of the original."""
 
     fn: Callable[..., Any]
 
     @property
-    def __name__(self) -> str:  # type: ignore[override]
-        return f"{type(self).__name__.lower()}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
+    def __name__(self) -> str:
+        kind: str = type(self).__qualname__.lower()
+        return f"{kind}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

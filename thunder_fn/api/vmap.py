@@ -153,10 +153,8 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
 def is_tracer(leaf: torch.Tensor) -> bool:
     """A tensor of a capture or of torch.func, which has no memory of its own to look at."""
     return (
-        (type(leaf) is not torch.Tensor
-        and not isinstance(leaf, torch.nn.Parameter))
-        or torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-    )
+        type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)
+    ) or torch._C._functorch.is_functorch_wrapped_tensor(leaf)
 
 
 def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
@@ -140,3 +141,20 @@ def _python(arg: Arg, env: list[Any]) -> Any:
             return arg.value
         case tuple():
             return [_python(item, env) for item in arg]
+
+
+# ---- calls ----
+
+
+def tensors_of(captured: Captured, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensor leaves of a call, which are the inputs of its trace."""
+    leaves, _ = pytree.flatten((args, kwargs))
+    return [leaf for leaf, known in zip(leaves, captured.in_leaves, strict=True) if known is TENSOR]
+
+
+def write_back(captured: Captured, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Give mutated tensors their new values."""
+    with torch.no_grad():
+        for write, value in zip(captured.writes, values, strict=True):
+            target = inputs[write.target] if isinstance(write.target, int) else write.target
+            target.copy_(value)

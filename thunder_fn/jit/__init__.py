@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import current
+from thunder_fn.capture.apply import apply_inside, write_back
 from thunder_fn.errors import JitError
 from thunder_fn.executors import Program
 from thunder_fn.jit.cache import Cache, CacheInfo, CallPath
@@ -17,7 +18,7 @@ from thunder_fn.jit.call import Call, call_key, read_call
 from thunder_fn.jit.callpath import MISS
 from thunder_fn.jit.guards import call_path, pattern
 from thunder_fn.jit.options import Options, check_argnums
-from thunder_fn.jit.program import Entry, build
+from thunder_fn.jit.program import Entry, build, capture_call
 from thunder_fn.trace import Trace
 
 __all__ = [
@@ -131,8 +132,18 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A jitted function that is called while another one is traced becomes part of that trace."""
-    return jitted.fn(*args, **kwargs)
+    """A jitted function that is called while another one is traced becomes one equation of that trace.
+
+    Its transforms have been applied to the body.
+    """
+    recorder = current()
+    assert recorder is not None, "the caller has looked"
+    call = read_call(jitted.options, args, kwargs)
+    captured, trace = capture_call(jitted.fn, jitted.options, call)
+    inputs = [tensor for _, tensor in call.tensors]
+    outputs = apply_inside(recorder, trace, inputs, ops.composite(trace.name))
+    write_back(captured, inputs, outputs[captured.num_results :])
+    return captured.result(outputs)
 
 
 def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

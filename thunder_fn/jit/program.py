@@ -61,9 +61,7 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
     captured = capture(with_statics(f, call), call.args, call.kwargs)
-    traces = [captured.trace]
-    for transform in options.transforms:
-        traces.append(_transformed(transform, traces[-1]))
+    traces = transformed(captured.trace, options)
     closed, constants = close_over(traces[-1])
     tensors = tuple(tensor for _, tensor in call.tensors)
     targets = [write.target for write in captured.writes]
@@ -81,6 +79,20 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
         clash=clash_check(tensors, targets) if targets else None,
         check_clash=partial(_check_clash, captured),
     )
+
+
+def capture_call(f: Callable[..., Any], options: Options, call: Call) -> tuple[Captured, Trace]:
+    """What is captured of a call, and the trace after the transforms."""
+    captured = capture(with_statics(f, call), call.args, call.kwargs)
+    return captured, transformed(captured.trace, options)[-1]
+
+
+def transformed(trace: Trace, options: Options) -> list[Trace]:
+    """The trace, then what each transform makes of the one before."""
+    traces = [trace]
+    for transform in options.transforms:
+        traces.append(_transformed(transform, traces[-1]))
+    return traces
 
 
 def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
