@@ -17,6 +17,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 help:
 	@sed -n 's/^# //p' Makefile | head -4
 
+# Threads that wait passively lose little on an idle machine and save a busy one from crawling.
+demo: export OMP_WAIT_POLICY ?= passive
 demo: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn demo
 

@@ -31,7 +31,7 @@ from thunder_fn.trace import Trace
 
 LAYERS, WIDTH, HEADS, CONTEXT = 4, 128, 4, 64
 BATCH, LEARNING_RATE, WEIGHT_DECAY = 16, 2e-3, 0.1
-DEFAULT_STEPS, COMPARED_STEPS, WARM_UP_STEPS = 900, 60, 5
+DEFAULT_STEPS, COMPARED_STEPS, WARM_UP_STEPS = 700, 60, 5
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 
 Params = dict[str, Tensor]
