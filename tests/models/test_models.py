@@ -34,7 +34,9 @@ ENCODER_DECODER = {
         for part in ("encoder", "decoder")
         for name, size in (("layers", 1), ("attention_heads", 4))
     },
-    "d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "d_model": 32,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
 }
 TEXT: dict[str, Any] = {"input_ids": IDS}
 MASKED: dict[str, Any] = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}

@@ -160,7 +160,7 @@ def test_aux_is_there() -> None:
 
 @pytest.mark.parametrize("argnums", (True, 1.0, "x", None, (), (0, True), [0.0]))
 def test_argnums_are_ints(argnums: Any) -> None:
-    with pytest.raises(errors.ArgnumError, match="^argnums is an int or a (non-empty )?tuple of ints, given "):
+    with pytest.raises(errors.ArgnumError, match=r"^argnums is an int or a (non-empty )?tuple of ints, given "):
         tfn.grad(product, argnums=argnums)
 
 
@@ -248,5 +248,5 @@ def test_vjp_takes_tensors() -> None:
 
 
 def test_only_functions_are_transformed() -> None:
-    with pytest.raises(errors.GradError, match="^expected a function to transform, given a int: 3$"):
+    with pytest.raises(errors.GradError, match=r"^expected a function to transform, given a int: 3$"):
         tfn.grad(3)

@@ -330,7 +330,7 @@ def look(x: Any) -> Any:
     assert x.device == torch.device("cpu")
     assert x.type() == "torch.FloatTensor"
     assert isinstance(x, torch.Tensor)
-    return x * len(x), [row * 2 for row in x], x.numel(), x.shape[0], x.view(x.size()[:-1] + (3, 1))
+    return x * len(x), [row * 2 for row in x], x.numel(), x.shape[0], x.view(x.size()[:-1] + (3, 1))  # noqa: RUF005
 
 
 def convert(x: Any) -> Any:

@@ -361,5 +361,6 @@ def test_custom_op_that_mutates_is_an_error() -> None:
     with pytest.raises(UnsupportedCall) as info:
         capture(lambda x: shift(y := x.clone(), 2.0) or y, (X,))
     assert str(info.value).startswith(
-        "the custom op capture_test.shift.default changes its arguments in place, and thunder_fn has no pure version of it\n"
+        "the custom op capture_test.shift.default changes its arguments in place, "
+        "and thunder_fn has no pure version of it\n"
     )

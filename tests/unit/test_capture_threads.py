@@ -211,7 +211,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.parametrize("f", (*FAILING, torch.sin, nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))))
 def test_nothing_keeps_tensors_alive(f: Any) -> None:
-    """Neither the argument nor what is closed over, whether the function fails or not, without the garbage collector."""
+    """Neither the argument nor what is closed over, whether the function fails or not. No collector is needed."""
     with suppress(ThunderError, Odd):
         capture(f, (X.clone(),))  # what PyTorch caches, it has now cached
     with no_collector():
@@ -227,7 +227,7 @@ def test_a_trace_keeps_its_constants_alive_and_nothing_else() -> None:
     with no_collector():
         x, closed = X.clone(), X.clone()
         references = [weakref.ref(x), weakref.ref(closed)]
-        captured = capture(lambda x: x + closed, (x,))
+        captured = capture(lambda x, y=closed: x + y, (x,))
         del x
         assert references[0]() is None
         assert captured.trace.constants[0].tensor is closed

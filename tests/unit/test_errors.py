@@ -20,7 +20,8 @@ from thunder_fn.errors import TracedFunctionError
 
 X = torch.arange(6.0).reshape(2, 3) + 0.5
 BRANCH = (
-    "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), but its values are not known while tracing\n"
+    "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), "
+    "but its values are not known while tracing\n"
     "from:         {here}\n"
     "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
 )

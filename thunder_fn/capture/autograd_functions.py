@@ -1,7 +1,7 @@
 """`torch.autograd.Function` inside a traced function.
 
-A trace has what `forward` does. PyTorch runs `forward` with gradients off, and the user's `backward` is not part of what
-it records, so the results of `forward` pass through `thunder_fn::autograd_function`: a copy that nobody can
+A trace has what `forward` does. PyTorch runs `forward` with gradients off, and the user's `backward` is not part of
+what it records, so the results of `forward` pass through `thunder_fn::autograd_function`: a copy that nobody can
 differentiate. PyTorch's own autograd inside the traced function does not meet it: it calls `backward`.
 """
 
@@ -38,8 +38,9 @@ def _keep_name(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Tensor)
 def _refuse(ctx: Any, cotangent: torch.Tensor) -> Any:
     raise MissingRule(
         located(
-            f"the backward of the autograd function {ctx.name} is not part of the trace, so nothing can be differentiated through it",
-            fix="Write its forward as a plain function, or take this gradient inside the traced function with `torch.autograd.grad`.",
+            f"the backward of the autograd function {ctx.name} is not part of the trace, "
+            "so nothing can be differentiated through it",
+            fix="Write its forward as a plain function, or use `torch.autograd.grad` inside the traced function.",
         )
     )
 

@@ -95,7 +95,8 @@ def check_aliases(
                 what = f"tensor argument {target}" if isinstance(target, int) else "a closed-over tensor"
                 raise AliasedMutation(
                     located(
-                        f"{name} changes {what} ({trace_type(tensor)}) in place, and {other} ({trace_type(alias)}) shares its memory",
+                        f"{name} changes {what} ({trace_type(tensor)}) in place, "
+                        f"and {other} ({trace_type(alias)}) shares its memory",
                         source=source_of(f),
                         fix="Pass a clone of one of them, or compute a new tensor instead of changing this one.",
                     )
@@ -114,7 +115,8 @@ def trace_type(tensor: torch.Tensor) -> str:
 
 _INTERNAL = re.compile(
     r"FakeTensor|FunctionalTensor|[Ff]unctional tensor|fake tensor|ProxyT|data pointer of [Tt]ensor|torch\.compile/|"
-    r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python dispatcher|shape_env|EffectType'
+    r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python dispatcher|shape_env|'
+    r"EffectType"
 )
 
 

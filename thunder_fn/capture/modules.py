@@ -1,8 +1,9 @@
 """What the traced function does to the modules that it calls.
 
-A module is watched from its first call in a capture. A buffer that is bound to a new tensor (`self.count = self.count + 1`)
-becomes a write. Any other attribute that would hold a tracer when the trace is done is an error, since nobody would ever
-compute its value. In both cases, and whenever the capture fails, the module gets back what it held before.
+A module is watched from its first call in a capture. A buffer that is bound to a new tensor, as by
+`self.count = self.count + 1`, becomes a write. Any other attribute that would hold a tracer when the trace is done is an
+error, since nobody would ever compute its value. In both cases, and whenever the capture fails, the module gets back
+what it held before.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def _escaped_error(state: _State, name: str) -> EscapedTracer:
     source = Source(code.co_filename, code.co_firstlineno, f"{cls.__name__}.forward", state.path) if code else None
     return EscapedTracer(
         located(
-            f"a traced tensor was stored in the attribute `{name}` of a {cls.__name__}, where it would outlive the trace",
+            f"a traced tensor was stored in the attribute `{name}` of a {cls.__name__}, "
+            "where it would outlive the trace",
             source=source,
             fix="Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape.",
         )

@@ -1,4 +1,4 @@
-"""What is replaced in PyTorch while a thread captures. In threads that do not, every replacement does what it replaces."""
+"""What is replaced in PyTorch while a thread captures. In other threads, every replacement does what it replaces."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _seed_error(name: str) -> UnsupportedCall:
         located(
             f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it runs",
             source=user_source(),
-            fix="Seed outside the traced function; with `torch.utils.checkpoint`, keep random ops out of the checkpointed part.",
+            fix="Seed outside the traced function; keep random ops out of what `torch.utils.checkpoint` runs.",
         )
     )
 

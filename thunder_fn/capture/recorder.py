@@ -207,7 +207,7 @@ class Recorder:
         return internals.functionalize(fake, self.functional_mode)
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder is returned as it is."""
+        """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder stays as it is."""
         if isinstance(tensor, internals.FunctionalTensor) and self.owns(tensor):
             return tensor
         known = self._lifted.get(id(tensor))
@@ -218,7 +218,8 @@ class Recorder:
             if outside is None:
                 raise UnsupportedCall(
                     located(
-                        "a tensor of a torch.func transform around the traced function is closed over inside another transform",
+                        "a tensor of a torch.func transform around the traced function is closed over "
+                        "inside another transform",
                         source=self.source,
                         fix="Pass it as an argument, or use thunder_fn's transforms for both.",
                     )
@@ -341,7 +342,8 @@ class Recorder:
         if not all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor)):
             raise UnsupportedCall(
                 located(
-                    f"{op} makes a sparse, nested or quantized tensor, and a traced tensor has only a dtype, shape and device",
+                    f"{op} makes a sparse, nested or quantized tensor, "
+                    "and a traced tensor has only a dtype, shape and device",
                     source=self.source,
                     fix="Keep it dense, or make it outside the traced function.",
                 )

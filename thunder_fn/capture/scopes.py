@@ -275,7 +275,10 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
         fix = "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
         return DataDependentShape(located(text, source=source, fix=fix))
     if name in BRANCHES:
-        text = "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), but its values are not known while tracing"
+        text = (
+            "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), "
+            "but its values are not known while tracing"
+        )
         fix = "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
         return DataDependentBranch(located(text, source=source, fix=fix))
     text = f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing"

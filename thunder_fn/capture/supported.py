@@ -30,7 +30,8 @@ def escaped_error(func: Any = None) -> EscapedTracer:
     return EscapedTracer(
         located(
             f"a tracer was used{used} after the function that made it had been traced",
-            fix="Return the value from the traced function instead of storing it in a global, a closure or an attribute.",
+            fix="Return the value from the traced function instead of storing it in a global, a closure or an "
+            "attribute.",
         )
     )
 
@@ -54,7 +55,7 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
         located(
             f"an op was called with a {type(value).__name__}, which cannot be part of a trace: {value!r:.80}",
             source=source,
-            fix="Pass tensors, numbers, strings, dtypes, devices or None; for random numbers use the default generator.",
+            fix="Pass tensors, numbers, strings, dtypes, devices or None; random numbers use the default generator.",
         )
     )
 
