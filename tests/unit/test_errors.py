@@ -164,6 +164,7 @@ UNSUPPORTED: tuple[Any, ...] = (
     lambda x: torch.nested.nested_tensor([x, x]),
     lambda x: torch.nested.as_nested_tensor([x, x], layout=torch.jagged),
     lambda x: torch.sparse_coo_tensor(torch.tensor([[0], [1]]), x[0, :1], (2, 3)),
+    lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
     lambda x: torch.func.linearize(torch.sin, x)[1](x),
     lambda x: torch.manual_seed(0),
     lambda x: (torch.get_rng_state(), torch.rand(2), torch.set_rng_state(torch.get_rng_state() * 1)),

@@ -1,8 +1,8 @@
 """What the traced function does to the modules that it calls.
 
 A module is watched from its first call in a capture. A buffer that is bound to a new tensor, as by
-`self.count = self.count + 1`, becomes a write. Any other attribute that would hold a tracer when the trace is done is an
-error, since nobody would ever compute its value. In both cases, and whenever the capture fails, the module gets back
+`self.count = self.count + 1`, becomes a write. Any other attribute that would hold a tracer when the trace is done is
+an error, since nobody would ever compute its value. In both cases, and whenever the capture fails, the module gets back
 what it held before.
 """
 
