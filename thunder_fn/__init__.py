@@ -22,6 +22,7 @@ from thunder_fn.api import (
 )
 from thunder_fn.api.associative_scan import associative_scan as associative_scan
 from thunder_fn.capture import composite as composite
+from thunder_fn.capture.lookasides import Lookaside as Lookaside
 from thunder_fn.check import check as check
 from thunder_fn.interpreters.evaluate import evaluate as evaluate
 from thunder_fn.jit import (
@@ -32,6 +33,7 @@ from thunder_fn.jit import (
     last_traces as last_traces,
 )
 from thunder_fn.optim import functional_optimizer as functional_optimizer
+from thunder_fn.structured import flex_attention as _flex_attention  # noqa: F401
 from thunder_fn.structured.checkpoint import checkpoint as checkpoint
 from thunder_fn.structured.checkpoint_name import checkpoint_name as checkpoint_name
 from thunder_fn.structured.cond import cond as cond, switch as switch

@@ -73,6 +73,10 @@ class TracedFunctionError(CaptureError):
         return self.message or super().__str__()
 
 
+class LookasideError(CaptureError, TypeError):
+    """A lookaside for something that is no function."""
+
+
 class GradError(ThunderError):
     """Base class of misuse of the derivatives."""
 

@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -508,7 +509,15 @@ class _CompilingFlag:
 
 def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """What Dynamo does with its callback, made so that `torch.compile`d functions run as they are in threads that capture."""
-    return lambda callback: None if _capturing.value > 0 else original(callback)
+    def callback_from_stance(callback: Any) -> Any:
+        if not _capturing.value:
+            return original(callback)
+        count_frames = getattr(torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
+        if count_frames is not None:
+            count_frames(-1)  # with fullgraph=True it asks afterwards whether something was compiled
+        return None
+
+    return callback_from_stance
 
 
 def _no_meta_log(record: logging.LogRecord) -> bool:
@@ -657,6 +666,38 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     first = tensor.storage_offset() * tensor.itemsize
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return first, first + (steps + 1) * tensor.itemsize
+
+
+# ---- PyTorch's own higher-order functions ----
+
+HIGHER_ORDER = {
+    "cond": ("torch._higher_order_ops.cond", "cond"),
+    "while_loop": ("torch._higher_order_ops.while_loop", "while_loop"),
+    "scan": ("torch._higher_order_ops.scan", "scan"),
+    "associative_scan": ("torch._higher_order_ops.associative_scan", "associative_scan"),
+    "map": ("torch._higher_order_ops.map", "map"),
+    "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
+    "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
+    "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
+    "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
+}
+"""Where they are. A user may have imported them from elsewhere, but they are these objects."""
+
+
+def higher_order_function(name: str) -> types.FunctionType | None:
+    """One of these functions; None while nobody has imported its module, or where this PyTorch has none."""
+    module, path = HIGHER_ORDER[name]
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def math_attention(*args: Any) -> Any:
+    """PyTorch's eager flex_attention: attention as its definition has it, the user's functions batched by vmap."""
+    from torch._higher_order_ops.flex_attention import math_attention
+
+    return math_attention(*args)
 
 
 # ---- decompositions ----

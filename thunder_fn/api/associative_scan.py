@@ -16,6 +16,7 @@ import torch
 
 from thunder_fn.api.vmap import vmap
 from thunder_fn.capture import pytree
+from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.structured.bodies import described_function
 from thunder_fn.structured.loops import check_carry
@@ -55,7 +56,7 @@ def associative_scan(
     if not leaves:
         return xs
     _check(xs, leaves, dim)
-    moved = [leaf.movedim(dim, 0) for leaf in leaves]
+    moved = [leaf.movedim(dim, 0) if dim else leaf for leaf in leaves]
     batched = combine_fn if combine_mode == "pointwise" else vmap(combine_fn)
 
     def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
@@ -68,7 +69,7 @@ def associative_scan(
     found = _scan(combine, moved)
     if reverse:
         found = [leaf.flip(0) for leaf in found]
-    return pytree.unflatten(spec, [leaf.movedim(0, dim) for leaf in found])
+    return pytree.unflatten(spec, [leaf.movedim(0, dim) if dim else leaf for leaf in found])
 
 
 def _check(xs: Any, leaves: list[Any], dim: int) -> None:
@@ -103,3 +104,13 @@ def _interleave(even: Tensor, odd: Tensor) -> Tensor:
     count = odd.shape[0]
     mixed = torch.stack([even[:count], odd], 1).reshape(2 * count, *odd.shape[1:])
     return mixed if even.shape[0] == count else torch.cat([mixed, even[count:]])
+
+
+def _torch_associative_scan(
+    combine_fn: Callable[[Any, Any], Any], xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+) -> Any:
+    """PyTorch's associative_scan, whose function is pointwise unless it says otherwise."""
+    return associative_scan(combine_fn, xs, dim, reverse, combine_mode)
+
+
+divert("associative_scan", _torch_associative_scan)

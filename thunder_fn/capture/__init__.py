@@ -15,6 +15,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
+from thunder_fn.capture.lookasides import diverted
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.patches import module_scopes
@@ -94,7 +95,7 @@ def capture(
         check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
     recorder = Recorder(track_no_grad=track_no_grad)
     name = getattr(f, "__name__", type(f).__name__)
-    with recorder.running(module_scopes(), ScopeMode(recorder)):
+    with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
         tracers = {i: recorder.input(leaves[i]) for i in places}
         for module, path in modules_of(f, leaves):
             recorder.modules.watch(module, path)

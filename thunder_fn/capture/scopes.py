@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.recorder import Recorder, Scope, current
 from thunder_fn.capture.scalars import with_tensor_scalars
 from thunder_fn.capture.supported import LITERALS
@@ -119,8 +120,13 @@ class ScopeMode(TorchFunctionMode):
         recorder = self.recorder
         if func in METADATA or current() is not recorder or (self._running and self._running[-1] is func):
             return func(*args, **kwargs)
+        args, kwargs = lift_call(recorder, args, kwargs)
+        instead = replacement(func)
+        if instead is not None:
+            with self:
+                return instead(*args, **kwargs)
         try:
-            return self._scoped(func, *lift_call(recorder, args, kwargs))
+            return self._scoped(func, args, kwargs)
         except ThunderError as error:
             recorder.refused = error
             raise
@@ -163,7 +169,7 @@ class ScopeMode(TorchFunctionMode):
             self._running.append(func)
             try:
                 with self:
-                    result = internals.without_torch_function_checks(func)(*args, **kwargs)
+                    result = internals.without_torch_function_checks(original_of(func))(*args, **kwargs)
             finally:
                 self._running.pop()
         else:

@@ -97,6 +97,7 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
         executors: what runs the program; `"torch"` calls PyTorch's ops.
         transforms: functions from Trace to Trace, applied in order to what was traced.
+        lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to `replace_with`.
         cache: `"constant values"`; `"same input"` checks nothing after the first call, the caller promises that all
             arguments are alike; `"no caching"` traces every call.
         static_argnums: positional arguments that are baked in, by hash and equality. They can be any hashable value.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption, located
 from thunder_fn.trace import Trace
 
@@ -23,12 +24,13 @@ class Options:
 
     executors: tuple[str, ...] = ("torch",)
     transforms: tuple[Callable[[Trace], Trace], ...] = ()
+    lookasides: tuple[Lookaside, ...] = ()
     cache: str = "constant values"
     static_argnums: tuple[int, ...] = ()
     donate_argnums: tuple[int, ...] = ()
 
     def changed(self, given: dict[str, Any]) -> Options:
-        """These options with others in their place; transforms are added after those that are there.
+        """These options with others in their place; transforms and lookasides are added after those that are there.
 
         Raises:
             UnknownOption: there is no such option, executor or cache mode; names the nearest one.
@@ -38,8 +40,9 @@ class Options:
             if name not in names:
                 raise UnknownOption(_unknown("option", name, names))
         values = {name: _READERS[name](value) for name, value in given.items()}
-        if "transforms" in values:
-            values["transforms"] = (*self.transforms, *values["transforms"])
+        for name in ("transforms", "lookasides"):
+            if name in values:
+                values[name] = (*getattr(self, name), *values[name])
         new = dataclasses.replace(self, **values)
         both = set(new.static_argnums) & set(new.donate_argnums)
         if both:
@@ -87,6 +90,14 @@ def _read_transforms(value: Any) -> tuple[Callable[[Trace], Trace], ...]:
     return given
 
 
+def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
+    given: tuple[Any, ...] = (value,) if isinstance(value, Lookaside) else tuple(value)
+    for lookaside in given:
+        if not isinstance(lookaside, Lookaside):
+            raise JitError(f"jit: a lookaside is a `Lookaside(fn, replace_with)`, given a {type(lookaside).__name__}")
+    return given
+
+
 def _read_cache(value: Any) -> str:
     if value in _LATER:
         raise JitError(f"jit: cache={value!r} {_LATER[value]}")
@@ -106,6 +117,7 @@ def _read_argnums(value: Any) -> tuple[int, ...]:
 _READERS: dict[str, Callable[[Any], Any]] = {
     "executors": _read_executors,
     "transforms": _read_transforms,
+    "lookasides": _read_lookasides,
     "cache": _read_cache,
     "static_argnums": _read_argnums,
     "donate_argnums": _read_argnums,

@@ -18,6 +18,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture
 from thunder_fn.capture.failures import check_aliases
+from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import Program, lower
 from thunder_fn.executors.reuse import is_dense
@@ -60,7 +61,8 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
         CaptureError: f cannot be traced.
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
-    captured = capture(with_statics(f, call), call.args, call.kwargs)
+    with lookasides(options.lookasides):
+        captured = capture(with_statics(f, call), call.args, call.kwargs)
     traces = transformed(captured.trace, options)
     closed, constants = close_over(traces[-1])
     tensors = tuple(tensor for _, tensor in call.tensors)

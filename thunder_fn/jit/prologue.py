@@ -16,6 +16,7 @@ Its ops are defined with `torch.library`, so the prologue evaluates like any tra
 from __future__ import annotations
 
 import enum
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,8 @@ for _name, _check in _CHECKS.items():
 
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+"""Functions are what they are: another one, be it of the same code, is another program."""
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
@@ -101,7 +104,7 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
         return type(leaf), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
     if isinstance(leaf, slice):
         return slice, tuple(Literal(part) for part in (leaf.start, leaf.stop, leaf.step))
-    if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES)) or _is_enum(leaf):
+    if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_FUNCTION_TYPES)) or _is_enum(leaf):
         return type(leaf), Literal(leaf)
     name, kind = argument_name(tree, position), type(leaf).__name__
     raise UnsupportedInput(

@@ -1,0 +1,1 @@
+"""Structured ops: equations that own bodies, each with all its rules in one place."""

@@ -24,6 +24,7 @@ import torch.utils.checkpoint
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_structured, can_bind, replay
+from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.evaluate import evaluate
@@ -350,3 +351,6 @@ def _policy_of_contexts(context_fn: Callable[[], Any] | None) -> Any:
 
 
 _SAVES = (torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE, torch.utils.checkpoint.CheckpointPolicy.PREFER_SAVE)
+
+
+divert("checkpoint", torch_checkpoint)

@@ -20,6 +20,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.capture import current, pytree
+from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
@@ -434,3 +435,6 @@ def _where_defined(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
+
+
+divert("cond", cond)

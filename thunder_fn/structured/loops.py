@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import Captured, current, pytree
+from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.structured.bodies import capture_bodies, described_function, tensor_leaves
@@ -252,3 +253,14 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
     Source: torch._higher_order_ops.map and jax.lax.map.
     """
     return scan(lambda _, x: (None, f(x, *args)), None, xs, dim=dim)[1]
+
+
+def _torch_scan(combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+    """PyTorch's scan: without xs there is no step."""
+    if not pytree.flatten(xs)[0]:
+        return init, []
+    return scan(combine_fn, init, xs, dim=dim, reverse=reverse)
+
+
+divert("scan", _torch_scan)
+divert("map", map)

@@ -17,6 +17,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.capture import current
+from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
@@ -320,7 +321,8 @@ def _truth(cond_fn: Callable[..., Any], value: Any) -> Any:
             f"while_loop: the condition must be a bool or a scalar tensor, not {what}\n"
             f"from:         {described_function(cond_fn)}\nReduce it with `.all()` or `.any()`."
         )
-    return value.reshape(()) != 0
+    value = value.reshape(()) if value.ndim else value
+    return value if value.dtype is torch.bool else value != 0
 
 
 def _as_tuple(body_fn: Callable[..., Any], value: Any) -> tuple[Any, ...]:
@@ -348,3 +350,6 @@ def _record(
     traces = tuple(consts_first(trace, num_consts) for trace in bodies.bodies)
     values = (*bodies.closures, *tensor_leaves(carry))
     return captured.result(while_evaluate_rule(traces, *values, num_consts=num_consts, max_steps=max_steps))
+
+
+divert("while_loop", while_loop)

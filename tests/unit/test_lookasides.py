@@ -1,0 +1,212 @@
+"""Lookasides: PyTorch's higher-order functions and the user's, however imported, in captures only."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+from typing import Any
+
+import pytest
+import torch
+import torch._higher_order_ops as hops
+import torch.utils.checkpoint
+from torch.utils.checkpoint import checkpoint as imported_checkpoint
+
+import thunder_fn as tfn
+from thunder_fn import Lookaside, jit
+from thunder_fn.capture.lookasides import lookasides
+from thunder_fn.errors import JitError, LookasideError
+from thunder_fn.trace import Trace
+
+Tensor = torch.Tensor
+X = torch.linspace(-1, 1, 3, dtype=torch.float64)
+imported_cond = torch.cond
+
+
+def names(trace: Trace) -> set[str]:
+    return {e.op.name for e in trace.equations} | {n for e in trace.equations for b in e.bodies for n in names(b)}
+
+
+# ---- PyTorch's own ----
+
+
+def true_fn(x: torch.Tensor) -> Tensor:
+    return torch.cos(x)
+
+
+def false_fn(x: torch.Tensor) -> Tensor:
+    return torch.sin(x)
+
+
+def test_the_seeds_example_as_it_is_written() -> None:
+    @jit
+    def f(true_fn: Any, false_fn: Any, x: Tensor) -> Tensor:
+        return torch.cond(x.shape[0] > 4, true_fn, false_fn, (x,))
+
+    x = torch.ones(5)
+    torch.testing.assert_close(f(true_fn, false_fn, x), torch.cos(x))
+    torch.testing.assert_close(f(true_fn, false_fn, x[:3]), torch.sin(x[:3]))
+    torch.testing.assert_close(f(false_fn, true_fn, x), torch.sin(x))
+    assert tfn.cache_info(f).misses == 3
+
+
+def loops(x: Tensor) -> Any:
+    carry, ys = hops.scan(lambda c, y: (c * y, c + y), x, torch.stack([x, x.sin()]), reverse=True)
+    n, v = torch.while_loop(lambda n, v: n < 3, lambda n, v: (n + 1, v * 2), (torch.tensor(0), x))
+    prefixes = hops.associative_scan(lambda a, b: a * b, torch.stack([x, x.cos(), x]), 0)
+    mapped = hops.map(lambda y, z: y * z, torch.stack([x, x.exp()]), x)
+    kept = imported_checkpoint(lambda x: x.sin().sin(), x, use_reentrant=False)
+    chosen = imported_cond(
+        x.sum() > 0, lambda x: x * 2, lambda x: torch.cond(x[0] > 0, torch.sin, torch.cos, (x,)), (x,)
+    )
+    return carry, ys, n, v, prefixes, mapped, kept, chosen
+
+
+def python(x: Tensor) -> Any:
+    xs = (x, x.sin())
+    first = x * xs[1]
+    ys = torch.stack([first + x, x + xs[1]])
+    chosen = x * 2 if x.sum() > 0 else x.sin() if x[0] > 0 else x.cos()
+    prefixes = torch.stack([x, x, x]).cumprod(0) * torch.stack([x / x, x.cos() / x, x.cos() / x])
+    return first * x, ys, torch.tensor(3), x * 8, prefixes, torch.stack([x * x, x.exp() * x]), x.sin().sin(), chosen
+
+
+def test_every_spelling_becomes_an_equation() -> None:
+    x = X + 0.3
+    trace = tfn.trace(loops, x)
+    tfn.check(trace)
+    assert {"scan", "while_loop", "checkpoint", "cond"} <= names(trace)
+    torch.testing.assert_close(jit(loops)(x), python(x))
+    torch.testing.assert_close(jit(loops)(-x), python(-x))
+    torch.testing.assert_close(tfn.jacrev(lambda x: loops(x)[:2])(x), torch.func.jacrev(lambda x: python(x)[:2])(x))
+
+
+def test_scan_without_xs_is_torchs() -> None:
+    (trace_out,) = tfn.evaluate(tfn.trace(lambda x: hops.scan(lambda c, y: (c, c), x, [])[0], X), (X,))
+    torch.testing.assert_close(trace_out, X)
+
+
+def test_outside_a_capture_nothing_is_different() -> None:
+    functions = [torch.cond, torch.while_loop, hops.scan, hops.map, hops.associative_scan, imported_checkpoint]
+    before = [(f.__code__, f.__defaults__, inspect.signature(f)) for f in functions]
+    with pytest.raises(ZeroDivisionError):
+        tfn.trace(lambda x: torch.cond(x.sum() > 0, lambda x: x / (1 // 0), lambda x: x, (x,)), X)
+    assert [(f.__code__, f.__defaults__, inspect.signature(f)) for f in functions] == before
+
+
+def test_other_threads_run_the_original_meanwhile() -> None:
+    stop, wrong, calls = threading.Event(), [], [0]
+
+    def other() -> None:
+        while not stop.is_set():
+            result = imported_checkpoint(lambda x: x + 1, X, use_reentrant=False)
+            calls[0] += 1
+            if type(result) is not torch.Tensor or not torch.equal(result, X + 1):
+                wrong.append(result)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    traces = [tfn.trace(lambda x: imported_checkpoint(torch.sin, x, use_reentrant=False), X) for _ in range(30)]
+    stop.set()
+    thread.join()
+    assert not wrong and calls[0] and all(names(trace) >= {"checkpoint"} for trace in traces)
+
+
+# ---- flex_attention ----
+
+
+def test_flex_attention_under_transforms() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    size = 6
+    q, k, v = (torch.randn(2, 2, size, 4, dtype=torch.float64) for _ in range(3))
+    bias = torch.randn(2, dtype=torch.float64)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, size, size, device="cpu", BLOCK_SIZE=size)
+
+    def f(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * 1.5 + bias[h] * (i - j), block_mask=mask)
+
+    def oracle(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        i = torch.arange(size)
+        scores = q @ k.transpose(-1, -2) / 2 * 1.5 + bias[None, :, None, None] * (i[:, None] - i)
+        return scores.masked_fill(i[:, None] < i, float("-inf")).softmax(-1) @ v
+
+    def loss(f: Any) -> Any:
+        return lambda *args: f(*args).sin().sum()
+
+    args, every = (q, k, v, bias), (0, 1, 2, 3)
+    tfn.check(tfn.trace(f, *args))
+    torch.testing.assert_close(jit(f)(*args), oracle(*args))
+    torch.testing.assert_close(tfn.grad(loss(f), every)(*args), torch.func.grad(loss(oracle), every)(*args))
+    biases = torch.stack([bias, bias * 2])
+    batched = tfn.vmap(tfn.grad(loss(f)), (None, None, None, 0))(q, k, v, biases)
+    torch.testing.assert_close(
+        batched, torch.func.vmap(torch.func.grad(loss(oracle)), (None, None, None, 0))(q, k, v, biases)
+    )
+    hessian = torch.func.jacrev(torch.func.jacrev(loss(oracle), 3), 3)(*args)
+    torch.testing.assert_close(tfn.hessian(loss(f), 3)(*args), hessian)
+
+
+# ---- the user's ----
+
+
+def slow(x: Tensor, factor: float = 2.0) -> Tensor:
+    return x.sin() * factor
+
+
+also_slow = slow
+
+
+def with_cell() -> Any:
+    offset = 1.0
+
+    def shifted(x: Tensor) -> Tensor:
+        return x + offset
+
+    return shifted
+
+
+def test_a_lookaside_of_jit() -> None:
+    f = jit(
+        lambda x: also_slow(x) + slow(x, factor=3.0), lookasides=[Lookaside(slow, lambda x, factor=2.0: x * factor)]
+    )
+    torch.testing.assert_close(f(X), X * 5)
+    torch.testing.assert_close(slow(X), X.sin() * 2)
+    torch.testing.assert_close(jit(lambda x: slow(x))(X), X.sin() * 2)
+
+
+def test_a_lookaside_calls_the_original_and_reaches_bodies() -> None:
+    def thrice(x: Tensor, factor: float = 2.0) -> Tensor:
+        return slow(x, factor) * 3
+
+    f = jit(lambda x: tfn.scan(lambda c, _: (slow(c), None), x, length=2)[0], lookasides=Lookaside(slow, thrice))
+    torch.testing.assert_close(f(X), (X.sin() * 6).sin() * 6)
+
+
+def test_lookasides_of_closures_and_of_c_functions() -> None:
+    shifted = with_cell()
+    with lookasides(
+        [Lookaside(shifted, lambda x: x * 10), Lookaside(torch.sin, torch.cos), Lookaside(Tensor.exp, torch.tanh)]
+    ):
+        have = tfn.jvp(lambda x: (shifted(x), torch.sin(x), x.exp()), (X,), (X,))[0]
+        assert torch.equal(torch.sin(X), X.sin())
+    torch.testing.assert_close(have, (X * 10, X.cos(), X.tanh()))
+    torch.testing.assert_close(shifted(X), X + 1)
+
+
+def test_a_torch_function_in_python_as_its_own_replacement() -> None:
+    softmax = torch.nn.functional.softmax
+    with lookasides([Lookaside(softmax, lambda x, dim: softmax(x, dim) * 2)]):
+        have = tfn.jvp(lambda x: torch.nn.functional.softmax(x, 0), (X,), (X,))[0]
+    torch.testing.assert_close(have, X.softmax(0) * 2)
+
+
+def test_errors() -> None:
+    with pytest.raises(LookasideError, match="Lookaside: fn must be a function, given Linear"):
+        Lookaside(torch.nn.Linear(2, 2), slow)
+    with pytest.raises(LookasideError, match="replace_with is a function, given a int"):
+        Lookaside(slow, 3)  # type: ignore[arg-type]
+    with pytest.raises(JitError, match="a lookaside is a `Lookaside"):
+        jit(slow, lookasides=[slow])
+    assert isinstance(slow, types.FunctionType)

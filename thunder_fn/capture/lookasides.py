@@ -1,0 +1,186 @@
+"""Lookasides: inside a capture, calls of a function go to another one.
+
+A Python function may have been imported under any name, so what is replaced is its code: while some capture runs, the
+function is a short trampoline to a dispatcher, which calls the replacement in threads that capture and a copy of the
+original in all others. Calls that were under way go on undisturbed. With the last capture the code comes back.
+
+Functions of C, such as `torch.sin`, reach the recorder by themselves (`scopes.py`), and are diverted there.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.recorder import current
+from thunder_fn.errors import LookasideError
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookaside:
+    """Inside the captures that are given it, calls of `fn` go to `replace_with`; nowhere else.
+
+    Law: outside a capture, and in other threads, `fn` is what it was.
+
+    Args:
+        fn: a Python function, however it was imported, or a function of PyTorch's.
+        replace_with: takes the same arguments. A call of `fn` inside it goes to the original.
+    """
+
+    fn: Function
+    replace_with: Function
+
+    def __post_init__(self) -> None:
+        if not callable(self.replace_with):
+            raise LookasideError(f"Lookaside: replace_with is a function, given a {type(self.replace_with).__name__}")
+        if not isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
+            raise LookasideError(
+                f"Lookaside: fn must be a function, given {self.fn!r:.60}\n"
+                "For a method give the function in its class, `Class.method`; for a module its class's `forward`."
+            )
+
+
+_chosen: ContextVar[dict[Any, Lookaside]] = ContextVar("thunder_fn_lookasides", default={})
+_running: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_lookasides_running", default=())
+_always: dict[str, Function] = {}
+
+
+def divert(name: str, replace_with: Function) -> None:
+    """Divert one of PyTorch's higher-order functions (`torch_internals.HIGHER_ORDER`) in every capture."""
+    _always[name] = replace_with
+
+
+def replacement(fn: Any) -> Function | None:
+    """What a call of fn goes to in this thread; None for fn itself."""
+    lookaside = _chosen.get().get(fn)
+    if lookaside is None or current() is None or fn in _running.get():
+        return None
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        token = _running.set((*_running.get(), fn))
+        try:
+            return lookaside.replace_with(*args, **kwargs)
+        finally:
+            _running.reset(token)
+
+    return replaced
+
+
+@contextmanager
+def lookasides(given: Sequence[Lookaside]) -> Iterator[None]:
+    """The captures inside, in this thread, use these lookasides."""
+    token = _chosen.set({**_chosen.get(), **{one.fn: one for one in given}})
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+@contextmanager
+def diverted() -> Iterator[None]:
+    """While a capture runs: Python functions that have a lookaside lead to the dispatcher."""
+    with ExitStack() as stack:
+        for name, replace_with in _always.items():
+            fn = internals.higher_order_function(name)
+            if fn is not None:
+                stack.enter_context(_trampoline(fn).applied(replace_with))
+        for fn in _chosen.get():
+            if isinstance(fn, types.FunctionType):
+                stack.enter_context(_trampoline(fn).applied(None))
+        yield
+
+
+def original_of(fn: Any) -> Any:
+    """A function as it was before any trampoline."""
+    known = _trampolines.get(fn) if isinstance(fn, types.FunctionType) else None
+    return known.copy if known is not None and known.users else fn
+
+
+# ---- trampolines ----
+
+
+class _Trampoline:
+    """Swaps the code of one function while at least one capture needs it."""
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        self.fn, self.code = fn, fn.__code__
+        self.copy = _copy(fn)
+        self.users = 0
+        self._always: Function | None = None
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        """The call, in whatever thread it was made."""
+        if current() is not None:
+            chosen = replacement(self.fn)
+            if chosen is not None:
+                return chosen(*args, **kwargs)
+            if self._always is not None and self.fn not in _running.get():
+                return self._always(*args, **kwargs)
+        return self.copy(*args, **kwargs)
+
+    @contextmanager
+    def applied(self, always: Function | None) -> Iterator[None]:
+        with _lock:
+            if self.users == 0 and self.fn.__code__ is not self.code:
+                self.code, self.copy = self.fn.__code__, _copy(self.fn)
+            self.users += 1
+            self._always = always or self._always
+            if self.users == 1:
+                self.fn.__code__ = _trampoline_code(self.code, self.dispatch)
+        try:
+            yield
+        finally:
+            with _lock:
+                self.users -= 1
+                if self.users == 0:
+                    self.fn.__code__ = self.code
+
+
+_lock = threading.RLock()
+_trampolines: dict[types.FunctionType, _Trampoline] = {}
+
+
+def _trampoline(fn: types.FunctionType) -> _Trampoline:
+    with _lock:
+        if fn not in _trampolines:
+            _trampolines[fn] = _Trampoline(fn)
+        return _trampolines[fn]
+
+
+def _copy(fn: types.FunctionType) -> types.FunctionType:
+    copy = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
+    copy.__dict__.update(fn.__dict__)
+    return copy
+
+
+def _trampoline_code(code: types.CodeType, dispatch: Function) -> types.CodeType:
+    """Code that calls the dispatcher. It has as many free variables as `code`, as Python asks of a function's new code.
+
+    The dispatcher is a constant of the code: the function's globals and closure stay as they are.
+    """
+    cells = [f"cell_{i}" for i in range(len(code.co_freevars))]
+    text = "\n".join(
+        [
+            f"def outer({', '.join(cells)}):",
+            "    def trampoline(*args, **kwargs):",
+            f"        if None: {', '.join(cells) or 'pass'}",
+            "        dispatch = 'DISPATCH'",
+            "        return dispatch(*args, **kwargs)",
+            "    return trampoline",
+        ]
+    )
+    names: dict[str, Any] = {}
+    exec(compile(text, code.co_filename, "exec"), names)
+    made: types.CodeType = names["outer"](*cells).__code__
+    constants = tuple(dispatch if constant == "DISPATCH" else constant for constant in made.co_consts)
+    return made.replace(co_consts=constants, co_name=code.co_name, co_firstlineno=code.co_firstlineno)
