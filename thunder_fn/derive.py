@@ -165,7 +165,10 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         for tracer, flag in zip(tracers, active, strict=True):
             tracer.requires_grad_(flag)
-        results = call_leaf(equation, lambda var: tracers[var.index])
+        try:
+            results = call_leaf(equation, lambda var: tracers[var.index])
+        except CANNOT:  # the op will be decomposed
+            return possible
         followed = tuple(isinstance(result, torch.Tensor) and result.requires_grad for result in results)
     return followed if any(followed) else possible
 
