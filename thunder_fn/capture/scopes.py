@@ -120,13 +120,13 @@ class ScopeMode(TorchFunctionMode):
         recorder = self.recorder
         if func in METADATA or current() is not recorder or (self._running and self._running[-1] is func):
             return func(*args, **kwargs)
-        args, kwargs = lift_call(recorder, args, kwargs)
-        instead = replacement(func)
-        if instead is not None:
+        try:
+            args, kwargs = lift_call(recorder, args, kwargs)
+            instead = replacement(func)
+            if instead is None:
+                return self._scoped(func, args, kwargs)
             with self:
                 return instead(*args, **kwargs)
-        try:
-            return self._scoped(func, args, kwargs)
         except ThunderError as error:
             recorder.refused = error
             raise
