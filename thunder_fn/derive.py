@@ -166,7 +166,7 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
         for tracer, flag in zip(tracers, active, strict=True):
             tracer.requires_grad_(flag)
         try:
-            results = call_leaf(equation, lambda var: tracers[var.index])
+            results = call_differentiable(equation, lambda var: tracers[var.index])
         except CANNOT:  # the op will be decomposed
             return possible
         followed = tuple(isinstance(result, torch.Tensor) and result.requires_grad for result in results)

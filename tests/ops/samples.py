@@ -98,7 +98,10 @@ def spread(items: list[Any], limit: int | None) -> list[Any]:
 def _variant(sample: SampleInput, kind: str) -> SampleInput | None:
     match kind:
         case "noncontiguous":
-            return sample.noncontiguous()
+            strided = all(
+                t.layout is torch.strided for t in (sample.input, *sample.args) if isinstance(t, torch.Tensor)
+            )
+            return sample.noncontiguous() if strided else None
         case "conjugated":
             return sample.transform(_lazily_conjugated)
         case _:

@@ -1,10 +1,10 @@
 """Ops that look at memory layout, recorded so that the trace does not depend on it.
 
-Strides are not part of a type: a trace runs on tensors of any layout, and its rules are derived on contiguous ones.
-The few ops whose result or derivative depends on strides are recorded behind an explicit `clone` to a contiguous layout.
+Strides are not part of a type: a trace runs on tensors of any layout, and rules are derived on contiguous ones. The few
+ops whose result or derivative depends on strides are recorded behind a contiguous `clone`.
 
-- `as_strided` and `as_strided_scatter` address memory. The strides at hand when they are recorded say which element lies
-  where, so they become the same op on a flat contiguous clone, or a gather where the tensor has gaps.
+- `as_strided` and `as_strided_scatter` address memory. The strides at hand when they are recorded say which element
+  lies where, so they become the same op on a flat contiguous clone, or a gather where the tensor has gaps.
 - `linalg.det`, `slogdet` and `solve` factor the matrix or its transpose, whichever is contiguous, and their derivatives
   ask again which it was.
 """

@@ -30,6 +30,7 @@ class _Context:
 def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     """The trace of everything that was recorded and is needed for the outputs."""
     root = recorder.root
+    _drop_unread_states(recorder)
     _drop_unread_vectors(root, {atom.index for atom in outputs if isinstance(atom, Var)})
     live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)})
     context = _Context(recorder, live, _traffic(root, live, outputs), {})
@@ -47,11 +48,25 @@ def _leaves(scope: Scope) -> Iterator[tuple[Leaf, Scope]]:
             yield item, scope
 
 
+def _drop_unread_states(recorder: Recorder) -> None:
+    """States of the random number generator that are never set back."""
+    unread = {id(place) for _, _, place in recorder.states if not place.outputs}
+    if unread:
+        _drop(recorder.root, unread)
+
+
+def _drop(scope: Scope, unwanted: set[int]) -> None:
+    scope.items[:] = [item for item in scope.items if id(item) not in unwanted]
+    for item in scope.items:
+        if isinstance(item, Scope):
+            _drop(item, unwanted)
+
+
 VALUES_ONLY = {"aten._linalg_svd.default": "compute_uv", "aten._linalg_eigh.default": "compute_v"}
 """Factorisations that compute the values alone, if told to."""
 
 VECTORS = {"torch.linalg.svd", "torch.svd", "torch.linalg.eigh", "torch.linalg.eig"}
-"""Functions that compute vectors even if nobody reads them; `svdvals`, `eigvalsh`, norms and `cond` do it for autograd."""
+"""Functions that compute vectors though nobody may read them; `svdvals`, `eigvalsh` and norms do it for autograd."""
 
 
 def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:

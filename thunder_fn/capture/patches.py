@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Inputs, Recorder, current
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
+from thunder_fn.capture.seeds import FUNCTIONS as SEEDS
 from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.trace import Source
 
@@ -69,63 +69,7 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     return recorder.module_paths[module]
 
 
-# ---- the state of the random number generator, which a trace neither reads nor sets ----
-
-
-def _tagged_state(original: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """`torch.get_rng_state` that remembers how many random ops had been recorded."""
-
-    def get_rng_state() -> Tensor:
-        recorder, state = current(), original()
-        if recorder is not None:
-            recorder.states.append((state, recorder.draws))
-        return state
-
-    return get_rng_state
-
-
-def _unchanged_state(original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """`torch.set_rng_state`, which a capture allows where it changes nothing."""
-
-    def set_rng_state(new_state: Tensor) -> None:
-        recorder = current()
-        if recorder is None:
-            original(new_state)
-        elif not any(new_state is state and recorder.draws == draws for state, draws in recorder.states):
-            raise _seed_error("set_rng_state")
-
-    return set_rng_state
-
-
-def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.manual_seed` and `torch.seed`, which a capture refuses."""
-
-    @functools.wraps(original)
-    def seed(*args: Any, **kwargs: Any) -> Any:
-        if current() is not None:
-            raise _seed_error(original.__name__)
-        return original(*args, **kwargs)
-
-    return seed
-
-
-def _seed_error(name: str) -> UnsupportedCall:
-    return UnsupportedCall(
-        located(
-            f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it runs",
-            source=user_source(),
-            fix="Seed outside the traced function; keep random ops out of what `torch.utils.checkpoint` runs.",
-        )
-    )
-
-
-_RANDOM = {
-    "get_rng_state": _tagged_state,
-    "set_rng_state": _unchanged_state,
-    "manual_seed": _refused,
-    "seed": _refused,
-}
-_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _RANDOM)
+_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, SEEDS)
 
 
 def module_scopes() -> AbstractContextManager[None]:

@@ -114,7 +114,7 @@ class Recorder:
         self._functions: list[str] = []
         self.refused: ThunderError | None = None
         self.draws = 0
-        self.states: list[tuple[torch.Tensor, int]] = []
+        self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._made_by: dict[int, str] = {}
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
@@ -416,7 +416,7 @@ class Recorder:
         return self.stop(entry[1])
 
     def stop(self, var: Var) -> Var:
-        """The variable as grad sees it here: made where gradients were off and read where they are on, it is constant."""
+        """The variable as grad sees it here: made where gradients were off and read where they are on, constant."""
         if var.index not in self._off or not self._is_tracking() or not self.track_no_grad or not self.base_grad:
             return var
         known = self.scope.detached.get(var.index)
@@ -447,7 +447,7 @@ class Recorder:
             inputs.ended = self._functions.pop
 
     def _tracked(self, var: Var) -> Var:
-        """The variable with the history that its memory has: a view is followed though it was taken where gradients are off."""
+        """The variable with the history that its memory has, though the view was taken where gradients are off."""
         leaf = self._views.get(var.index)
         if leaf is None or not isinstance(leaf.args[0], Var):
             return self.stop(var)

@@ -87,7 +87,7 @@ CHECKS: dict[Any, tuple[bool, str | None]] = {
     **dict.fromkeys((torch.istft, Tensor.istft), (False, "istft: the window overlap-add has a minimum of zero")),
     F.gaussian_nll_loss: (False, "gaussian_nll_loss: var has negative entry/entries"),
 }
-"""Functions that look at values only to check them: the answer with which they go on, and what it means if it is wrong."""
+"""Functions that look at values only to check them: the answer with which they go on, and what another means."""
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.__deepcopy__: _deepcopy,
