@@ -818,6 +818,15 @@ def version_probe(tensor: torch.Tensor) -> torch.Tensor:
     return probe
 
 
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Autograd, or a transform of torch.func at some level, records what is done with the tensor."""
+    while not tensor.requires_grad:
+        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return True
+
+
 def is_exclusive(tensor: torch.Tensor) -> bool:
     """No other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
     storage = tensor.untyped_storage()

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from thunder_fn import ops
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import CaptureError, InvalidTrace, located
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.interpreters.simplify import inline_into, is_kept
 from thunder_fn.interpreters.vjp import activity
 from thunder_fn.rules import Mask
-from thunder_fn.trace import TensorType, Trace, Type, Var, canonical, type_of_value
+from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Type, Var, canonical, type_of_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,15 @@ def capture_bodies(
     for function, one in zip(functions, captured, strict=True):
         if not writes:
             check_no_writes(op, function, one)
+    return Bodies(captured, *close_bodies(captured))
+
+
+def close_bodies(captured: Sequence[Captured]) -> tuple[tuple[Trace, ...], tuple[torch.Tensor, ...]]:
+    """The traces with one more input for each tensor that any of them closes over, and those tensors."""
     closures: dict[int, torch.Tensor] = {}
     for one in captured:
         closures.update((id(constant.tensor), constant.tensor) for constant in one.trace.constants)
-    return Bodies(captured, tuple(_closed(one.trace, closures) for one in captured), tuple(closures.values()))
+    return tuple(_closed(one.trace, closures) for one in captured), tuple(closures.values())
 
 
 def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -> None:
@@ -87,6 +93,26 @@ def without_inputs(trace: Trace, reads: Mask) -> Trace:
     """The trace without the inputs that it does not read."""
     inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
     return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+
+
+def expand(builder: TraceBuilder, value: Atom, size: int) -> Var:
+    """The value repeated along a new leading batch dim."""
+    assert isinstance(value, Var) and isinstance(value.type, TensorType), "only tensors are batched"
+    type = TensorType(value.type.dtype, (size, *value.type.shape), value.type.device)
+    shape = tuple(Literal(dim) for dim in type.shape)
+    (result,) = builder.add(ops.leaf(ops.aten.expand.default), (value, shape), (type,))
+    return result
+
+
+def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
+    """The first outputs get a batch dim where the flags say so."""
+    builder = TraceBuilder(trace.name)
+    results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
+    wide = (
+        expand(builder, value, size) if flag and not have else value
+        for value, have, flag in zip(results, own, flags, strict=False)
+    )
+    return builder.build((*wide, *results[len(flags) :]))
 
 
 def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:

@@ -31,7 +31,7 @@ from thunder_fn.interpreters.vjp import split_vjp, zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import Bodies, body_activity, capture_bodies, tensor_leaves, without_inputs
+from thunder_fn.structured.bodies import Bodies, body_activity, capture_bodies, expand, tensor_leaves, without_inputs
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
 
 aten = torch.ops.aten
@@ -253,15 +253,6 @@ def _expanded(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
         for value, have, flag in zip(results, own, flags, strict=True)
     )
     return builder.build(outputs)
-
-
-def expand(builder: TraceBuilder, value: Atom, size: int) -> Var:
-    """The value repeated along a new leading batch dim."""
-    assert isinstance(value, Var) and isinstance(value.type, TensorType), "only tensors are batched"
-    type = TensorType(value.type.dtype, (size, *value.type.shape), value.type.device)
-    shape = tuple(Literal(dim) for dim in type.shape)
-    (result,) = builder.add(ops.leaf(aten.expand.default), (value, shape), (type,))
-    return result
 
 
 def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:

@@ -1,0 +1,404 @@
+"""custom_jvp: a function with its own derivative, for both directions.
+
+    outputs = custom_jvp(*operands, rule=call)
+
+The operands are the tensors of the arguments, then what the functions close over. The bodies are
+
+    primal: operands                      -> outputs
+    jvp:    arguments, tangents, closures -> outputs, tangents of the outputs
+
+with one tangent for each differentiable tensor of the arguments and one for each differentiable output. As with
+custom_vjp, the second body is there if it could be captured with the call; a rule that calls the function itself is
+captured when a derivative asks for it.
+
+Reverse mode transposes the rule: it is linear in the tangents, so it is split into what needs no tangents, which runs
+forward, and a linear rest, whose vjp is the backward. vmap batches both bodies.
+
+Source: jax.custom_jvp for the semantics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import TENSOR, Captured, current
+from thunder_fn.capture.apply import bind_structured
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.derive import is_differentiable
+from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.partial import partial_eval
+from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.vjp import split_vjp, zeros
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, keep_all, register
+from thunder_fn.structured import calls
+from thunder_fn.structured.bodies import batched_outputs, close_bodies
+from thunder_fn.structured.calls import Call
+from thunder_fn.structured.followed import evaluate_followed
+from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
+
+CUSTOM_JVP = Op("structured", "custom_jvp")
+
+
+# ---- check ----
+
+
+def custom_jvp_check_rule(equation: Equation) -> None:
+    """The primal body on the operands; the jvp, where it is there, fits it."""
+    check_operands(equation, equation.operands, equation.bodies[0])
+    check_types(equation, equation.bodies[0].output_types, "the body gives")
+    if len(equation.bodies) == 1:
+        return
+    rule, count = equation.bodies[1], num_args(equation)
+    types = [var.type for var in equation.operands]
+    tangents = [type for type in types[:count] if is_differentiable(type)]
+    if rule.input_types != (*types[:count], *tangents, *types[count:]):
+        raise InvalidTrace(f"custom_jvp: the rule takes {rule.input_types}, not arguments, tangents and closures")
+    results = [var.type for var in equation.outputs]
+    if rule.output_types != (*results, *(type for type in results if is_differentiable(type))):
+        raise InvalidTrace(f"custom_jvp: the rule gives {rule.output_types}, not outputs and their tangents")
+
+
+def num_args(equation: Equation) -> int:
+    """How many of the operands are tensors of the arguments."""
+    return sum(call_of(equation).is_tensor)
+
+
+def call_of(equation: Equation) -> Any:
+    """The call that the equation records."""
+    ((_, call),) = equation.kwargs
+    if not isinstance(call, Literal):
+        raise InvalidTrace(f"{equation.op}: the rule is a literal")
+    return call.value
+
+
+# ---- evaluate ----
+
+
+def custom_jvp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
+    """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
+    recorder, primal = current(), bodies[0]
+    if recorder is not None:
+        return bind_structured(recorder, CUSTOM_JVP, operands, tuple(bodies), primal.output_types, **options)
+    return evaluate_followed(CUSTOM_JVP, tuple(bodies), operands, options, lambda: evaluate(primal, operands))
+
+
+# ---- jvp ----
+
+
+def custom_jvp_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """Every differentiable output depends on every tensor of the arguments."""
+    any_active = any(active[: num_args(equation)])
+    return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
+
+
+def custom_jvp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The user's rule, with zeros for the tangents that are absent."""
+    equation, count = expanded(equation), num_args(equation)
+    builder = TraceBuilder("custom_jvp_jvp")
+    primals = [builder.input(var.type) for var in equation.operands]
+    given = [builder.input(var.type) if flag else None for var, flag in zip(equation.operands, active, strict=True)]
+    tangents = [
+        zeros(builder, primal.type) if tangent is None else tangent
+        for primal, tangent in zip(primals[:count], given[:count], strict=True)
+        if isinstance(primal.type, TensorType) and is_differentiable(primal.type)
+    ]
+    results = inline_into(builder, equation.bodies[1], (*primals[:count], *tangents, *primals[count:]))
+    outputs = custom_jvp_activity_rule(equation, active)
+    kept = results if any(outputs) else results[: len(equation.outputs)]
+    return JvpRule(dce(builder.build(kept)), outputs)
+
+
+def expanded(equation: Equation) -> Equation:
+    """The equation with its rule, captured now if it was not with the call."""
+    if len(equation.bodies) == 2:
+        return equation
+    types = tuple(var.type for var in equation.operands)
+    bodies = (equation.bodies[0], capture_rule(call_of(equation), equation.bodies[0], types))
+    return Equation(equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source)
+
+
+@lru_cache(maxsize=4096)
+def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
+    """Capture the rule for operands of these types; what it closes over become constants."""
+    if isinstance(call, BatchedCall):
+        return call.capture()
+    count = sum(call.is_tensor)
+
+    def run() -> Trace:
+        examples = calls.examples_of(types[:count])
+        (captured,) = calls.captured_bodies("custom_jvp", (call.primal,), (examples,))
+        return capture_jvp(call, captured, examples).trace
+
+    rule = calls.inside_capture(run)
+    builder = TraceBuilder(rule.name)
+    inputs = tuple(builder.input(type) for type in rule.input_types)
+    for type in types[count:]:
+        builder.input(type)
+    return builder.build(inline_into(builder, rule, inputs))
+
+
+_being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_jvps_being_captured", default=())
+
+
+def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured:
+    """Capture the user's rule on tensors and tracers of their tangents."""
+    types = primal.trace.input_types
+    tangents = calls.examples_of([type for type in types if is_differentiable(type)])
+
+    def jvp(*values: Any) -> Any:
+        return call.jvp(primal, values[: len(types)], values[len(types) :])
+
+    jvp.__name__ = f"{call.name}_jvp"
+    token = _being_captured.set((*_being_captured.get(), call.function))
+    try:
+        (captured,) = calls.captured_bodies("custom_jvp", (jvp,), ((*tensors, *tangents),))
+    finally:
+        _being_captured.reset(token)
+    return captured
+
+
+# ---- split ----
+
+
+def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Transpose the rule."""
+    wanted = tuple(flag and index < num_args(equation) for index, flag in enumerate(wanted_inputs))
+    rule = custom_jvp_jvp_rule(equation, wanted)
+    split = _transposed(rule, wanted, wanted_outputs, len(equation.outputs))
+    found = iter(split.gradients)
+    asked = tuple(next(found) if own else None for own, flag in zip(wanted, wanted_inputs, strict=True) if flag)
+    return Split(split.forward, split.backward, split.residuals, asked)
+
+
+@lru_cache(maxsize=4096)
+def _transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) -> Split:
+    """Split a jvp that is linear in its tangents into a forward and a backward."""
+    num_primals, num_tangents = len(active), sum(active)
+    known_outputs = (True,) * count + (False,) * (len(rule.trace.outputs) - count)
+    known, linear = partial_eval(rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs)
+    num_kept = len(linear.inputs) - num_tangents
+    moved = (wanted for wanted, flag in zip(wanted_outputs, rule.active_outputs, strict=True) if flag)
+    back = split_vjp(linear, (False,) * num_kept + (True,) * num_tangents, tuple(moved))
+    places, extras = _placed(known, count)
+    builder = TraceBuilder(f"{rule.trace.name}_transposed")
+    kept = [builder.input(type) for type in known.output_types[count:]]
+    given = [
+        builder.input(type)
+        for type, wanted in zip(rule.trace.output_types[:count], wanted_outputs, strict=True)
+        if wanted
+    ]
+    nothing = [zeros(builder, var.type) for var in linear.inputs[num_kept:] if isinstance(var.type, TensorType)]
+    results = inline_into(builder, back.forward, (*kept, *nothing))
+    residuals = back.residual_values((*kept, *nothing), results)
+    gradients = inline_into(builder, back.backward, (*residuals, *given))
+    forward = Trace(known.inputs, known.equations, (*known.outputs[:count], *extras), known.constants, name=known.name)
+    return Split(dce(forward), dce(builder.build(gradients)), places, back.gradients)
+
+
+def _placed(known: Trace, count: int) -> tuple[tuple[Residual, ...], list[Atom]]:
+    """Where each of the residuals is: an input or an output again, or an extra output."""
+    inputs, outputs, extras = list(known.inputs), list(known.outputs[:count]), list[Atom]()
+    places: list[Residual] = []
+    for atom in known.outputs[count:]:
+        if isinstance(atom, Var) and atom in inputs:
+            places.append(Residual("input", inputs.index(atom)))
+        elif atom in outputs:
+            places.append(Residual("output", outputs.index(atom)))
+        else:
+            places.append(Residual("extra", len(extras)))
+            extras.append(atom)
+    return tuple(places), extras
+
+
+# ---- vmap ----
+
+
+def custom_jvp_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """Both bodies in batches; every output counts as batched."""
+    primal, flags = batch(equation.bodies[0], batched, size, randomness)
+    call, wanted = call_of(equation), tuple(isinstance(var.type, TensorType) for var in equation.outputs)
+    types = tuple(var.type for var in equation.operands)
+    if len(equation.bodies) == 1:
+        call, rest = BatchedCall(call, equation.bodies[0], types, batched, size, randomness), ()
+    else:
+        rest = (_batched_jvp(equation.bodies[1], types[: num_args(equation)], batched, size, randomness),)
+    bodies = (batched_outputs(primal, flags, wanted, size), *rest)
+    builder = TraceBuilder("custom_jvp")
+    inputs = tuple(builder.input(type) for type in primal.input_types)
+    kwargs = (("rule", Literal(call)),)
+    return builder.build(builder.add(CUSTOM_JVP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)), wanted
+
+
+def _batched_jvp(rule: Trace, types: Sequence[Type], batched: Mask, size: int, randomness: str) -> Trace:
+    count = len(types)
+    tangents = [flag for flag, type in zip(batched[:count], types, strict=True) if is_differentiable(type)]
+    trace, flags = batch(rule, (*batched[:count], *tangents, *batched[count:]), size, randomness)
+    return batched_outputs(trace, flags, tuple(isinstance(type, TensorType) for type in rule.output_types), size)
+
+
+@dataclass(frozen=True)
+class BatchedCall:
+    """A call in a batch whose rule has not been captured yet."""
+
+    call: Any
+    primal: Trace
+    types: tuple[Type, ...]
+    batched: Mask
+    size: int
+    randomness: str
+
+    @property
+    def __name__(self) -> str:
+        return f"vmap_{self.call.__name__}"
+
+    @property
+    def is_tensor(self) -> Mask:
+        """As the call's."""
+        return self.call.is_tensor
+
+    def capture(self) -> Trace:
+        """The rule of the call of one example, in batches."""
+        rule = capture_rule(self.call, self.primal, self.types)
+        return _batched_jvp(rule, self.types[: sum(self.is_tensor)], self.batched, self.size, self.randomness)
+
+
+# ---- lower ----
+
+
+def custom_jvp_lower_rule(equation: Equation) -> Trace:
+    """The primal function."""
+    return equation.bodies[0]
+
+
+register(
+    StructuredOp(
+        CUSTOM_JVP.name,
+        check=custom_jvp_check_rule,
+        evaluate=custom_jvp_evaluate_rule,
+        activity=custom_jvp_activity_rule,
+        jvp=custom_jvp_jvp_rule,
+        split=custom_jvp_split_rule,
+        batch=custom_jvp_batch_rule,
+        dce=keep_all,
+        lower=custom_jvp_lower_rule,
+    )
+)
+
+
+# ---- for users ----
+
+
+class JvpCall(Call):
+    """A call of a `custom_jvp` function, and what its rule does with it."""
+
+    def primal(self, *tensors: Any) -> Any:
+        """The function."""
+        return self.function.f(*self.args(tensors))
+
+    def jvp(self, primal: Captured, tensors: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        """The outputs and the tangents of the differentiable ones, from the user's rule."""
+        where = f"custom_jvp: the rule of {self.name}"
+        supply = iter(tangents)
+        directions = [next(supply) if is_differentiable(type) else None for type in primal.trace.input_types]
+        found = self.function.rule(*self.static_args, self.tree(tensors), self.tree(directions, lambda leaf: None))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise CustomRuleError(f"{where} must return (output, tangent), but it returned {calls.described(found)}")
+        result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
+        outputs = calls.tensors_like(found[0], result, primal, "out", where)
+        moved = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
+        types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
+        filled = [
+            torch.zeros(type.shape, dtype=type.dtype, device=type.device) if value is None else value
+            for value, type in zip(moved, types, strict=True)
+            if is_differentiable(type)
+        ]
+        return (*outputs, *filled)
+
+
+class custom_jvp:
+    """A function whose derivative is yours, in forward and in reverse mode.
+
+    Law: ``jvp(f)`` is the rule; ``vjp(f)`` is its transpose; everything else sees f.
+
+    Args:
+        f: any PyTorch callable.
+        nondiff_argnums: arguments that are static, such as numbers and functions. They come first in the rule.
+
+    Then `f.defjvp(rule)`: `rule(primals, tangents)` returns `(output, tangent)`. Both arguments are tuples with one
+    entry for each argument of f. The tangents of what is no floating tensor are None, as may be what the rule returns
+    for a tangent that is zero. The rule must be linear in the tangents.
+
+    Raises:
+        CustomRuleError: f has no rule where one is needed, or the rule returns something that does not fit f.
+
+    Example:
+        >>> from thunder_fn import grad
+        >>> @custom_jvp
+        ... def softplus(x):
+        ...     return torch.log1p(torch.exp(x))
+        >>> @softplus.defjvp
+        ... def softplus_jvp(primals, tangents):
+        ...     (x,), (t,) = primals, tangents
+        ...     return softplus(x), torch.sigmoid(x) * t
+        >>> grad(lambda x: softplus(x).sum())(torch.tensor([200.0]))
+        tensor([1.])
+
+    Source: jax.custom_jvp.
+    """
+
+    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+        functools.update_wrapper(self, f)
+        self.f = f
+        self.nondiff_argnums = tuple(nondiff_argnums)
+        self._signature = calls.signature_of(f)
+        self._rule: Callable[..., Any] | None = None
+        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the rule, and return it, so that this is a decorator."""
+        self._rule = rule
+        return rule
+
+    @property
+    def has_rule(self) -> bool:
+        """`defjvp` has been called."""
+        return self._rule is not None
+
+    @property
+    def rule(self) -> Callable[..., Any]:
+        """The rule."""
+        if self._rule is None:
+            raise CustomRuleError(
+                f"custom_jvp: {self.__name__} has no rule\nCall `{self.__name__}.defjvp(rule)` before differentiating."
+            )
+        return self._rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call, tensors = calls.make_call(JvpCall, self, self._signature, self.nondiff_argnums, args, kwargs)
+        recorder = current()
+        if recorder is not None:
+            return _bind(recorder, call, tensors)
+        if not calls.is_followed(tensors):
+            return self.f(*args, **kwargs)
+        return calls.call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
+
+
+def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) -> Any:
+    captured = calls.captured_bodies("custom_jvp", (call.primal,), (tensors,))
+    if call.function.has_rule and all(call.function is not function for function in _being_captured.get()):
+        with contextlib.suppress(CaptureError):  # it is tried again, and fails, where a derivative asks for it
+            captured.append(capture_jvp(call, captured[0], tensors))
+    bodies, closures = close_bodies(captured)
+    results = bind_structured(recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call)
+    return captured[0].result(results)

@@ -1,0 +1,325 @@
+"""custom_vjp: a function with its own backward.
+
+    outputs = custom_vjp(*operands, rule=call, gradients=places)
+
+The operands are the tensors of the arguments, then what the functions close over. The bodies are
+
+    primal: operands                       -> outputs
+    fwd:    operands                       -> outputs, residuals
+    bwd:    residuals, cotangents, closures -> gradients
+
+with one cotangent for each differentiable output; `gradients` says for each tensor of the arguments which gradient is
+its own, None for zero. fwd and bwd are captured with the call where they can be. Where they cannot (fwd calls the
+function itself, as fwd usually does, or one of them fails to trace), only the primal body is there, and they are
+captured when a derivative asks for them.
+
+vjp is fwd and bwd; jvp differentiates the primal function; vmap batches all bodies. Closed-over tensors are
+constants for the rule.
+
+Source: jax.custom_vjp for the semantics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import current
+from thunder_fn.capture.apply import bind_structured
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.derive import is_differentiable
+from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.vjp import zeros
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, keep_all, register
+from thunder_fn.structured import calls
+from thunder_fn.structured.bodies import batched_outputs, close_bodies
+from thunder_fn.structured.followed import evaluate_followed
+from thunder_fn.structured.vjp_rules import (
+    BatchedCall,
+    Places,
+    VjpCall,
+    batched_rule,
+    capture_forward_and_backward,
+    capture_rule,
+    is_being_captured,
+)
+from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+
+CUSTOM_VJP = Op("structured", "custom_vjp")
+
+
+# ---- check ----
+
+
+def custom_vjp_check_rule(equation: Equation) -> None:
+    """The primal body on the operands; fwd and bwd, where they are there, fit it and each other."""
+    primal, *rest = equation.bodies
+    check_operands(equation, equation.operands, primal)
+    check_types(equation, primal.output_types, "the body gives")
+    if not rest:
+        return
+    fwd, bwd = rest
+    places, count = gradients_of(equation), len(equation.outputs)
+    check_operands(equation, equation.operands, fwd)
+    check_types(equation, fwd.output_types[:count], "fwd gives")
+    if bwd.input_types != _backward_types(equation, fwd, places):
+        raise InvalidTrace(f"custom_vjp: bwd takes {bwd.input_types}, not residuals, cotangents and closures")
+    for var, place in zip(equation.operands, places, strict=False):
+        if place is not None and bwd.output_types[place] != var.type:
+            raise InvalidTrace(f"custom_vjp: the gradient of {var} is {bwd.output_types[place]}, not {var.type}")
+
+
+def gradients_of(equation: Equation) -> Places:
+    """Which gradient belongs to which tensor of the arguments."""
+    (places,) = (arg.value for key, arg in equation.kwargs if key == "gradients" and isinstance(arg, Literal))
+    return places
+
+
+def call_of(equation: Equation) -> Any:
+    """The call that a custom equation records."""
+    (call,) = (arg.value for key, arg in equation.kwargs if key == "rule" and isinstance(arg, Literal))
+    return call
+
+
+def _backward_types(equation: Equation, fwd: Trace, places: Places) -> tuple[Type, ...]:
+    cotangents = [var.type for var in equation.outputs if is_differentiable(var.type)]
+    closures = [var.type for var in equation.operands[len(places) :]]
+    return (*fwd.output_types[len(equation.outputs) :], *cotangents, *closures)
+
+
+# ---- evaluate ----
+
+
+def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
+    """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
+    recorder, primal = current(), bodies[0]
+    if recorder is not None:
+        return bind_structured(recorder, CUSTOM_VJP, operands, tuple(bodies), primal.output_types, **options)
+    return evaluate_followed(CUSTOM_VJP, tuple(bodies), operands, options, lambda: evaluate(primal, operands))
+
+
+# ---- jvp ----
+
+
+def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """Every differentiable output depends on every tensor of the arguments."""
+    any_active = any(active[: len(gradients_of(equation))])
+    return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
+
+
+def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The jvp of the primal function."""
+    count = len(gradients_of(equation))
+    rule = push_forward(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
+    return _with_all_tangents(rule, active, count, equation)
+
+
+def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equation) -> JvpRule:
+    """The rule with an input for the tangents of closures, which are not used."""
+    if not any(active[count:]):
+        return rule
+    builder = TraceBuilder(rule.trace.name)
+    primals = [builder.input(var.type) for var in equation.operands]
+    tangents = [builder.input(var.type) if flag else None for var, flag in zip(equation.operands, active, strict=True)]
+    used = [tangent for tangent in tangents[:count] if tangent is not None]
+    return JvpRule(builder.build(inline_into(builder, rule.trace, (*primals, *used))), rule.active_outputs)
+
+
+# ---- split ----
+
+
+def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """fwd and bwd. A residual that is an operand or an output is passed again, not kept twice."""
+    equation = expanded(equation)
+    _, fwd, bwd = equation.bodies
+    places, count = gradients_of(equation), len(equation.outputs)
+    kept = fwd.outputs[count:]
+    inputs, outputs = list(fwd.inputs), list(fwd.outputs[:count])
+    extras: list[Atom] = []
+    residuals: list[Residual] = []
+    for atom in kept:
+        if atom in inputs:
+            residuals.append(Residual("input", inputs.index(atom)))  # type: ignore[arg-type]
+        elif atom in outputs:
+            residuals.append(Residual("output", outputs.index(atom)))
+        else:
+            residuals.append(Residual("extra", len(extras)))
+            extras.append(atom)
+    residuals += [Residual("input", index) for index in range(len(places), len(equation.operands))]
+    forward = Trace(fwd.inputs, fwd.equations, (*outputs, *extras), fwd.constants, fwd.constraints, fwd.name)
+    backward, found = _backward(equation, fwd, bwd, wanted_inputs, wanted_outputs)
+    return Split(dce(forward), backward, tuple(residuals), found)
+
+
+def _backward(
+    equation: Equation, fwd: Trace, bwd: Trace, wanted_inputs: Mask, wanted_outputs: Mask
+) -> tuple[Trace, Places]:
+    """bwd on residuals, closures and the wanted cotangents, cut down to the wanted gradients."""
+    places, count = gradients_of(equation), len(equation.outputs)
+    builder = TraceBuilder(bwd.name)
+    kept = [builder.input(type) for type in fwd.output_types[count:]]
+    closures = [builder.input(var.type) for var in equation.operands[len(places) :]]
+    given = [
+        builder.input(var.type) if flag else None for var, flag in zip(equation.outputs, wanted_outputs, strict=True)
+    ]
+    cotangents = [
+        zeros(builder, var.type) if value is None else value
+        for var, value in zip(equation.outputs, given, strict=True)
+        if isinstance(var.type, TensorType) and is_differentiable(var.type)
+    ]
+    results = inline_into(builder, bwd, (*kept, *cotangents, *closures))
+    all_places = (*places, *(None for _ in closures))
+    asked = [place for place, flag in zip(all_places, wanted_inputs, strict=True) if flag]
+    chosen = [place for place in asked if place is not None]
+    supply = iter(range(len(chosen)))
+    found = tuple(None if place is None else next(supply) for place in asked)
+    return dce(builder.build(tuple(results[place] for place in chosen))), found
+
+
+def expanded(equation: Equation) -> Equation:
+    """The equation with fwd and bwd, captured now if they were not with the call."""
+    if len(equation.bodies) == 3:
+        return equation
+    types = tuple(var.type for var in equation.operands)
+    fwd, bwd, places = capture_rule(call_of(equation), equation.bodies[0], types)
+    kwargs = (("rule", Literal(call_of(equation))), ("gradients", Literal(places)))
+    bodies = (equation.bodies[0], fwd, bwd)
+    return Equation(equation.op, equation.args, kwargs, equation.outputs, bodies, equation.source)
+
+
+# ---- vmap ----
+
+
+def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """All bodies in batches. The gradient of an operand that all examples share is the sum of theirs.
+
+    Bodies that are not there yet will be batched when they are; until then every output counts as batched.
+    """
+    primal, flags = batch(equation.bodies[0], batched, size, randomness)
+    kwargs = equation.kwargs
+    if len(equation.bodies) == 3:
+        _, fwd_flags = batch(equation.bodies[1], batched, size, randomness)
+        wanted = tuple(a or b for a, b in zip(flags, fwd_flags, strict=False))
+        rest = batched_rule(*equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness)
+    else:
+        wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
+        types = tuple(var.type for var in equation.operands)
+        call = BatchedCall(call_of(equation), equation.bodies[0], types, batched, wanted, size, randomness)
+        kwargs, rest = (("rule", Literal(call)), ("gradients", Literal(gradients_of(equation)))), ()
+    bodies = (batched_outputs(primal, flags, wanted, size), *rest)
+    builder = TraceBuilder("custom_vjp")
+    inputs = tuple(builder.input(type) for type in primal.input_types)
+    return builder.build(builder.add(CUSTOM_VJP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)), wanted
+
+
+# ---- lower ----
+
+
+def custom_vjp_lower_rule(equation: Equation) -> Trace:
+    """The primal function."""
+    return equation.bodies[0]
+
+
+register(
+    StructuredOp(
+        CUSTOM_VJP.name,
+        check=custom_vjp_check_rule,
+        evaluate=custom_vjp_evaluate_rule,
+        activity=custom_vjp_activity_rule,
+        jvp=custom_vjp_jvp_rule,
+        split=custom_vjp_split_rule,
+        batch=custom_vjp_batch_rule,
+        dce=keep_all,
+        lower=custom_vjp_lower_rule,
+    )
+)
+
+
+# ---- for users ----
+
+
+class custom_vjp:
+    """A function whose backward is yours.
+
+    Law: ``vjp(f)`` calls `fwd` and then `bwd`; everything else sees f.
+
+    Args:
+        f: any PyTorch callable.
+        nondiff_argnums: arguments that are static, such as numbers and functions. They come first in `bwd`.
+
+    Then `f.defvjp(fwd, bwd)`: `fwd` takes what f takes and returns `(output, residuals)`, residuals being any pytree;
+    `bwd(residuals, cotangent)` returns a tuple with the gradient of each argument, None standing for zero.
+
+    Raises:
+        CustomRuleError: f has no rule where one is needed, or `fwd` or `bwd` returns something that does not fit f.
+
+    Example:
+        >>> from thunder_fn import grad
+        >>> @custom_vjp
+        ... def clipped(x):
+        ...     return x * 1
+        >>> clipped.defvjp(lambda x: (clipped(x), None), lambda _, ct: (ct.clamp(-1, 1),))
+        >>> grad(lambda x: (5 * clipped(x)).sum())(torch.zeros(2))
+        tensor([1., 1.])
+
+    Source: jax.custom_vjp.
+    """
+
+    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+        functools.update_wrapper(self, f)
+        self.f = f
+        self.nondiff_argnums = tuple(nondiff_argnums)
+        self._signature = calls.signature_of(f)
+        self._rule: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Set the rule."""
+        self._rule = (fwd, bwd)
+
+    @property
+    def has_rule(self) -> bool:
+        """`defvjp` has been called."""
+        return self._rule is not None
+
+    @property
+    def rule(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """fwd and bwd."""
+        if self._rule is None:
+            raise CustomRuleError(
+                f"custom_vjp: {self.__name__} has no rule\n"
+                f"Call `{self.__name__}.defvjp(fwd, bwd)` before differentiating."
+            )
+        return self._rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call, tensors = calls.make_call(VjpCall, self, self._signature, self.nondiff_argnums, args, kwargs)
+        recorder = current()
+        if recorder is not None:
+            return bind_call(recorder, call, tensors)
+        if not calls.is_followed(tensors):
+            return self.f(*args, **kwargs)
+        return calls.call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
+
+
+def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """Record a call of a function with its own backward; its result."""
+    captured = calls.captured_bodies("custom_vjp", (call.primal,), (tensors,))
+    places: Places = (None,) * len(tensors)
+    if call.has_rule and not is_being_captured(call.function):
+        with contextlib.suppress(CaptureError):  # it is tried again, and fails, where a derivative asks for it
+            fwd, bwd, places = capture_forward_and_backward(call, captured[0], tensors)
+            captured += [fwd, bwd]
+    bodies, closures = close_bodies(captured)
+    options = {"rule": call, "gradients": places}
+    results = bind_structured(recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options)
+    return captured[0].result(results)

@@ -1,0 +1,233 @@
+"""custom_vmap: a function with its own batching rule.
+
+    outputs = custom_vmap(*operands, rule=call)       one body, on the operands
+
+The operands are the tensors of the arguments, then what the function closes over. vmap captures the rule for the
+operands that are batched; what it closes over become constants. A batch of batches asks the rule once, for the inner
+vmap, and batches what it did.
+
+Derivatives are those of the function, so that vmap of a gradient batches the gradient's own ops; the gradient of a vmap
+differentiates the rule.
+
+Source: jax.custom_batching.custom_vmap for the semantics.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from thunder_fn.capture import TENSOR, Captured, current
+from thunder_fn.capture.apply import bind_structured, can_bind, replay
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.derive_vmap import batched_type
+from thunder_fn.errors import CustomRuleError
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
+from thunder_fn.structured import calls
+from thunder_fn.structured.bodies import body_activity, close_bodies
+from thunder_fn.structured.calls import Call
+from thunder_fn.structured.custom_jvp import call_of
+from thunder_fn.trace import Equation, Op, Trace, TraceBuilder, Type
+
+CUSTOM_VMAP = Op("structured", "custom_vmap")
+
+
+# ---- check ----
+
+
+def custom_vmap_check_rule(equation: Equation) -> None:
+    """One body on the operands; the outputs have its types."""
+    check_operands(equation, equation.operands, equation.body)
+    check_types(equation, equation.body.output_types, "the body gives")
+
+
+# ---- evaluate ----
+
+
+def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
+    """Run the function; inside a capture, record the call."""
+    recorder, (body,) = current(), bodies
+    if recorder is None:
+        return evaluate(body, operands)
+    if not can_bind(recorder, operands):
+        return replay(recorder, body, operands)
+    return bind_structured(recorder, CUSTOM_VMAP, operands, tuple(bodies), body.output_types, **options)
+
+
+# ---- jvp, split ----
+
+
+def custom_vmap_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """As the function."""
+    return body_activity(equation.body, active)
+
+
+def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The function's."""
+    return push_forward(equation.body, active)
+
+
+def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """The function's."""
+    return split_vjp(equation.body, wanted_inputs, wanted_outputs)
+
+
+# ---- vmap ----
+
+
+def custom_vmap_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """The user's rule. Closed-over tensors have no batch dim in it."""
+    call, types = call_of(equation), tuple(var.type for var in equation.operands)
+    count = sum(call.is_tensor)
+    if any(batched[count:]):
+        raise CustomRuleError(
+            f"custom_vmap: {call.name} closes over a tensor that differs between examples\nPass it as an argument."
+        )
+    return capture_rule(call, types, batched, size)
+
+
+@lru_cache(maxsize=4096)
+def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: int) -> tuple[Trace, Mask]:
+    """Capture the user's rule for operands of which some are batched."""
+    count = sum(call.is_tensor)
+    wide = tuple(batched_type(type, size) if flag else type for type, flag in zip(types, batched, strict=True))
+    flags: list[bool] = []
+
+    def run() -> Captured:
+        (captured,) = calls.captured_bodies("custom_vmap", (call.primal,), (calls.examples_of(types[:count]),))
+
+        def rule(*tensors: Any) -> Any:
+            outputs, flags[:] = call.vmap(captured, size, batched[:count], tensors)
+            return outputs
+
+        rule.__name__ = f"{call.name}_vmap"
+        return calls.captured_bodies("custom_vmap", (rule,), (calls.examples_of(wide[:count]),))[0]
+
+    trace = calls.inside_capture(run).trace
+    builder = TraceBuilder(trace.name)
+    inputs = tuple(builder.input(type) for type in wide)
+    return builder.build(inline_into(builder, trace, inputs[:count])), tuple(flags)
+
+
+# ---- lower ----
+
+
+def custom_vmap_lower_rule(equation: Equation) -> Trace:
+    """The function."""
+    return equation.body
+
+
+register(
+    StructuredOp(
+        CUSTOM_VMAP.name,
+        check=custom_vmap_check_rule,
+        evaluate=custom_vmap_evaluate_rule,
+        activity=custom_vmap_activity_rule,
+        jvp=custom_vmap_jvp_rule,
+        split=custom_vmap_split_rule,
+        batch=custom_vmap_batch_rule,
+        dce=keep_all,
+        lower=custom_vmap_lower_rule,
+    )
+)
+
+
+# ---- for users ----
+
+
+class VmapCall(Call):
+    """A call of a `custom_vmap` function, and what its rule does with it."""
+
+    def primal(self, *tensors: Any) -> Any:
+        """The function."""
+        return self.function.f(*self.args(tensors))
+
+    def vmap(
+        self, primal: Captured, size: int, batched: Mask, tensors: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], list[bool]]:
+        """The outputs and which of them are batched, from the user's rule."""
+        where = f"custom_vmap: the rule of {self.name}"
+        in_batched = self.tree(batched, lambda leaf: False)
+        found = self.function.rule(size, in_batched, *self.args(tensors))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise CustomRuleError(
+                f"{where} must return (output, out_batched), but it returned {calls.described(found)}"
+            )
+        result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
+        spread = zip(calls.spread(found[1], result, "out_batched", where), primal.out_leaves, strict=True)
+        flags = [bool(flag) for flag, leaf in spread if leaf is TENSOR]
+        types = [
+            batched_type(type, size) if flag else type
+            for type, flag in zip(primal.trace.output_types, flags, strict=True)
+        ]
+        return tuple(calls.tensors_like(found[0], result, primal, "out", where, types=types)), flags
+
+
+class custom_vmap:
+    """A function whose batching rule is yours.
+
+    Law: ``vmap(f)`` is the rule; everything else sees f.
+
+    Args:
+        f: any PyTorch callable.
+
+    Then `f.def_vmap(rule)`: `rule(axis_size, in_batched, *args)` returns `(output, out_batched)`. Batched tensors have
+    their batch dim first. `in_batched` is a tuple with the structure of the arguments, `out_batched` has the structure
+    of the output, or is one bool for all of it.
+
+    Raises:
+        CustomRuleError: f has no rule when it is batched, or the rule returns something that does not fit f.
+
+    Example:
+        >>> from thunder_fn import vmap
+        >>> @custom_vmap
+        ... def square(x):
+        ...     return x * x
+        >>> @square.def_vmap
+        ... def square_vmap(axis_size, in_batched, x):
+        ...     return x**2 + 100, in_batched[0]
+        >>> vmap(square)(torch.ones(2))
+        tensor([101., 101.])
+
+    Source: jax.custom_batching.custom_vmap.
+    """
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, f)
+        self.f = f
+        self._signature = calls.signature_of(f)
+        self._rule: Callable[..., Any] | None = None
+        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+
+    def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the rule, and return it, so that this is a decorator."""
+        self._rule = rule
+        return rule
+
+    @property
+    def rule(self) -> Callable[..., Any]:
+        """The rule."""
+        if self._rule is None:
+            raise CustomRuleError(
+                f"custom_vmap: {self.__name__} has no rule\nCall `{self.__name__}.def_vmap(rule)` before batching it."
+            )
+        return self._rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            return self.f(*args, **kwargs)
+        call, tensors = calls.make_call(VmapCall, self, self._signature, (), args, kwargs)
+        if not can_bind(recorder, tensors):
+            return self.f(*args, **kwargs)
+        captured = calls.captured_bodies("custom_vmap", (call.primal,), (tensors,))
+        bodies, closures = close_bodies(captured)
+        values = (*tensors, *closures)
+        results = bind_structured(recorder, CUSTOM_VMAP, values, bodies, bodies[0].output_types, rule=call)
+        return captured[0].result(results)

@@ -1,0 +1,213 @@
+"""The rules of custom_vjp functions: how a call's fwd and bwd become bodies, and how bodies become batched ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import TENSOR, Captured, pytree
+from thunder_fn.derive import is_differentiable
+from thunder_fn.errors import CustomRuleError, InvalidTrace
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.rules import Mask
+from thunder_fn.structured import calls
+from thunder_fn.structured.bodies import batched_outputs, expand
+from thunder_fn.structured.calls import Call
+from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Type, Var
+
+Places: TypeAlias = tuple[int | None, ...]
+"""Which gradient belongs to which tensor of the arguments; None for zero."""
+
+_being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_rules_being_captured", default=())
+
+
+def is_being_captured(function: Any) -> bool:
+    """The rule of this function is what is being captured: a call of the function in it gets its rule later."""
+    return any(function is other for other in _being_captured.get())
+
+
+# ---- capture ----
+
+
+@lru_cache(maxsize=4096)
+def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Trace, Trace, Places]:
+    """Capture fwd and bwd for operands of these types; what they close over become constants."""
+    if isinstance(call, BatchedCall):
+        return call.capture()
+    count = sum(call.is_tensor)
+
+    def run() -> Any:
+        examples = calls.examples_of(types[:count])
+        (captured,) = calls.captured_bodies("custom_vjp", (call.primal,), (examples,))
+        fwd, bwd, places = capture_forward_and_backward(call, captured, examples)
+        return fwd.trace, bwd.trace, places
+
+    fwd, bwd, places = calls.inside_capture(run)
+    return _with_inputs(fwd, types[count:]), _with_inputs(bwd, types[count:]), places
+
+
+def _with_inputs(trace: Trace, types: tuple[Type, ...]) -> Trace:
+    """The trace with more inputs, which it does not read."""
+    builder = TraceBuilder(trace.name)
+    inputs = tuple(builder.input(type) for type in trace.input_types)
+    for type in types:
+        builder.input(type)
+    return builder.build(inline_into(builder, trace, inputs))
+
+
+def capture_forward_and_backward(
+    call: Any, primal: Captured, tensors: Sequence[Any]
+) -> tuple[Captured, Captured, Places]:
+    """Capture fwd on the tensors, and bwd on tracers of its residuals and of the cotangents."""
+    token = _being_captured.set((*_being_captured.get(), call.function))
+    try:
+        return _capture_forward_and_backward(call, primal, tensors)
+    finally:
+        _being_captured.reset(token)
+
+
+def _capture_forward_and_backward(
+    call: Any, primal: Captured, tensors: Sequence[Any]
+) -> tuple[Captured, Captured, Places]:
+    (fwd,) = calls.captured_bodies("custom_vjp", (call.fwd,), (tensors,))
+    call.check_forward(primal, fwd)
+    count = primal.num_results
+    kept, types = fwd.trace.output_types[count:], primal.trace.output_types
+    cotangents = [type for type in types if is_differentiable(type)]
+    places: list[int | None] = []
+
+    def bwd(*values: Any) -> Any:
+        found = call.bwd(primal, fwd, values[: len(kept)], values[len(kept) :])
+        supply = iter(range(len(found)))
+        places[:] = [None if gradient is None else next(supply) for gradient in found]
+        return tuple(gradient for gradient in found if gradient is not None)
+
+    bwd.__name__ = call.backward_name
+    (captured,) = calls.captured_bodies("custom_vjp", (bwd,), (calls.examples_of((*kept, *cotangents)),))
+    return fwd, captured, tuple(places)
+
+
+# ---- batching ----
+
+
+@dataclass(frozen=True)
+class BatchedCall:
+    """A call in a batch whose rule has not been captured yet."""
+
+    call: Any
+    primal: Trace
+    types: tuple[Type, ...]
+    batched: Mask
+    outputs: Mask
+    size: int
+    randomness: str
+
+    @property
+    def __name__(self) -> str:
+        return f"vmap_{self.call.__name__}"
+
+    def capture(self) -> tuple[Trace, Trace, Places]:
+        """The rule of the call of one example, in batches."""
+        fwd, bwd, places = capture_rule(self.call, self.primal, self.types)
+        rule = batched_rule(fwd, bwd, places, self.batched, self.outputs, self.size, self.randomness)
+        return (*rule, places)
+
+
+def batched_rule(
+    fwd: Trace, bwd: Trace, places: Places, batched: Mask, outputs: Mask, size: int, randomness: str
+) -> tuple[Trace, Trace]:
+    differentiable = [is_differentiable(type) for type in fwd.output_types[: len(outputs)]]
+    fwd, flags = batch(fwd, batched, size, randomness)
+    kept = flags[len(outputs) :]
+    cotangents = [flag for flag, wanted in zip(outputs, differentiable, strict=True) if wanted]
+    bwd, found = batch(bwd, (*kept, *cotangents, *batched[len(places) :]), size, randomness)
+    owners = {place: flag for place, flag in zip(places, batched, strict=False) if place is not None}
+    bwd = _gradients_for(bwd, found, [owners[index] for index in range(len(bwd.outputs))], size)
+    return batched_outputs(fwd, flags, outputs, size), bwd
+
+
+def _gradients_for(trace: Trace, own: Mask, wanted: Sequence[bool], size: int) -> Trace:
+    builder = TraceBuilder(trace.name)
+    results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
+    outputs: list[Atom] = []
+    for value, have, want in zip(results, own, wanted, strict=True):
+        wide = value if have else expand(builder, value, size)
+        outputs.append(wide if want else _summed(builder, wide))
+    return builder.build(tuple(outputs))
+
+
+def _summed(builder: TraceBuilder, value: Atom) -> Var:
+    if not isinstance(value, Var) or not isinstance(value.type, TensorType):
+        raise InvalidTrace("only tensors are batched")
+    type = TensorType(value.type.dtype, value.type.shape[1:], value.type.device)
+    return builder.add(ops.leaf(torch.ops.aten.sum.dim_IntList), (value, (Literal(0),)), (type,))[0]
+
+
+# ---- calls ----
+
+
+class VjpCall(Call):
+    """A call of a `custom_vjp` function, and what its rule does with it."""
+
+    @property
+    def has_rule(self) -> bool:
+        """The function has a rule."""
+        return self.function.has_rule
+
+    @property
+    def backward_name(self) -> str:
+        """What bwd is called in traces."""
+        return f"{self.name}_bwd"
+
+    def primal(self, *tensors: Any) -> Any:
+        """The function."""
+        return self.function.f(*self.args(tensors))
+
+    def fwd(self, *tensors: Any) -> Any:
+        """The user's fwd."""
+        return self.function.rule[0](*self.args(tensors))
+
+    def check_forward(self, primal: Captured, fwd: Captured) -> None:
+        """Raise unless fwd returned the function's result, and residuals."""
+        where = f"custom_vjp: fwd of {self.name}"
+        result = fwd.result(fwd.trace.output_types)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise CustomRuleError(f"{where} must return (output, residuals), but it returned {calls.described(result)}")
+        calls.check_same_result(primal, fwd, where)
+
+    def bwd(self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """One gradient or None for each tensor of the arguments, from the user's bwd."""
+        supply = iter(kept)
+        statics = fwd.out_leaves[primal.out_spec.num_leaves :]
+        leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
+        residuals = pytree.unflatten(fwd.out_spec.children()[1], leaves)
+        found = self.function.rule[1](*self.static_args, residuals, cotangent_tree(primal, cotangents))
+        return self.gradients(primal, found)
+
+    def gradients(self, primal: Captured, found: Any) -> list[Any]:
+        """What bwd returned as one gradient or None for each tensor, checked."""
+        where = f"custom_vjp: bwd of {self.name}"
+        arguments = self.tree([TENSOR] * sum(self.is_tensor))
+        if not isinstance(found, (tuple, list)) or len(found) != len(arguments):
+            raise CustomRuleError(
+                f"{where} must return a tuple with one gradient for each argument, {len(arguments)} of them, "
+                f"but it returned {calls.described(found)}"
+            )
+        return [
+            value if value is None else calls.check_gradient(value, type, path, where)
+            for value, type, path in self.typed_leaves(found, arguments, primal.trace.input_types, where)
+        ]
+
+
+def cotangent_tree(primal: Captured, cotangents: Sequence[Any]) -> Any:
+    """Cotangents in the structure of the output; None for what has none."""
+    supply, types = iter(cotangents), iter(primal.trace.output_types)
+    leaves = [next(supply) if leaf is TENSOR and is_differentiable(next(types)) else None for leaf in primal.out_leaves]
+    return pytree.unflatten(primal.out_spec, leaves)
