@@ -185,8 +185,9 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def only_mode(mode: RecordingMode) -> Iterator[None]:
-    """Tensors made inside are fake tensors of mode, and nothing is reported."""
-    with torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
+    """Tensors made inside are fake tensors of mode and of no torch.func level, and nothing is reported."""
+    outside = temporarily_clear_interpreter_stack()
+    with outside, torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
         yield
 
 
@@ -371,8 +372,8 @@ class TracerMode(FunctionalTensorMode):
 
 
 def functionalize(fake: torch.Tensor, mode: TracerMode) -> torch.Tensor:
-    """Wrap a fake tensor so that in-place code and views on it come out pure."""
-    with mode:
+    """Wrap a fake tensor so that in-place code and views on it come out pure. It is of no torch.func level."""
+    with temporarily_clear_interpreter_stack(), mode:
         return mode.adopt(FunctionalTensor.to_functional(fake))
 
 

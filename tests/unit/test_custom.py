@@ -121,7 +121,7 @@ def test_batches(kind: str) -> None:
 def test_every_trace_is_checked(kind: str) -> None:
     f, args = loss_of(RULES[kind]()), point()
     program = tfn.trace(f, *args)
-    assert [equation.op.name for equation in program.equations][0] == kind
+    assert program.equations[0].op.name == kind
     for trace in (
         program,
         grad_and_value(program, (True, True)),
@@ -403,3 +403,19 @@ def test_a_missing_rule_is_missed_only_where_it_is_needed() -> None:
         with pytest.raises(CustomRuleError) as error:
             use(lambda x, f=f: f(x).sum())(torch.ones(2, 3))
         assert str(error.value) == text
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_torch_func_inside_a_traced_function(kind: str) -> None:
+    f, (w, y) = loss_of(RULES[kind]()), point()
+
+    def gradient(g: Any) -> Any:
+        return lambda w: torch.func.grad(g)(w, y)
+
+    def many(g: Any) -> Any:
+        return lambda w: torch.func.vmap(torch.func.grad(g), (0, None))(torch.stack([w, 2 * w]), y)
+
+    for transformed in (gradient, many):
+        program = tfn.trace(transformed(f), w)
+        check(program)
+        close(tfn.evaluate(program, [w]), [transformed(reference)(w)])

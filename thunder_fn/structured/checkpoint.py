@@ -23,7 +23,6 @@ import torch.utils.checkpoint
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import bind_structured, can_bind, replay
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import CheckpointError
@@ -34,6 +33,7 @@ from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
+from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import body_activity, capture_bodies, tensor_leaves, without_inputs, write_inside
 from thunder_fn.structured.policies import Answer, Budget, Policy, check_policy, everything_saveable
 from thunder_fn.structured.remat import Recomputation, keep_random, recompute, variables, within_budget
@@ -69,9 +69,7 @@ def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: An
     recorder, (body,) = current(), bodies
     if recorder is None:
         return evaluate(body, operands)
-    if not can_bind(recorder, operands):
-        return replay(recorder, body, operands)
-    return bind_structured(recorder, CHECKPOINT, operands, tuple(bodies), body.output_types, policy=policy)
+    return bind(recorder, CHECKPOINT, operands, tuple(bodies), body.output_types, policy=policy)
 
 
 # ---- jvp ----
@@ -284,12 +282,10 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         if recorder is None:
             return _eager(f, chosen, args, kwargs)
         leaves = tensor_leaves((args, kwargs))
-        if not can_bind(recorder, leaves):
-            return f(*args, **kwargs)
         bodies = capture_bodies("checkpoint", (_called(f),), [(args, kwargs)], writes=True)
         (captured,), (body,) = bodies.captured, bodies.bodies
         values = (*leaves, *bodies.closures)
-        results = bind_structured(recorder, CHECKPOINT, values, (body,), body.output_types, policy=chosen)
+        results = bind(recorder, CHECKPOINT, values, (body,), body.output_types, policy=chosen)
         write_inside(recorder, captured, leaves, results)
         return captured.result(results)
 

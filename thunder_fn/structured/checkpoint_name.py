@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import bind_structured, can_bind
 from thunder_fn.check import check_types
 from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.vmap import batched_type
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
-from thunder_fn.trace import Equation, Literal, Op, Trace, TraceBuilder, Type, Var
+from thunder_fn.structured.bind import bind
+from thunder_fn.trace import Equation, Literal, Op, Trace, TraceBuilder, Type, Var, type_of_value
 
 NAME = Op("structured", "checkpoint_name")
 
@@ -39,9 +39,9 @@ def name_check_rule(equation: Equation) -> None:
 def name_evaluate_rule(bodies: Sequence[Trace], value: Any, **labels: Any) -> tuple[Any, ...]:
     """The value; inside a capture, recorded."""
     recorder = current()
-    if recorder is None or not isinstance(value, torch.Tensor) or not can_bind(recorder, (value,)):
+    if recorder is None or not isinstance(value, torch.Tensor):
         return (value,)
-    return bind_structured(recorder, NAME, (value,), (), (recorder.type_of(recorder.lift(value)),), **labels)
+    return bind(recorder, NAME, (value,), (), (type_of_value(value),), **labels)
 
 
 def name_activity_rule(equation: Equation, active: Mask) -> Mask:

@@ -30,7 +30,6 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.apply import bind_structured
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
@@ -42,6 +41,7 @@ from thunder_fn.interpreters.vjp import split_vjp, zeros
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, keep_all, register
 from thunder_fn.structured import calls
+from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.followed import evaluate_followed
@@ -89,7 +89,7 @@ def custom_jvp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
     """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
     recorder, primal = current(), bodies[0]
     if recorder is not None:
-        return bind_structured(recorder, CUSTOM_JVP, operands, tuple(bodies), primal.output_types, **options)
+        return bind(recorder, CUSTOM_JVP, operands, tuple(bodies), primal.output_types, **options)
     return evaluate_followed(CUSTOM_JVP, tuple(bodies), operands, options, lambda: evaluate(primal, operands))
 
 
@@ -400,5 +400,5 @@ def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) ->
         with contextlib.suppress(CaptureError):  # it is tried again, and fails, where a derivative asks for it
             captured.append(capture_jvp(call, captured[0], tensors))
     bodies, closures = close_bodies(captured)
-    results = bind_structured(recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call)
+    results = bind(recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call)
     return captured[0].result(results)

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import bind_structured
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
@@ -41,6 +40,7 @@ from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, keep_all, register
 from thunder_fn.structured import calls
+from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
 from thunder_fn.structured.followed import evaluate_followed
 from thunder_fn.structured.vjp_rules import (
@@ -103,7 +103,7 @@ def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
     """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
     recorder, primal = current(), bodies[0]
     if recorder is not None:
-        return bind_structured(recorder, CUSTOM_VJP, operands, tuple(bodies), primal.output_types, **options)
+        return bind(recorder, CUSTOM_VJP, operands, tuple(bodies), primal.output_types, **options)
     return evaluate_followed(CUSTOM_VJP, tuple(bodies), operands, options, lambda: evaluate(primal, operands))
 
 
@@ -321,5 +321,5 @@ def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) ->
             captured += [fwd, bwd]
     bodies, closures = close_bodies(captured)
     options = {"rule": call, "gradients": places}
-    results = bind_structured(recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options)
+    results = bind(recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options)
     return captured[0].result(results)

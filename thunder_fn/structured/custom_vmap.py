@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any
 
 from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.apply import bind_structured, can_bind, replay
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError
@@ -30,6 +29,7 @@ from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
 from thunder_fn.structured import calls
+from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import body_activity, close_bodies
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_jvp import call_of
@@ -55,9 +55,7 @@ def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options
     recorder, (body,) = current(), bodies
     if recorder is None:
         return evaluate(body, operands)
-    if not can_bind(recorder, operands):
-        return replay(recorder, body, operands)
-    return bind_structured(recorder, CUSTOM_VMAP, operands, tuple(bodies), body.output_types, **options)
+    return bind(recorder, CUSTOM_VMAP, operands, tuple(bodies), body.output_types, **options)
 
 
 # ---- jvp, split ----
@@ -185,6 +183,7 @@ class custom_vmap:
         CustomRuleError: f has no rule when it is batched, or the rule returns something that does not fit f.
 
     Example:
+        >>> import torch
         >>> from thunder_fn import vmap
         >>> @custom_vmap
         ... def square(x):
@@ -224,10 +223,8 @@ class custom_vmap:
         if recorder is None:
             return self.f(*args, **kwargs)
         call, tensors = calls.make_call(VmapCall, self, self._signature, (), args, kwargs)
-        if not can_bind(recorder, tensors):
-            return self.f(*args, **kwargs)
         captured = calls.captured_bodies("custom_vmap", (call.primal,), (tensors,))
         bodies, closures = close_bodies(captured)
         values = (*tensors, *closures)
-        results = bind_structured(recorder, CUSTOM_VMAP, values, bodies, bodies[0].output_types, rule=call)
+        results = bind(recorder, CUSTOM_VMAP, values, bodies, bodies[0].output_types, rule=call)
         return captured[0].result(results)
