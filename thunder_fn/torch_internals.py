@@ -678,6 +678,7 @@ HIGHER_ORDER = {
     "associative_scan": ("torch._higher_order_ops.associative_scan", "associative_scan"),
     "map": ("torch._higher_order_ops.map", "map"),
     "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
+    "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
     "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
@@ -692,6 +693,22 @@ def higher_order_function(name: str) -> types.FunctionType | None:
     for part in path.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, types.FunctionType) else None
+
+
+FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+"""`torch.autograd.Function.apply`, as a function of the class and the arguments."""
+
+
+def has_setup_context(cls: Any) -> bool:
+    """An autograd function's `forward` takes no context."""
+    return torch.autograd.function._is_setup_context_defined(cls.setup_context)
+
+
+def vmap_info(size: int, randomness: str) -> Any:
+    """What the `vmap` staticmethod of an autograd function is told."""
+    from torch._functorch.autograd_function import VmapInfo
+
+    return VmapInfo(size, randomness)
 
 
 def math_attention(*args: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import thunder_fn as tfn
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
-from thunder_fn.errors import MissingRule, UnsupportedCall
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.trace import subtraces
 
 X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
@@ -305,12 +305,6 @@ def test_autograd_functions() -> None:
         )
 
     agree(f, X)
-
-
-@pytest.mark.parametrize("transform", (lambda f: tfn.grad(f)(X), lambda f: tfn.jvp(f, (X,), (X,))), ids=("grad", "jvp"))
-def test_nobody_differentiates_through_an_autograd_function(transform: Any) -> None:
-    with pytest.raises(MissingRule, match="autograd_function"):
-        transform(lambda x: scaled(x, x).sum())
 
 
 def test_autograd_functions_without_gradients_are_transparent() -> None:

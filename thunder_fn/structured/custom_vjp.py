@@ -50,6 +50,7 @@ from thunder_fn.structured.vjp_rules import (
     batched_rule,
     capture_forward_and_backward,
     capture_rule,
+    capture_vmap,
     is_being_captured,
 )
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
@@ -204,6 +205,9 @@ def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: int, randomne
 
     Bodies that are not there yet will be batched when they are; until then every output counts as batched.
     """
+    if getattr(call_of(equation), "has_vmap", False):
+        types = tuple(var.type for var in equation.operands)
+        return capture_vmap(call_of(equation), types, batched, size, randomness)
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     kwargs = equation.kwargs
     if len(equation.bodies) == 3:

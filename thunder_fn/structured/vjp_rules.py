@@ -13,6 +13,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vmap import batch
@@ -76,15 +77,16 @@ def capture_forward_and_backward(
 def _capture_forward_and_backward(
     call: Any, primal: Captured, tensors: Sequence[Any]
 ) -> tuple[Captured, Captured, Places]:
-    (fwd,) = calls.captured_bodies("custom_vjp", (call.fwd,), (tensors,))
-    call.check_forward(primal, fwd)
+    run = call.start()
+    (fwd,) = calls.captured_bodies("custom_vjp", (run.fwd,), (tensors,))
+    run.check_forward(primal, fwd)
     count = primal.num_results
     kept, types = fwd.trace.output_types[count:], primal.trace.output_types
     cotangents = [type for type in types if is_differentiable(type)]
     places: list[int | None] = []
 
     def bwd(*values: Any) -> Any:
-        found = call.bwd(primal, fwd, values[: len(kept)], values[len(kept) :])
+        found = run.bwd(primal, fwd, values[: len(kept)], values[len(kept) :])
         supply = iter(range(len(found)))
         places[:] = [None if gradient is None else next(supply) for gradient in found]
         return tuple(gradient for gradient in found if gradient is not None)
@@ -95,6 +97,29 @@ def _capture_forward_and_backward(
 
 
 # ---- batching ----
+
+
+@lru_cache(maxsize=4096)
+def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """Capture a function's own batching rule; what it closes over become constants."""
+    count = sum(call.is_tensor)
+    wide = tuple(batched_type(type, size) if flag else type for type, flag in zip(types, batched, strict=True))
+    dims: list[int | None] = []
+
+    def rule(*tensors: Any) -> Any:
+        outputs, out_dims = call.vmap(size, randomness, batched[:count], tensors)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        dims[:] = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(values)
+        return tuple(value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, dims, strict=True))
+
+    rule.__name__ = f"{call.name}_vmap"
+    (captured,) = calls.inside_capture(
+        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wide[:count]),))
+    )
+    builder = TraceBuilder(captured.trace.name)
+    inputs = tuple(builder.input(type) for type in wide)
+    results = inline_into(builder, captured.trace, inputs[:count])
+    return builder.build(results), tuple(dim is not None for dim in dims)
 
 
 @dataclass(frozen=True)
@@ -165,6 +190,10 @@ class VjpCall(Call):
     def backward_name(self) -> str:
         """What bwd is called in traces."""
         return f"{self.name}_bwd"
+
+    def start(self) -> VjpCall:
+        """What runs the rule once."""
+        return self
 
     def primal(self, *tensors: Any) -> Any:
         """The function."""

@@ -1,0 +1,187 @@
+"""torch.autograd.Function inside traced functions, against PyTorch's own use of the same classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+import thunder_fn as tfn
+from thunder_fn.check import check
+from thunder_fn.errors import CustomRuleError
+from thunder_fn.interpreters.vjp import grad_and_value
+
+Tensor = torch.Tensor
+Function = torch.autograd.Function
+
+
+class Scaled(Function):
+    """Old style, a Python value and a tensor as attributes, ten times the true gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: float, w: Tensor) -> Tensor:
+        ctx.k, ctx.double = k, x * 2
+        ctx.save_for_backward(w, None)
+        return x * k * w
+
+    @staticmethod
+    def backward(ctx: Any, ct: Tensor) -> Any:
+        w, nothing = ctx.saved_tensors
+        assert nothing is None and ctx.needs_input_grad == (True, False, True)
+        return 10 * ct * ctx.k * w, None, ct * ctx.double / 2 * ctx.k
+
+
+class Normal(Function):
+    """New style, two outputs of which one has no gradient, an output that is saved."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Any:
+        y = (x * w).exp()
+        return y, x.sign(), y > 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs, output[0])
+        ctx.mark_non_differentiable(output[1], output[2])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, ct: Any, *others: Any) -> Any:
+        x, w, y = ctx.saved_tensors
+        return 3 * ct * y * w, ct * y * x
+
+
+class Cube(Function):
+    """A batching rule of its own, which is visible in the values."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, ct: Tensor) -> Tensor:
+        return ct * 30 * ctx.saved_tensors[0] ** 2
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        assert info.batch_size == 2 and in_dims == (0,)
+        return Cube.apply(x) + 100, 0
+
+
+def scaled(x: Tensor, w: Tensor) -> Tensor:
+    return Scaled.apply(x, 3.0, w).sin().sum()
+
+
+def normal(x: Tensor, w: Tensor) -> Tensor:
+    y, sign, large = Normal.apply(x, w)
+    return (y * sign * torch.where(large, 1.0, 2.0)).sum()
+
+
+def close(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def point() -> tuple[Tensor, Tensor]:
+    return torch.randn(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+
+
+def gradients(f: Any, *args: Tensor) -> tuple[Tensor, ...]:
+    inputs = [arg.clone().requires_grad_() for arg in args]
+    return torch.autograd.grad(f(*inputs), inputs)
+
+
+@pytest.mark.parametrize("f", (scaled, normal), ids=("old style", "new style"))
+def test_gradients(f: Any) -> None:
+    args = point()
+    program = tfn.trace(f, *args)
+    check(program)
+    check(grad_and_value(program, (True, True)))
+    close(tfn.evaluate(program, args), [f(*args)])
+    close(tfn.grad(f, argnums=(0, 1))(*args), gradients(f, *args))
+
+    def penalty(x: Tensor, w: Tensor) -> Tensor:
+        return torch.autograd.grad(f(x, w), x, create_graph=True)[0].square().sum()
+
+    close(tfn.grad(lambda *xs: tfn.grad(f)(*xs).square().sum(), argnums=(0, 1))(*args), gradients(penalty, *args))
+    batch = torch.stack([args[0], 2 * args[0]])
+    expected = torch.stack([gradients(f, row, args[1])[0] for row in batch])
+    close([tfn.vmap(tfn.grad(f), (0, None))(batch, args[1])], [expected])
+    summed = tfn.grad(lambda w: tfn.vmap(f, (0, None))(batch, w).sum())(args[1])
+    close([summed], [sum(gradients(f, row, args[1])[1] for row in batch)])
+
+
+def test_forward_mode_differentiates_forward() -> None:
+    (x, w), (v, _) = point(), point()
+    found = tfn.jvp(lambda x: scaled(x, w), (x,), (v,))
+    close(found, torch.func.jvp(lambda x: (x * 3 * w).sin().sum(), (x,), (v,)))
+
+
+def test_a_batching_rule_of_its_own() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    close([tfn.vmap(Cube.apply)(x)], [x**3 + 100])
+    close([tfn.grad(lambda x: tfn.vmap(Cube.apply)(x).sum())(x)], [30 * x**2])
+    close([tfn.grad(lambda x: Cube.apply(x).sum())(x)], [30 * x**2])
+
+
+def test_autograd_inside_and_torch_func_inside() -> None:
+    x, w = (arg.requires_grad_() for arg in point())
+    for g in (
+        lambda x, w: torch.autograd.grad(scaled(x, w), (x, w)),
+        lambda x, w: torch.autograd.grad(normal(x, w), (x, w)),
+        lambda x, w: torch.func.grad(normal, argnums=(0, 1))(x, w),
+    ):
+        program = tfn.trace(g, x, w)
+        check(program)
+        close(tfn.evaluate(program, (x, w)), g(x, w))
+
+
+def test_gradients_are_cast_and_summed() -> None:
+    class Wide(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            ctx.save_for_backward(x, y)
+            return x * y
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, ct: Tensor) -> Any:
+            x, y = ctx.saved_tensors
+            return (ct * y).double(), ct * x
+
+    x, y = torch.randn(3), torch.randn(2, 3)
+    found = tfn.grad(lambda x, y: Wide.apply(x, y).sum(), argnums=(0, 1))(x, y)
+    close(found, [y.sum(0), x.expand(2, 3)])
+
+
+def test_nothing_is_left_behind() -> None:
+    before = Function.apply.__func__.__code__
+    tfn.trace(scaled, *point())
+    assert Function.apply.__func__.__code__ is before
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    close(torch.autograd.grad(Cube.apply(x).sum(), x), [30 * x.detach() ** 2])
+
+
+def test_too_few_gradients() -> None:
+    class Short(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, ct: Tensor) -> Tensor:
+            return ct
+
+    with pytest.raises(CustomRuleError) as error:
+        tfn.grad(lambda x: Short.apply(x, x).sum())(torch.ones(3))
+    assert str(error.value) == (
+        "Short.backward must return one gradient for each argument of forward, 2 of them, but it returned 1"
+    )

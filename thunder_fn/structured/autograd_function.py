@@ -1,0 +1,270 @@
+"""`torch.autograd.Function` inside a traced function: a custom_vjp equation whose rule is the user's class.
+
+The primal body is `forward`; fwd is `forward` with what it leaves in the context as residuals (saved tensors and
+tensors among the context's attributes; other attributes stay Python values); bwd is `backward`. Gradients are cast and
+summed to the type of their input, as PyTorch does. A class with a `vmap` staticmethod is batched by it, others by
+batching all bodies. jvp differentiates what `forward` does.
+
+Where a call cannot be a custom_vjp (it changes an argument in place, say) it stays what PyTorch makes of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import TENSOR, Captured, current, pytree
+from thunder_fn.capture.lookasides import divert, original_of
+from thunder_fn.derive import is_differentiable
+from thunder_fn.errors import CaptureError, CustomRuleError
+from thunder_fn.rules import Mask
+from thunder_fn.structured import calls
+from thunder_fn.structured.calls import Call
+from thunder_fn.structured.custom_vjp import bind_call
+from thunder_fn.trace import TensorType, Type
+
+
+class Context:
+    """What `forward`, `setup_context` and `backward` are given as `ctx`."""
+
+    def __init__(self, needs_input_grad: Mask) -> None:
+        self.needs_input_grad = needs_input_grad
+        self._saved: tuple[Any, ...] = ()
+        self._constant: tuple[Any, ...] = ()
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What `save_for_backward` was given."""
+        return self._saved
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep tensors for `backward`."""
+        self._saved = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """For PyTorch's own forward mode, which is not used."""
+
+    def mark_non_differentiable(self, *outputs: Any) -> None:
+        """These outputs have no gradient."""
+        self._constant = outputs
+
+    def mark_dirty(self, *inputs: Any) -> None:
+        """Inputs that were changed in place, which a body cannot."""
+        raise CaptureError("an autograd function changes its input in place")
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Cotangents are always tensors here."""
+
+    def constants_among(self, outputs: Sequence[Any]) -> tuple[bool, ...]:
+        """Which outputs have no gradient."""
+        return tuple(any(output is constant for constant in self._constant) for output in outputs)
+
+
+@dataclass(frozen=True)
+class FunctionCall(Call):
+    """A call of an autograd function. `function` is its class, whose arguments are those of `forward` without ctx."""
+
+    @property
+    def has_rule(self) -> bool:
+        """It always has one."""
+        return True
+
+    @property
+    def backward_name(self) -> str:
+        """What `backward` is called in traces."""
+        return f"{self.name}_backward"
+
+    @property
+    def has_vmap(self) -> bool:
+        """The class has a batching rule of its own."""
+        return self.function.vmap is not torch.autograd.Function.vmap
+
+    @property
+    def has_setup(self) -> bool:
+        """`forward` takes no context, `setup_context` fills it."""
+        return internals.has_setup_context(self.function)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    def needs(self) -> Mask:
+        """For each argument: is it a tensor, which may need a gradient?"""
+        return tuple(argument is TENSOR for argument in self.tree([TENSOR] * sum(self.is_tensor)))
+
+    def run(self, tensors: Sequence[Any]) -> tuple[Any, Context]:
+        """Run `forward`; its result, and the context."""
+        context, args = Context(self.needs()), self.args(tensors)
+        if not self.has_setup:
+            return self.function.forward(context, *args), context
+        output = self.function.forward(*args)
+        self.function.setup_context(context, tuple(args), output)
+        return output, context
+
+    def primal(self, *tensors: Any) -> Any:
+        """`forward`; what has no gradient is cut off."""
+        output, context = self.run(tensors)
+        return _map_outputs(output, context)
+
+    def start(self) -> _Run:
+        """A run of the rule."""
+        return _Run(self)
+
+    def vmap(self, size: int, randomness: str, batched: Mask, tensors: Sequence[Any]) -> tuple[Any, Any]:
+        """The class's own batching rule."""
+        dims = self.tree([0 if flag else None for flag in batched], lambda leaf: None)
+        return self.function.vmap(internals.vmap_info(size, randomness), dims, *self.args(tensors))
+
+
+def _map_outputs(output: Any, context: Context) -> Any:
+    outputs = output if isinstance(output, tuple) else (output,)
+    flags = context.constants_among(outputs)
+    new = tuple(value.detach() if flag else value for value, flag in zip(outputs, flags, strict=True))
+    return new if isinstance(output, tuple) else new[0]
+
+
+Place: TypeAlias = tuple[str, int]
+"""Where a tensor in the context is from: ("argument", i), ("result", i) or ("other", i)."""
+
+
+@dataclass(frozen=True)
+class ExtendedCall(FunctionCall):
+    """A call that also returns the tensors which `forward` leaves in the context besides its arguments and results.
+
+    fwd is such a call, with the same rule: so a derivative of the backward goes through results as the rule says, and
+    sees what else `forward` computed as constant, as in PyTorch. `notes` gets the rest of the context.
+    """
+
+    notes: list[tuple[pytree.PyTreeSpec, list[Any], list[Place]]] = field(default_factory=list, compare=False)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    @property
+    def has_vmap(self) -> bool:
+        """The class's own rule knows the results only."""
+        return False
+
+    def primal(self, *tensors: Any) -> Any:
+        """`forward`, and tensors in the context."""
+        output, context = self.run(tensors)
+        outputs = output if isinstance(output, tuple) else (output,)
+        kept = {key: value for key, value in vars(context).items() if key not in ("needs_input_grad", "_constant")}
+        leaves, spec = pytree.flatten(kept)
+        others: list[torch.Tensor] = []
+        places: list[Place] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                places.append(_place(leaf, tensors, outputs) or ("other", len(others)))
+                others += [leaf.detach()] if places[-1][0] == "other" else []
+        statics = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.notes[:] = [(spec, statics, places)]
+        return _map_outputs(output, context), others
+
+
+def _place(leaf: torch.Tensor, tensors: Sequence[Any], outputs: Sequence[Any]) -> Place | None:
+    for kind, values in (("argument", tensors), ("result", outputs)):
+        for index, value in enumerate(values):
+            if value is leaf:
+                return kind, index
+    return None
+
+
+class _Run:
+    """`forward` and then `backward` on what it left in the context."""
+
+    def __init__(self, call: FunctionCall) -> None:
+        self.call, self.name = call, call.name
+        self.notes: tuple[pytree.PyTreeSpec, list[Any], list[Place]] | None = None
+
+    def fwd(self, *tensors: Any) -> Any:
+        """`forward` again as a call with this rule, and the tensors in the context."""
+        call, recorder = self.call, current()
+        again = ExtendedCall(call.function, call.num_args, call.spec, call.leaves, call.nondiff, call.paths)
+        if recorder is None:
+            raise CustomRuleError(f"{self.name}: rules are captured inside a capture")
+        output, others = bind_call(recorder, again, tensors)
+        (self.notes,) = again.notes
+        values = {"argument": tensors, "result": output if isinstance(output, tuple) else (output,), "other": others}
+        residuals = tuple(values[kind][index] for kind, index in self.notes[2])
+        return (output, others) if isinstance(call, ExtendedCall) else output, residuals
+
+    def check_forward(self, primal: Captured, fwd: Captured) -> None:
+        """`forward` is the same each time."""
+        calls.check_same_result(primal, fwd, f"{self.name}.forward, run again,")
+
+    def bwd(self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """One gradient or None for each tensor of the arguments, from `backward`."""
+        if self.notes is None:
+            raise CustomRuleError(f"{self.name}: backward runs after forward")
+        context, supply = Context(self.call.needs()), iter(kept)
+        spec, statics, places = self.notes
+        leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
+        for key, value in pytree.unflatten(spec, leaves).items():
+            setattr(context, key, value)
+        given = _cotangents(primal, iter(cotangents), iter(primal.trace.output_types))
+        if isinstance(self.call, ExtendedCall):
+            given = given[: len(given) - sum(kind == "other" for kind, _ in places)]
+        found = self.call.function.backward(context, *given)
+        return self._gradients(primal, found if isinstance(found, tuple) else (found,))
+
+    def _gradients(self, primal: Captured, found: tuple[Any, ...]) -> list[Any]:
+        needs = self.call.needs()
+        if len(found) < len(needs) or any(value is not None for value in found[len(needs) :]):
+            raise CustomRuleError(
+                f"{self.name}.backward must return one gradient for each argument of forward, {len(needs)} of them, "
+                f"but it returned {len(found)}"
+            )
+        tree = tuple(value if need else None for value, need in zip(found, needs, strict=False))
+        arguments = self.call.tree([TENSOR] * sum(self.call.is_tensor))
+        where = f"{self.name}.backward"
+        typed = self.call.typed_leaves(tree, arguments, primal.trace.input_types, where)
+        return [_fitted(value, type, path, where) for value, type, path in typed]
+
+
+def _cotangents(primal: Captured, given: Any, types: Any) -> list[Any]:
+    """One for each output: zeros for what has none, None for what is no tensor."""
+    found: list[Any] = []
+    for leaf in primal.out_leaves:
+        if leaf is not TENSOR:
+            found.append(None)
+            continue
+        type = next(types)
+        found.append(next(given) if is_differentiable(type) else torch.zeros(type.shape, dtype=type.dtype))
+    return found
+
+
+def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
+    """A gradient with its input's type, as PyTorch casts and sums it."""
+    if value is None or not isinstance(type, TensorType) or not is_differentiable(type):
+        return None
+    if not isinstance(value, torch.Tensor):
+        raise CustomRuleError(f"{where} returned {calls.described(value)} for {path}, which is {type}")
+    if tuple(value.shape) != type.shape and torch.broadcast_shapes(value.shape, type.shape) == value.shape:
+        value = value.sum_to_size(type.shape)
+    return calls.check_gradient(value.to(type.dtype), type, path, where)
+
+
+# ---- the lookaside ----
+
+
+def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Function.apply` inside a capture."""
+    recorder = current()
+    original = functools.partial(original_of(internals.FUNCTION_APPLY), cls)
+    if recorder is None or cls.__module__.startswith(("torch.", "thunder_fn.")) or internals.inside_torch_func():
+        return original(*args, **kwargs)
+    signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
+    call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
+    try:
+        return bind_call(recorder, call, tensors)
+    except CaptureError:
+        return original(*args, **kwargs)
+
+
+divert("autograd function", apply_function)
