@@ -230,6 +230,41 @@ def test_constant_carries_become_consts() -> None:
     torch.testing.assert_close(traced(f, H, H, XS), f(H, H, XS))
 
 
+@pytest.mark.parametrize("size", [3, 4, 7, 9, 12])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sqrt_checkpoints_change_nothing_but_memory(size: int, reverse: bool) -> None:
+    xs = torch.linspace(-1, 1, 3 * size, dtype=torch.float64).reshape(size, 3)
+
+    def f(h: Tensor, xs: Tensor, checkpoint: Any = "sqrt") -> Any:
+        def step(c: Tensor, x: Tensor) -> Any:
+            new = torch.tanh(c * x.sin() + c)
+            return new, new.exp()
+
+        return tfn.scan(step, h, xs.T, dim=1, reverse=reverse, checkpoint=checkpoint)
+
+    torch.testing.assert_close(f(H, xs), f(H, xs, None))
+    torch.testing.assert_close(traced(f, H, xs), f(H, xs, None))
+    loss = lambda f: lambda *args: f(*args)[1].sin().sum() + f(*args)[0].sum()  # noqa: E731
+    plain = lambda h, xs: f(h, xs, None)  # noqa: E731
+    torch.testing.assert_close(tfn.grad(loss(f), (0, 1))(H, xs), tfn.grad(loss(plain), (0, 1))(H, xs))
+
+
+def test_sqrt_checkpoints_save_memory() -> None:
+    xs = torch.zeros(100, 3, dtype=torch.float64)
+
+    def saved(checkpoint: str | None) -> int:
+        def loss(h: Tensor, xs: Tensor) -> Tensor:
+            step = lambda c, x: (torch.tanh(c.sin() * x).exp(), None)  # noqa: E731
+            return tfn.scan(step, h, xs, checkpoint=checkpoint)[0].sum()
+
+        split = split_vjp(tfn.trace(loss, H, xs), (True, True), (True,))
+        extra = split.forward.outputs[len(split.forward.outputs) - split.num_extra :]
+        return sum(atom.type.shape[0] for atom in extra if len(atom.type.shape) > 1)
+
+    assert saved("sqrt") == 20, "ten carries, and xs as ten blocks"
+    assert saved(None) >= 300
+
+
 # ---- dce ----
 
 

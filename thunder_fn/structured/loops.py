@@ -6,6 +6,7 @@ of steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.structured.bodies import capture_bodies, described_function, tensor_leaves
+from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.scan import scan_evaluate_rule
 from thunder_fn.trace import Trace, canonical, type_of_value
@@ -32,6 +34,7 @@ def scan(
     reverse: bool = False,
     length: int | None = None,
     unroll: int = 1,
+    checkpoint: str | None = None,
 ) -> tuple[Any, Any]:
     """A loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
 
@@ -46,6 +49,8 @@ def scan(
         reverse: from the last slice to the first; ys[t] still belongs to xs[t].
         length: the number of steps; needed where xs has no tensor.
         unroll: steps that a compiling executor may put together; changes nothing else.
+        checkpoint: "sqrt" keeps the carry of about every sqrt(length)-th step for the backward, which computes the
+            steps between anew: the memory of 2 sqrt(length) steps for one more forward.
 
     Returns:
         The last carry and the stacked ys.
@@ -60,6 +65,10 @@ def scan(
     Source: torch's scan and jax.lax.scan.
     """
     size, dim = _check_options(xs, dim, length, unroll)
+    if checkpoint not in (None, "sqrt"):
+        raise TraceTypeError(f"scan: checkpoint is None or 'sqrt', given {checkpoint!r}")
+    if checkpoint is not None and size > 3:
+        return _run_in_blocks(combine_fn, init, xs, dim, bool(reverse), size, unroll)
     if current() is None and size:
         return _run(combine_fn, init, xs, dim, reverse, size)
     moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
@@ -219,6 +228,39 @@ def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, t
 
 
 # ---- on top of scan ----
+
+
+def _run_in_blocks(
+    combine_fn: Callable[..., Any], init: Any, xs: Any, dim: int, reverse: bool, size: int, unroll: int
+) -> tuple[Any, Any]:
+    """Blocks of about sqrt(size) steps, each under a checkpoint, and the steps that are left over as one more."""
+    steps = math.isqrt(size)
+    count = size - size % steps
+    moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+    blocks = pytree.tree_map(lambda x: x[:count].reshape(count // steps, steps, *x.shape[1:]), moved)
+    rest = pytree.tree_map(lambda x: x[count:], moved)
+
+    def block(length: int) -> Callable[[Any, Any], Any]:
+        def steps_of(carry: Any, slices: Any) -> Any:
+            return scan(combine_fn, carry, slices, reverse=reverse, length=length, unroll=unroll)
+
+        steps_of.__name__ = getattr(combine_fn, "__name__", "combine_fn")
+        return checkpointed(steps_of)
+
+    def main(carry: Any) -> Any:
+        carry, ys = scan(block(steps), carry, blocks, reverse=reverse, length=count // steps)
+        return carry, pytree.tree_map(lambda y: y.flatten(0, 1), ys)
+
+    runs = [main]
+    if count < size:
+        runs.append(lambda carry: block(size - count)(carry, rest))
+    carry, parts = init, list[Any]()
+    for run in reversed(runs) if reverse else runs:
+        carry, ys = run(carry)
+        parts.append(ys)
+    ordered = parts[::-1] if reverse else parts
+    joined = pytree.tree_map(lambda *ys: torch.cat(ys), ordered[0], *ordered[1:])
+    return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, joined)
 
 
 def fori_loop(lo: int, hi: int, body: Callable[[Tensor, Any], Any], init: Any) -> Any:
