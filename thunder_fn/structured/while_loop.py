@@ -287,9 +287,8 @@ def while_loop(
     if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0):
         raise TraceTypeError(f"while_loop: max_steps is None or an int that is not negative, given {max_steps!r}")
     if not isinstance(carried_inputs, (tuple, list)):
-        raise TraceTypeError(
-            f"while_loop: carried_inputs is a tuple with one entry for each argument, not a {type(carried_inputs).__name__}"
-        )
+        kind = "Tensor" if isinstance(carried_inputs, torch.Tensor) else type(carried_inputs).__name__
+        raise TraceTypeError(f"while_loop: carried_inputs is a tuple with one entry for each argument, not a {kind}")
     carry = tuple(carried_inputs)
     if current() is None:
         return _run(cond_fn, body_fn, carry, max_steps)
@@ -327,9 +326,9 @@ def _truth(cond_fn: Callable[..., Any], value: Any) -> Any:
 
 def _as_tuple(body_fn: Callable[..., Any], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (tuple, list)):
-        raise TraceTypeError(
-            f"while_loop: {described_function(body_fn)} must return a tuple of the carries, not a {type(value).__name__}"
-        )
+        kind = "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+        what = f"must return a tuple of the carries, not a {kind}"
+        raise TraceTypeError(f"while_loop: {described_function(body_fn)} {what}")
     return tuple(value)
 
 

@@ -1,0 +1,82 @@
+"""associative_scan and map: sizes, dims, direction, pytrees, error texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import TraceTypeError
+
+Tensor = torch.Tensor
+
+
+def traced(f: Any, *args: Any) -> Any:
+    tfn.check(tfn.trace(f, *args))
+    return tfn.jvp(f, args, args)[0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_prefixes_of_any_size(size: int, reverse: bool) -> None:
+    xs = torch.linspace(0.5, 1.5, 2 * size, dtype=torch.float64).reshape(2, size)
+
+    def f(xs: Tensor) -> Tensor:
+        return tfn.associative_scan(torch.mul, xs, 1, reverse)
+
+    want = xs.flip(1).cumprod(1).flip(1) if reverse else xs.cumprod(1)
+    torch.testing.assert_close(f(xs), want)
+    torch.testing.assert_close(traced(f, xs), want)
+
+
+@pytest.mark.parametrize("mode", ["generic", "pointwise"])
+def test_a_function_that_is_not_elementwise(mode: str) -> None:
+    xs = torch.eye(3, dtype=torch.float64) * 0.5 + torch.linspace(0, 1, 63, dtype=torch.float64).reshape(7, 3, 3)
+    want = [xs[0]]
+    for x in xs[1:]:
+        want.append(x @ want[-1])
+
+    def f(xs: Tensor) -> Tensor:
+        return tfn.associative_scan(lambda a, b: {"m": b["m"] @ a["m"]}, {"m": xs}, combine_mode=mode)["m"]
+
+    torch.testing.assert_close(f(xs), torch.stack(want))
+    torch.testing.assert_close(traced(f, xs), torch.stack(want))
+
+
+def test_few_calls() -> None:
+    xs = torch.ones(64)
+    calls = []
+
+    def combine(a: Tensor, b: Tensor) -> Tensor:
+        calls.append(a.shape)
+        return a + b
+
+    tfn.associative_scan(combine, xs, combine_mode="pointwise")
+    assert len(calls) == 11, "two for each halving, one for the last pair"
+
+
+def test_errors() -> None:
+    xs = torch.ones(3, 2)
+    for text, call in {
+        "'pointwise' or 'generic', given 'fast'": lambda: tfn.associative_scan(torch.mul, xs, combine_mode="fast"),
+        "xs[0]: 3\n  xs[1]: 2": lambda: tfn.associative_scan(torch.mul, (xs, xs[:2])),
+        "xs is f32[3, 2] and has no dim 2": lambda: tfn.associative_scan(torch.mul, xs, 2),
+        "xs[1] is a int": lambda: tfn.associative_scan(torch.mul, (xs, 1)),
+        "the carry must keep its structure": lambda: tfn.associative_scan(lambda a, b: (a, b), xs),
+    }.items():
+        with pytest.raises(TraceTypeError) as raised:
+            call()
+        assert text in str(raised.value)
+
+
+def test_map_along_a_dim_with_further_arguments() -> None:
+    xs = torch.arange(6.0).reshape(2, 3)
+
+    def f(xs: Tensor, y: Tensor) -> Any:
+        return tfn.map(lambda x, y: {"a": x * y, "b": x.sum()}, xs, y, dim=1)
+
+    want = {"a": xs * 2, "b": xs.sum(0)}
+    torch.testing.assert_close(f(xs, torch.tensor(2.0)), want)
+    torch.testing.assert_close(traced(f, xs, torch.tensor(2.0)), want)

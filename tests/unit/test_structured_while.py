@@ -1,0 +1,155 @@
+"""while_loop: number of steps, vmap, reverse mode, edge cases, error texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import CaptureError, TraceTypeError
+from thunder_fn.interpreters.simplify import dce_to
+from thunder_fn.trace import Equation, Trace
+
+Tensor = torch.Tensor
+X = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
+ZERO = torch.tensor(0)
+
+
+def traced(f: Any, *args: Any) -> Any:
+    """What f computes when it is traced and the trace evaluated."""
+    tfn.check(tfn.trace(f, *args))
+    return tfn.jvp(f, args, args)[0]
+
+
+def whiles(trace: Trace) -> list[Equation]:
+    found = [equation for equation in trace.equations if equation.op.name == "while_loop"]
+    return found + [inner for equation in trace.equations for body in equation.bodies for inner in whiles(body)]
+
+
+def grow(x: Tensor, max_steps: int | None = None) -> Any:
+    def body(n: Tensor, v: Tensor, history: dict[str, Tensor]) -> Any:
+        return n + 1, v * 2, {"sum": history["sum"] + v}
+
+    return tfn.while_loop(lambda n, v, h: v.sum() < 50, body, (ZERO, x, {"sum": x * 0}), max_steps=max_steps)
+
+
+def grow_loop(x: Tensor, steps: int) -> Any:
+    v, total = x, x * 0
+    for _ in range(steps):
+        v, total = v * 2, total + v
+    return torch.tensor(steps), v, {"sum": total}
+
+
+@pytest.mark.parametrize("max_steps", [None, 0, 2, 4, 9])
+def test_it_ends_with_the_condition_or_with_max_steps(max_steps: int | None) -> None:
+    steps = 4 if max_steps is None else min(4, max_steps)
+    torch.testing.assert_close(grow(X, max_steps), grow_loop(X, steps))
+    torch.testing.assert_close(traced(lambda x: grow(x, max_steps), X), grow_loop(X, steps))
+    have = tfn.jacrev(lambda x: grow(x, max_steps)[1:])(X)
+    torch.testing.assert_close(have, torch.func.jacrev(lambda x: grow_loop(x, steps)[1:])(X))
+
+
+def test_each_example_takes_its_own_number_of_steps() -> None:
+    xs = torch.stack([X, X * 0.01, X * 100])
+    n, v, history = tfn.vmap(grow)(xs)
+    want = [grow(x) for x in xs]
+    assert n.tolist() == [4, 11, 0]
+    torch.testing.assert_close(v, torch.stack([one[1] for one in want]))
+    torch.testing.assert_close(history["sum"], torch.stack([one[2]["sum"] for one in want]))
+
+
+def test_one_condition_for_all_examples_stays_one() -> None:
+    def f(x: Tensor) -> Tensor:
+        return tfn.while_loop(lambda n, v: n < 3, lambda n, v: (n + 1, v.sin()), (ZERO, x))[1]
+
+    trace = tfn.trace(tfn.vmap(f), torch.stack([X, -X]))
+    (equation,) = whiles(trace)
+    assert equation.bodies[0].output_types[0].shape == () and len(equation.outputs) == 2
+    torch.testing.assert_close(tfn.vmap(f)(torch.stack([X, -X])), torch.stack([f(X), f(-X)]))
+
+
+def test_no_nan_from_steps_that_an_example_does_not_take() -> None:
+    """sqrt(v - 1) has a bad derivative at the last carry of the example that is done first."""
+
+    def f(x: Tensor) -> Tensor:
+        return tfn.while_loop(lambda v, s: v > 1, lambda v, s: (v - 1, s + (v - 1).sqrt()), (x, x * 0), max_steps=5)[1]
+
+    xs = torch.tensor([2.5, 4.5, 3.0], dtype=torch.float64)
+    want = torch.stack([tfn.grad(f)(x) for x in xs])
+    torch.testing.assert_close(tfn.vmap(tfn.grad(f))(xs)[:2], want[:2])
+    torch.testing.assert_close(tfn.grad(lambda xs: tfn.vmap(f)(xs)[:2].sum())(xs)[:2], want[:2])
+
+
+def test_gradients_of_closures() -> None:
+    linear = torch.nn.Linear(3, 3, dtype=torch.float64)
+
+    def f(w: Tensor, x: Tensor, max_steps: int | None = None) -> Tensor:
+        def body(n: Tensor, v: Tensor) -> Any:
+            return n + 1, torch.tanh(linear(v) + v @ w)
+
+        return tfn.while_loop(lambda n, v: n < 4, body, (ZERO, x), max_steps=max_steps)[1].sum()
+
+    w = torch.eye(3, dtype=torch.float64) * 0.5
+    leaf = w.clone().requires_grad_()
+    want = torch.autograd.grad(f(leaf, X), leaf)[0]
+    torch.testing.assert_close(tfn.grad(f)(w, X), want)
+    torch.testing.assert_close(tfn.grad(lambda w: f(w, X, 6))(w), want)
+
+
+def test_dce_keeps_what_the_condition_reads() -> None:
+    trace = tfn.trace(lambda x: grow(x), X)
+    new, _ = dce_to(trace, (True, False, False))
+    tfn.check(new)
+    assert len(whiles(new)[0].outputs) == 2, "the steps and what the condition looks at"
+    torch.testing.assert_close(tfn.evaluate(new, (X,))[0], torch.tensor(4))
+
+
+def test_numbers_in_the_condition_and_the_carry() -> None:
+    def f(x: Tensor) -> Any:
+        return tfn.while_loop(lambda v, k: False, lambda v, k: (v * k, k), (x, 3))
+
+    assert f(X)[1] == traced(f, X)[1] == 3
+    torch.testing.assert_close(traced(f, X)[0], X)
+
+
+def raises(f: Any, *args: Any) -> str:
+    with pytest.raises(TraceTypeError) as outside:
+        f(*args)
+    with pytest.raises(TraceTypeError) as inside:
+        tfn.trace(f, *args)
+    assert str(inside.value) == str(outside.value)
+    return str(inside.value)
+
+
+def positive(v: Tensor) -> Tensor:
+    return v > 0
+
+
+def test_errors() -> None:
+    text = raises(lambda x: tfn.while_loop(positive, lambda v: (v,), (x,)), X)
+    assert text == (
+        "while_loop: the condition must be a bool or a scalar tensor, not a tensor of shape (3,)\n"
+        f"from:         positive (test_structured_while.py:{positive.__code__.co_firstlineno})\n"
+        "Reduce it with `.all()` or `.any()`."
+    )
+    text = raises(lambda x: tfn.while_loop(lambda v: v.sum() > 0, lambda v: (v.float(),), (x,)), X)
+    assert "while_loop: the carry must keep its types, but\n  carry[0]: f64[3] becomes f32[3]" in text
+    text = raises(lambda x: tfn.while_loop(lambda n, v: v.sum() > 0, lambda n, v: (n + 1, -v), (0, x)), X)
+    assert "carry[0]: the int 0 becomes the int 1" in text and "Make numbers in the first carry tensors" in text
+    assert "must return a tuple of the carries" in raises(
+        lambda x: tfn.while_loop(lambda v: v.sum() > 0, lambda v: v, (x,)), X
+    )
+    assert "carried_inputs is a tuple" in raises(lambda x: tfn.while_loop(positive, lambda v: (v,), x), X)
+    assert "max_steps is None or an int" in raises(
+        lambda x: tfn.while_loop(positive, lambda v: v, (x,), max_steps=-1), X
+    )
+
+
+def test_writes_say_so() -> None:
+    def f(x: Tensor) -> Any:
+        return tfn.while_loop(lambda v: v.sum() < 9, lambda v: (v.add_(1),), (x,))
+
+    with pytest.raises(CaptureError, match="writes in place to argument 0"):
+        tfn.trace(f, X.clone())
