@@ -1,4 +1,4 @@
-"""Printed traces, before and after each interpreter. `make golden` rewrites the files; `git diff` shows what changed."""
+"""Printed traces, before and after each interpreter. `make golden` rewrites them; `git diff` shows what changed."""
 
 from __future__ import annotations
 

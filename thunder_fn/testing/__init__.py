@@ -1,0 +1,25 @@
+"""Laws of traces and of interpreters, and Hypothesis strategies that draw traces. Needs Hypothesis.
+
+`programs.py` says how programs are data, `strategies.py` draws them, `laws/` states the laws, `mutations.py` plants
+bugs that the laws must catch.
+"""
+
+from thunder_fn.testing import steps as steps
+from thunder_fn.testing.laws import (
+    GROUPS as GROUPS,
+    INTERPRETERS as INTERPRETERS,
+    LAWS as LAWS,
+    Interpreter as Interpreter,
+    LawBroken as LawBroken,
+    check_laws as check_laws,
+    laws_of as laws_of,
+)
+from thunder_fn.testing.programs import Program as Program, Step as Step, build as build
+from thunder_fn.testing.strategies import (
+    Case as Case,
+    cases as cases,
+    inputs_for as inputs_for,
+    programs as programs,
+    pytrees as pytrees,
+    traces as traces,
+)

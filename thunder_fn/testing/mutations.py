@@ -13,7 +13,7 @@ import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,8 @@ from thunder_fn.errors import ThunderError
 from thunder_fn.testing.laws import LAWS, Law, forget
 from thunder_fn.testing.strategies import Case, cases
 
-
-EXAMPLES = 100
+EXAMPLES = 200
+"""How many traces a law may look at to catch a bug."""
 
 
 class OutdatedMutation(ThunderError):
@@ -65,13 +65,6 @@ MUTATIONS = (
         f"{VJP}:_backward",
         "accumulate(atom, given[-1])",
         "cotangents[atom.index] = given[-1]",
-        "vjp is autograd",
-    ),
-    Mutation(
-        "an absent cotangent counts as ones",
-        f"{VJP}:_backward_step",
-        "zeros(backward, ",
-        "ones(backward, ",
         "vjp is autograd",
     ),
     Mutation(
@@ -137,6 +130,20 @@ MUTATIONS = (
         "need.update(var.index for var in reads)",
         "need.update(var.index for var in reads[:1])",
         "dce gives checked traces",
+    ),
+    Mutation(
+        "dce drops the wrong operands of a composite",
+        f"{SIMPLIFY}:_dce_composite",
+        "zip(equation.operands, reads, strict=True)",
+        "zip(equation.operands, reads[::-1], strict=True)",
+        "dce gives checked traces",
+    ),
+    Mutation(
+        "random numbers in bodies are overlooked",
+        f"{SIMPLIFY}:is_kept",
+        "any(_body_is_kept(body) for body in equation.bodies)",
+        "False",
+        "cse keeps values",
     ),
     Mutation("cse merges random numbers", f"{SIMPLIFY}:cse", " and not is_kept(equation)", "", "cse keeps values"),
     Mutation(
@@ -204,6 +211,20 @@ MUTATIONS = (
         "fx keeps",
     ),
     Mutation(
+        "the executor reuses memory that is still needed",
+        "thunder_fn.executors.reuse:last_uses",
+        "for var in equation.operands:",
+        "for var in equation.operands[:1]:",
+        "executor is evaluate",
+    ),
+    Mutation(
+        "the executor does not know views",
+        "thunder_fn.executors.reuse:is_fresh",
+        "return ",
+        "return True or ",
+        "executor is evaluate",
+    ),
+    Mutation(
         "capture forgets stop_gradient",
         "thunder_fn.capture.recorder:Recorder._on_op",
         "self.detaching and",
@@ -229,7 +250,7 @@ MUTATIONS = (
 
 
 @contextmanager
-def planted(mutation: Mutation) -> Iterator[None]:
+def planted(mutation: Mutation) -> Generator[None]:
     """Run with a bug, in every module of the package that knows the function; undone on the way out."""
     module_name, _, path = mutation.function.partition(":")
     module = importlib.import_module(module_name)
@@ -259,7 +280,9 @@ def _edited(mutation: Mutation, module: Any, original: Any, name: str) -> Any:
     """The function with the bug, in a namespace that sees the module's own."""
     source = textwrap.dedent(inspect.getsource(original))
     if mutation.before not in source:
-        raise OutdatedMutation(f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the edit")
+        raise OutdatedMutation(
+            f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the edit"
+        )
     code = compile(source.replace(mutation.before, mutation.after), module.__file__, "exec")
     kept = vars(module).get(name)
     exec(code, vars(module))
@@ -281,7 +304,7 @@ def corpus(count: int) -> tuple[Case, ...]:
             database=None,
             deadline=None,
             phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         )
         @given(cases())
         def draw(case: Case) -> None:
@@ -304,15 +327,16 @@ def counterexample(law: Law, count: int = EXAMPLES) -> str | None:
 
 def main(argv: Sequence[str] = ()) -> int:
     """Print each bug with the laws that catch it. Exit code 1 if one escapes."""
-    sound = [name for name, law in LAWS.items() if counterexample(law)]
-    print(f"laws that fail without a bug: {', '.join(sound) or 'none'}\n")
+    write = sys.stdout.write
+    broken = [name for name, law in LAWS.items() if counterexample(law)]
+    write(f"laws that fail without a bug: {', '.join(broken) or 'none'}\n\n")
     escaped = 0
     for mutation in MUTATIONS:
         with planted(mutation):
-            caught = [name for name, law in LAWS.items() if name not in sound and counterexample(law)]
+            caught = [name for name, law in LAWS.items() if name not in broken and counterexample(law)]
         escaped += not caught
-        print(f"{mutation.bug:<56} {len(caught):>2} laws: {', '.join(caught) or 'ESCAPED'}", flush=True)
-    print(f"\n{len(MUTATIONS) - escaped} of {len(MUTATIONS)} bugs caught")
+        write(f"{mutation.bug:<56} {len(caught):>2} laws: {', '.join(caught) or 'ESCAPED'}\n")
+    write(f"\n{len(MUTATIONS) - escaped} of {len(MUTATIONS)} bugs caught\n")
     return 1 if escaped else 0
 
 

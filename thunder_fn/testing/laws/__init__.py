@@ -1,0 +1,101 @@
+"""The laws: what must hold of every trace, and of every interpreter on every trace.
+
+Each law is a function of a trace and values for its inputs. It raises `LawBroken`, an AssertionError, with the trace
+printed. `INTERPRETERS` lists the functions from trace to trace; a new one is a line there, and all laws that hold for
+every interpreter hold for it.
+
+Comparisons are bitwise where the law says so (NaN equal to NaN). Others compare with PyTorch's own differentiation, to
+a tolerance of the least precise dtype; they say nothing where PyTorch's result is not finite or very large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from thunder_fn.testing.laws.comparing import Inputs, Law, LawBroken
+from thunder_fn.testing.laws.data import (
+    law_check_holds,
+    law_evaluate_is_pure,
+    law_executor_is_evaluate,
+    law_fx_keeps,
+    law_pickle_keeps,
+    law_python_captures,
+    law_text_runs,
+)
+from thunder_fn.testing.laws.interpreters import (
+    INTERPRETERS,
+    UNFOLDING,
+    Interpreter,
+    forget,
+    law_work_grows_with_distinct_code,
+    laws_of,
+)
+from thunder_fn.testing.laws.reverse import (
+    law_split_is_vjp,
+    law_stop_gradient_stops,
+    law_unused_inputs_get_zeros,
+    law_vjp_is_adjoint_of_jvp,
+    law_vjp_is_autograd,
+)
+from thunder_fn.testing.laws.second_order import law_second_order_is_symmetric
+from thunder_fn.testing.laws.simplify import (
+    law_cse_leaves_no_twins,
+    law_dce_drops_the_dead,
+    law_inline_leaves_no_composites,
+)
+from thunder_fn.trace import Trace
+
+__all__ = [
+    "GROUPS",
+    "INTERPRETERS",
+    "LAWS",
+    "UNFOLDING",
+    "Inputs",
+    "Interpreter",
+    "Law",
+    "LawBroken",
+    "check_laws",
+    "forget",
+    "law_work_grows_with_distinct_code",
+    "laws_of",
+]
+
+GROUPS: dict[str, dict[str, Law]] = {
+    "data": {
+        "check holds": law_check_holds,
+        "evaluate is pure": law_evaluate_is_pure,
+        "text runs": law_text_runs,
+        "pickle keeps": law_pickle_keeps,
+        "fx keeps": law_fx_keeps,
+        "python captures": law_python_captures,
+        "executor is evaluate": law_executor_is_evaluate,
+    },
+    "simplify": {
+        "dce drops the dead": law_dce_drops_the_dead,
+        "cse leaves no twins": law_cse_leaves_no_twins,
+        "inline leaves no composites": law_inline_leaves_no_composites,
+    },
+    "reverse": {
+        "vjp is autograd": law_vjp_is_autograd,
+        "vjp is adjoint of jvp": law_vjp_is_adjoint_of_jvp,
+        "split is vjp": law_split_is_vjp,
+        "unused inputs get zeros": law_unused_inputs_get_zeros,
+        "stop_gradient stops": law_stop_gradient_stops,
+    },
+    "second order": {"second order is symmetric": law_second_order_is_symmetric},
+    **{name: laws_of(interpreter, name) for name, interpreter in INTERPRETERS.items()},
+}
+"""Every law of a single trace, by what it is about."""
+
+LAWS: dict[str, Law] = {name: law for group in GROUPS.values() for name, law in group.items()}
+"""Every law of a single trace, by name."""
+
+
+def check_laws(names: Iterable[str], trace: Trace, inputs: Inputs) -> None:
+    """Check some laws on one trace; what is raised names the law."""
+    for name in names:
+        try:
+            LAWS[name](trace, inputs)
+        except Exception as error:
+            error.add_note(f"this breaks the law: {name}")
+            raise

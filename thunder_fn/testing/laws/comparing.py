@@ -1,0 +1,163 @@
+"""Running traces and comparing what comes out."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.derive import is_differentiable
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.testing.programs import random_tensor
+from thunder_fn.trace import TensorType, Trace, Var, subtraces, type_of
+
+Inputs: TypeAlias = tuple[torch.Tensor, ...]
+Values: TypeAlias = tuple[Any, ...]
+Law: TypeAlias = Callable[[Trace, Inputs], None]
+Transform: TypeAlias = Callable[[Trace], Trace]
+
+TOO_LARGE = 1e4
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; the text shows the trace."""
+
+
+def holds(condition: bool, what: str, **traces: Trace) -> None:
+    """Raise `LawBroken` with the traces printed unless the condition holds."""
+    if not condition:
+        raise LawBroken("\n\n".join([what, *(f"{name}:\n{trace}" for name, trace in traces.items())]))
+
+
+# ---- running and comparing ----
+
+
+def run(trace: Trace, inputs: Sequence[Any]) -> Values:
+    """Evaluate, the random numbers always the same."""
+    return seeded(lambda: evaluate(trace, inputs))
+
+
+def seeded(f: Callable[[], Values]) -> Values:
+    """Run with the random numbers always the same; what comes out is detached."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in f())
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Equal values: tensors bit for bit, except that every NaN equals every other."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and repr(a) == repr(b)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    parts = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (a, b)]
+    missing = [part.isnan() for part in parts]
+    bits = [
+        part.masked_fill(gone, 0).contiguous().reshape(-1).view(torch.uint8)
+        for part, gone in zip(parts, missing, strict=True)
+    ]
+    return torch.equal(missing[0], missing[1]) and torch.equal(bits[0], bits[1])
+
+
+def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
+    """Two runs gave the same, bitwise."""
+    holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
+    for position, (a, b) in enumerate(zip(have, want, strict=True)):
+        holds(same_bits(a, b), f"{what}: value {position} is\n{a}\nbut should be\n{b}", **traces)
+
+
+def is_tame(values: Sequence[Any]) -> bool:
+    """All finite and of moderate size: what a comparison with a tolerance needs."""
+    floats = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
+    return all(bool(x.isfinite().all()) and largest(x) < TOO_LARGE for x in floats)
+
+
+def largest(value: torch.Tensor) -> float:
+    """The largest magnitude in a tensor, 0 if it is empty."""
+    return float(value.detach().abs().amax()) if value.numel() else 0.0
+
+
+def is_inexact(value: torch.Tensor) -> bool:
+    """Floating or complex."""
+    return value.is_floating_point() or value.is_complex()
+
+
+def tolerance(trace: Trace) -> float:
+    """Relative tolerance: that of the least precise floating dtype in the trace."""
+    dtypes = {
+        var.type.dtype for inner in subtraces(trace) for var in variables(inner) if isinstance(var.type, TensorType)
+    }
+    precise = {torch.float64, torch.complex128}
+    return (
+        1e-9 if all(dtype in precise or not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes) else 2e-3
+    )
+
+
+def variables(trace: Trace) -> Iterator[Var]:
+    """Every variable that a trace binds, its bodies apart."""
+    yield from trace.inputs
+    yield from (constant.var for constant in trace.constants)
+    yield from (var for equation in trace.equations for var in equation.outputs)
+
+
+def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: float, what: str, **traces: Trace) -> None:
+    """Two lists of tensors agree to a tolerance, relative to the largest number among them; types are equal."""
+    if not is_tame(want):
+        return
+    scale = max([1.0, *map(largest, want)])
+    holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
+    for position, (a, b) in enumerate(zip(have, want, strict=True)):
+        same = a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=rtol, atol=rtol * scale)
+        holds(same, f"{what}: value {position} is\n{a}\nbut should be\n{b}", **traces)
+
+
+def draws(trace: Trace) -> list[str]:
+    """The random ops of a trace in the order in which they draw, composites unfolded."""
+    found: list[str] = []
+    for equation in trace.equations:
+        if ops.is_random(equation.op):
+            found.append(equation.op.name)
+        found += itertools.chain.from_iterable(draws(body) for body in equation.bodies)
+    return found
+
+
+def num_equations(trace: Trace) -> int:
+    """The number of equations, composites unfolded."""
+    return sum(1 + sum(map(num_equations, equation.bodies)) for equation in trace.equations)
+
+
+def leaf_counts(trace: Trace) -> Counter[str]:
+    """How often each leaf op stands in a trace, composites unfolded."""
+    found: Counter[str] = Counter()
+    for equation in trace.equations:
+        if equation.op.kind == "leaf":
+            found[equation.op.name] += 1
+        for body in equation.bodies:
+            found += leaf_counts(body)
+    return found
+
+
+def wanted_inputs(trace: Trace) -> tuple[bool, ...]:
+    """Which inputs have gradients: the floating and complex ones."""
+    return tuple(is_differentiable(type) for type in trace.input_types)
+
+
+def wanted_outputs(trace: Trace) -> tuple[bool, ...]:
+    """Which outputs take cotangents: the floating and complex ones."""
+    return tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
+
+
+def random_like(trace: Trace, seed: int = 1) -> Inputs:
+    """A cotangent for each differentiable output of a trace."""
+    generator = torch.Generator().manual_seed(seed)
+    types = [type_of(atom) for atom, wanted in zip(trace.outputs, wanted_outputs(trace), strict=True) if wanted]
+    return tuple(random_tensor(type, generator) for type in types if isinstance(type, TensorType))
+
+
+def chosen(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
+    """The values where the mask is true."""
+    return tuple(value for value, wanted in zip(values, mask, strict=True) if wanted)

@@ -1,0 +1,238 @@
+"""The functions from trace to trace, and the laws that hold for every one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import capture, current
+from thunder_fn.capture.apply import apply_inside, replay
+from thunder_fn.check import check
+from thunder_fn.fx import from_fx, to_fx
+from thunder_fn.interpreters import simplify, vjp as reverse
+from thunder_fn.rules import Split
+from thunder_fn.testing.laws.comparing import (
+    Inputs,
+    Law,
+    LawBroken,
+    Transform,
+    agree,
+    close,
+    draws,
+    holds,
+    random_like,
+    run,
+    tolerance,
+    wanted_inputs,
+    wanted_outputs,
+)
+from thunder_fn.testing.laws.losses import emit, scalarised
+from thunder_fn.testing.programs import static_shape
+from thunder_fn.trace import TensorType, Trace, TraceBuilder, subtraces
+
+aten = torch.ops.aten
+
+
+# ---- interpreters ----
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A function from a trace to the traces that it makes.
+
+    `keeps_values` says that the only trace it makes computes what the trace did, bitwise; `idempotent` that a second
+    application changes nothing.
+    """
+
+    run: Callable[[Trace], tuple[Trace, ...]]
+    keeps_values: bool = False
+    idempotent: bool = False
+
+
+def recapture(trace: Trace) -> Trace:
+    """The capture of a program's own Python text."""
+    return capture(trace.python_callable(), fakes(trace)).trace
+
+
+def recapture_nested(trace: Trace) -> Trace:
+    """The capture of a program run equation by equation, each composite a scope that capture nests anew."""
+    return capture(lambda *xs: replay(recorder(), trace, xs), fakes(trace)).trace
+
+
+def recapture_whole(trace: Trace) -> Trace:
+    """The capture of a function that applies the trace as one equation."""
+    return capture(lambda *xs: apply_inside(recorder(), trace, xs, ops.composite("Whole")), fakes(trace)).trace
+
+
+def recorder() -> Any:
+    """The recorder of the capture that is going on."""
+    return current()
+
+
+def fakes(trace: Trace) -> Inputs:
+    """Zeros of the input types: capture looks at their types only."""
+    types = [type for type in trace.input_types if isinstance(type, TensorType)]
+    return tuple(torch.zeros(static_shape(type), dtype=type.dtype) for type in types)
+
+
+def split(trace: Trace) -> Split:
+    """The split of a trace for all gradients that there are."""
+    return reverse.split_vjp(trace, wanted_inputs(trace), wanted_outputs(trace))
+
+
+def pull(trace: Trace) -> Trace:
+    """The vjp of a trace for all gradients that there are."""
+    return reverse.vjp(trace, wanted_inputs(trace), wanted_outputs(trace))
+
+
+def grad(trace: Trace) -> Trace:
+    """The gradient of the loss of a trace."""
+    loss = scalarised(trace)
+    return reverse.grad_and_value(loss, wanted_inputs(loss))
+
+
+def _alone(transform: Transform) -> Callable[[Trace], tuple[Trace, ...]]:
+    return lambda trace: (transform(trace),)
+
+
+INTERPRETERS: dict[str, Interpreter] = {
+    "dce": Interpreter(lambda t: (simplify.dce(t),), keeps_values=True, idempotent=True),
+    "cse": Interpreter(lambda t: (simplify.cse(t),), keeps_values=True, idempotent=True),
+    "inline": Interpreter(lambda t: (simplify.inline(t),), keeps_values=True, idempotent=True),
+    "recapture": Interpreter(_alone(recapture), keeps_values=True),
+    "recapture nested": Interpreter(_alone(recapture_nested), keeps_values=True),
+    "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True),
+    "fx": Interpreter(lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True),
+    "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
+    "vjp": Interpreter(_alone(pull)),
+    "grad_and_value": Interpreter(_alone(grad)),
+    "vjp of vjp": Interpreter(lambda t: (pull(pull(t)),)),
+}
+"""Every function from trace to trace, by name."""
+
+UNFOLDING = frozenset({"inline", "recapture", "fx"})
+"""Interpreters that unfold composites, so that what they make grows with the unfolded program."""
+
+
+def forget() -> None:
+    """Empty every memo of the interpreters and of `derive`, so that the next call works anew."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("thunder_fn.interpreters", "thunder_fn.derive", "thunder_fn.structured")):
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):  # pyright: ignore[reportPrivateUsage]
+                    value.cache_clear()
+
+
+# ---- laws of every interpreter ----
+
+
+def interpreter_gives_checked_traces(interpreter: Interpreter) -> Law:
+    """What an interpreter makes passes check."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        for new in interpreter.run(trace):
+            try:
+                check(new)
+            except Exception as error:
+                raise LawBroken(f"check fails: {error}\n\ntrace:\n{trace}\n\nmade:\n{new}") from error
+
+    return law
+
+
+def interpreter_is_pure(interpreter: Interpreter) -> Law:
+    """The trace is untouched, no random number is drawn, and equal traces give equal traces, remembered or not."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        text, key, generator = str(trace), hash(trace), torch.get_rng_state()
+        remembered = interpreter.run(trace)
+        holds(str(trace) == text and hash(trace) == key, f"the trace was changed; it was\n{text}", trace=trace)
+        holds(torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace)
+        forget()
+        anew = interpreter.run(trace)
+        forget()
+        for a, b, c in zip(remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True):
+            holds(a == b, "equal traces gave different traces", trace=trace, first=a, second=b)
+            holds(b == c and str(b) == str(c), "equal traces gave different traces", trace=trace, first=b, second=c)
+
+    return law
+
+
+def interpreter_keeps_values(interpreter: Interpreter) -> Law:
+    """The same values, bitwise, and the same random numbers in the same order; types and inputs stay."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        (new,) = interpreter.run(trace)
+        holds(new.input_types == trace.input_types, "the inputs' types changed", trace=trace, made=new)
+        holds(new.output_types == trace.output_types, "the outputs' types changed", trace=trace, made=new)
+        agree(run(new, inputs), run(trace, inputs), "the transformed trace", trace=trace, made=new)
+        holds(draws(new) == draws(trace), "random numbers are drawn otherwise", trace=trace, made=new)
+
+    return law
+
+
+def interpreter_is_idempotent(interpreter: Interpreter) -> Law:
+    """A second application changes nothing."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        (once,) = interpreter.run(trace)
+        (twice,) = interpreter.run(once)
+        holds(once == twice, "a second application changes the trace", trace=trace, once=once, twice=twice)
+
+    return law
+
+
+def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
+    """Gradients after the interpreter are those before it."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        (new,) = interpreter.run(trace)
+        arguments = (*inputs, *random_like(trace))
+        have, want = (run(pull(t), arguments)[len(trace.outputs) :] for t in (new, trace))
+        close(have, want, tolerance(trace), "the gradients of the transformed trace", trace=trace, made=new)
+
+    return law
+
+
+def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
+    """The laws that an interpreter must keep, by name."""
+    laws = {"gives checked traces": interpreter_gives_checked_traces, "is pure": interpreter_is_pure}
+    if interpreter.keeps_values:
+        laws |= {"keeps values": interpreter_keeps_values, "keeps gradients": interpreter_keeps_gradients}
+    if interpreter.idempotent:
+        laws["is idempotent"] = interpreter_is_idempotent
+    return {f"{name} {law}": make(interpreter) for law, make in laws.items()}
+
+
+# ---- work grows with distinct code ----
+
+
+def nested(depth: int) -> Trace:
+    """A function nested so many composites deep, each calling the next one twice: 2**depth leaves when unfolded."""
+    type = TensorType(torch.float64, (2,))
+    builder = TraceBuilder("level_0")
+    body = builder.build((emit(builder, aten.sin.default, builder.input(type)),))
+    for level in range(1, depth + 1):
+        builder = TraceBuilder(f"level_{level}")
+        (once,) = builder.add(ops.composite("Level"), (builder.input(type),), (type,), bodies=(body,))
+        (twice,) = builder.add(ops.composite("Level"), (once,), (type,), bodies=(body,))
+        body = builder.build((twice,))
+    return body
+
+
+def size(trace: Trace) -> int:
+    """The number of equations in distinct traces: what an interpreter that shares has to do."""
+    return sum(len(inner.equations) for inner in subtraces(trace))
+
+
+def law_work_grows_with_distinct_code(interpreter: Interpreter) -> None:
+    """What an interpreter makes of `nested(depth)` grows by the same amount with each level."""
+    sizes = [sum(size(new) for new in interpreter.run(nested(depth))) for depth in (4, 6, 8, 10)]
+    steps = {b - a for a, b in itertools.pairwise(sizes)}
+    holds(len(steps) == 1, f"for depths 4, 6, 8, 10 there are {sizes} equations, which is not linear")

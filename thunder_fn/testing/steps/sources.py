@@ -1,0 +1,176 @@
+"""Dtypes, constants, copies, random numbers, and composites."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.testing.programs import Draft, Program, Step, register, tensor_type
+from thunder_fn.testing.steps.enter import step
+from thunder_fn.testing.suits import (
+    both,
+    broadcasts_with,
+    has_elements,
+    has_type_of,
+    is_any,
+    is_complex,
+    is_inexact,
+    is_mask,
+    is_real,
+    same_dtype,
+)
+from thunder_fn.trace import Literal
+
+aten = torch.ops.aten
+
+
+# dtypes, constants, copies
+
+
+@step("make")
+def _to_inexact(d: Draft) -> object:
+    dtype = (torch.float64, torch.float32, torch.complex128)[d.number(3)]
+    return d.leaf(aten._to_copy.default, d.var(lambda var: not is_complex(var)), dtype=dtype)
+
+
+@step("make")
+def _to_integer(d: Draft) -> object:
+    return d.leaf(aten._to_copy.default, d.var(is_mask), dtype=torch.int64)
+
+
+@step("make")
+def _complex(d: Draft) -> object:
+    x = d.var(is_real)
+    return d.leaf(aten.complex.default, x, d.var(both(same_dtype(x), broadcasts_with(x))))
+
+
+@step("make")
+def _from_complex(d: Draft) -> object:
+    return d.leaf((aten.view_as_real.default, aten.conj_physical.default)[d.number(2)], d.var(is_complex))
+
+
+@step("make")
+def _full(d: Draft) -> object:
+    shape = ([], [2], [2, 3], [0])[d.number(4)]
+    value, dtype = ((0.75, torch.float64), (2, torch.int64), (True, torch.bool))[d.number(3)]
+    return d.leaf(aten.full.default, shape, value, dtype=dtype, device=torch.device("cpu"))
+
+
+@step("make")
+def _arange(d: Draft) -> object:
+    return d.leaf(aten.arange.default, 2 + d.number(2), dtype=(torch.int64, torch.float64)[d.number(2)])
+
+
+@step("stop")
+def _full_like(d: Draft) -> object:
+    return d.leaf(aten.full_like.default, d.var(is_inexact), 1.5)
+
+
+@step("make")
+def _clone(d: Draft) -> object:
+    return d.leaf(aten.clone.default, d.var(is_any))
+
+
+@step("stop")
+def _detach(d: Draft) -> object:
+    return d.leaf(aten.detach.default, d.var(is_inexact))
+
+
+CONSTANTS = (
+    torch.nn.Parameter(torch.tensor([0.5, -1.25, 2.0], dtype=torch.float64)),
+    torch.tensor([-0.75, 0.25, 1.0], dtype=torch.float64),
+    torch.tensor([[1.5, -0.75, 0.25], [0.5, 2.5, -1.0]], dtype=torch.float64),
+    torch.tensor([1, -2, 0], dtype=torch.int64),
+)
+"""Tensors that programs close over, by reference."""
+
+
+@step("constant")
+def _constant(d: Draft) -> object:
+    """The new variable binds before all equations, so it counts as the newest only until the next one."""
+    var = d.builder.constant(CONSTANTS[d.number(len(CONSTANTS))])
+    return None if var in d.env else d.bind((var,))
+
+
+@step("constant")
+def _two_constants(d: Draft) -> object:
+    """Two of one type: taking one for the other shows."""
+    x, y = (d.builder.constant(tensor) for tensor in CONSTANTS[:2])
+    d.bind(tuple(var for var in (x, y) if var not in d.env))
+    return d.leaf(aten.sub.Tensor, x, y)
+
+
+@step("constant")
+def _owned_constant(d: Draft) -> object:
+    values = ([0.5, 1.5, -2.0], [1.0, -1.5, 0.75], [1, 0, 2], True)[d.number(4)]
+    data = torch.tensor(values)
+    return d.bind((d.builder.constant(data.double() if data.is_floating_point() else data, owned=True),))
+
+
+# random numbers
+
+
+@step("random")
+def _bernoulli(d: Draft) -> object:
+    (probability,) = d.leaf(aten.sigmoid.default, d.var(is_real))
+    return d.leaf(aten.bernoulli.default, probability)
+
+
+@step("random")
+def _dropout(d: Draft) -> object:
+    """Not of an empty tensor: PyTorch's mask is then of the input's dtype on the CPU and bool on fake tensors."""
+    return d.leaf(aten.native_dropout.default, d.var(both(is_real, has_elements)), 0.5, True)
+
+
+@step("random")
+def _rand(d: Draft) -> object:
+    return d.leaf(aten.rand.default, [2, 3], dtype=torch.float64, device=torch.device("cpu"), pin_memory=False)
+
+
+@step("random")
+def _normal_like(d: Draft) -> object:
+    return d.leaf(aten.randn_like.default, d.var(is_real))
+
+
+@step("twin")
+def _twin(d: Draft) -> object:
+    """An earlier equation once more: what cse merges unless it is random, and what makes cotangents meet."""
+    known = d.builder.equations[-1 - d.number(len(d.builder.equations))]
+    return d.bind(d.builder.copy(known, lambda var: var))
+
+
+# composites
+
+
+def _composite(d: Draft, step: Step) -> None:
+    """A composite in one of the ways in which one is called: plain, or as a user's call with literals and keywords."""
+    style = d.number(3)
+    operands = tuple(d.var(is_any) for _ in range((1, 2, 3, 0)[d.number(4)]))
+    body = Draft.closed(step.body or Program(), tuple(map(tensor_type, operands)), "block")
+    match style:
+        case 0:
+            d.call(ops.composite("Block"), operands, body)
+        case 1:
+            d.call(ops.composite("torch.nn.functional.block"), (*operands[:1], Literal(2), operands[1:]), body)
+        case _:
+            kwargs = tuple((f"weight_{i}", var) for i, var in enumerate(operands[1:]))
+            d.call(ops.composite("torch.block"), operands[:1], body, (("eps", Literal(0.5)), *kwargs))
+
+
+def _again(d: Draft, _: Step) -> None:
+    """Call the body of an earlier composite again, on operands of the same types."""
+    known = d.calls[-1 - d.number(len(d.calls))]
+    operands = tuple(d.var(has_type_of(var)) for var in known.operands)
+    d.call(ops.composite(ops.short_name(known.op)), operands, known.body)
+
+
+def _sibling(d: Draft, step: Step) -> None:
+    """An earlier call with another body: two composites of one name and the same operands."""
+    known = d.calls[-1 - d.number(len(d.calls))]
+    body = Draft.closed(step.body or Program(), tuple(map(tensor_type, known.operands)), "block")
+    d.call(known.op, known.args, body, known.kwargs)
+
+
+register("call", "composite", _composite)
+register("call", "again", _again)
+register("call", "sibling", _sibling)

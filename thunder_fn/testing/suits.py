@@ -1,0 +1,100 @@
+"""Which variables suit a place in a step."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder_fn.derive import is_differentiable
+from thunder_fn.testing.programs import Suits, dtype_of, shape_of
+from thunder_fn.trace import Var
+
+
+def is_any(_: Var) -> bool:
+    """Anything."""
+    return True
+
+
+def is_inexact(var: Var) -> bool:
+    """Floating or complex."""
+    return is_differentiable(var.type)
+
+
+def is_real(var: Var) -> bool:
+    """Floating."""
+    return dtype_of(var).is_floating_point
+
+
+def is_complex(var: Var) -> bool:
+    """Complex."""
+    return dtype_of(var).is_complex
+
+
+def is_ordered(var: Var) -> bool:
+    """Real or integer: it can be compared."""
+    return not dtype_of(var).is_complex and dtype_of(var) is not torch.bool
+
+
+def is_number(var: Var) -> bool:
+    """Not bool."""
+    return dtype_of(var) is not torch.bool
+
+
+def is_integer(var: Var) -> bool:
+    """int64, the dtype of indices."""
+    return dtype_of(var) is torch.int64
+
+
+def is_mask(var: Var) -> bool:
+    """bool."""
+    return dtype_of(var) is torch.bool
+
+
+def has_rank(*ranks: int) -> Suits:
+    """Of one of these ranks."""
+    return lambda var: len(shape_of(var)) in ranks
+
+
+def both(*conditions: Suits) -> Suits:
+    """All of these."""
+    return lambda var: all(condition(var) for condition in conditions)
+
+
+def has_dims(var: Var) -> bool:
+    """Not a scalar."""
+    return len(shape_of(var)) > 0
+
+
+def has_elements(var: Var) -> bool:
+    """No size is 0."""
+    return 0 not in shape_of(var)
+
+
+def broadcasts_with(*others: Var) -> Suits:
+    """Its shape broadcasts with theirs."""
+
+    def suits(var: Var) -> bool:
+        try:
+            torch.broadcast_shapes(shape_of(var), *map(shape_of, others))
+        except RuntimeError:
+            return False
+        return True
+
+    return suits
+
+
+def has_type_of(other: Var) -> Suits:
+    """Of the same type."""
+    return lambda var: var.type == other.type
+
+
+def same_dtype(other: Var) -> Suits:
+    """Of the same dtype."""
+    return lambda var: dtype_of(var) == dtype_of(other)
+
+
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> torch.Size | None:
+    """What two shapes broadcast to, None if they do not."""
+    try:
+        return torch.broadcast_shapes(a, b)
+    except RuntimeError:
+        return None
