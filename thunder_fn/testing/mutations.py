@@ -24,7 +24,6 @@ from thunder_fn.errors import ThunderError
 from thunder_fn.testing.laws import LAWS, Law, forget
 from thunder_fn.testing.strategies import Case, cases
 
-
 EXAMPLES = 100
 
 

@@ -97,7 +97,7 @@ class Draft:
 
     builder: TraceBuilder
     env: list[Var]
-    calls: list[Equation] = field(default_factory=lambda: [])
+    calls: list[Equation] = field(default_factory=list)
     picks: Iterator[int] = iter(())
 
     @staticmethod
