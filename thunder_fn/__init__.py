@@ -37,9 +37,9 @@ from thunder_fn.structured import flex_attention as _flex_attention  # noqa: F40
 from thunder_fn.structured.checkpoint import checkpoint as checkpoint
 from thunder_fn.structured.checkpoint_name import checkpoint_name as checkpoint_name
 from thunder_fn.structured.cond import cond as cond, switch as switch
-from thunder_fn.structured.loops import fori_loop as fori_loop, map as map, scan as scan
 from thunder_fn.structured.custom_jvp import custom_jvp as custom_jvp
 from thunder_fn.structured.custom_vjp import custom_vjp as custom_vjp
 from thunder_fn.structured.custom_vmap import custom_vmap as custom_vmap
+from thunder_fn.structured.loops import fori_loop as fori_loop, map as map, scan as scan
 from thunder_fn.structured.policies import checkpoint_policies as checkpoint_policies
 from thunder_fn.structured.while_loop import while_loop as while_loop

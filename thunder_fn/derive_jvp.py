@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.derive import CANNOT, call_differentiable, close_recording, decomposition, ill_defined, is_differentiable
+from thunder_fn.derive import (
+    CANNOT,
+    call_differentiable,
+    close_recording,
+    decomposition,
+    ill_defined,
+    is_differentiable,
+)
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.trace import TensorType, Trace

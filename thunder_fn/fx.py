@@ -24,8 +24,8 @@ from thunder_fn import ops
 from thunder_fn.check import fake_result, types_in
 from thunder_fn.errors import CaptureError, MissingRule, located
 from thunder_fn.pretty import format_equation
-from thunder_fn.torch_internals import FakeTensorMode
 from thunder_fn.rules import lowered
+from thunder_fn.torch_internals import FakeTensorMode
 from thunder_fn.trace import (
     Arg,
     Equation,

@@ -53,13 +53,12 @@ def is_random(op: Op) -> bool:
 
 
 _DRAWS = frozenset(
-    "bernoulli uniform normal normal_functional exponential geometric cauchy log_normal random poisson binomial".split()
+    ["bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "binomial"]
 )
 
 
 _FILLS = frozenset(
-    "bernoulli.p uniform.default normal_functional.default exponential.default geometric.default "
-    "cauchy.default log_normal.default random.default random.from random.to".split()
+    ["bernoulli.p", "uniform.default", "normal_functional.default", "exponential.default", "geometric.default", "cauchy.default", "log_normal.default", "random.default", "random.from", "random.to"]
 )
 
 

@@ -3,6 +3,9 @@
 A new PyTorch release should break this file and no other.
 """
 
+# Private names are what this file is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import contextlib
@@ -255,7 +258,7 @@ _get_dispatch_mode = torch._C._get_dispatch_mode
 _PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _draws_in_place(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable and func._schema.name.endswith("_")
 

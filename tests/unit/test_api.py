@@ -166,7 +166,7 @@ def test_argnums_are_ints(argnums: Any) -> None:
 
 @pytest.mark.parametrize("argnums", (2, -3, (0, 2)))
 def test_argnums_point_at_arguments(argnums: Any) -> None:
-    f = lambda: tfn.grad(product, argnums=argnums)(X, Y)  # noqa: E731
+    f = lambda: tfn.grad(product, argnums=argnums)(X, Y)
     with pytest.raises(errors.ArgnumError) as info:
         f()
     number = argnums if isinstance(argnums, int) else 2
@@ -195,7 +195,7 @@ def test_argnums_differ(argnums: Any) -> None:
     ids=("integers", "booleans", "number", "string"),
 )
 def test_only_floating_tensors_are_differentiated(value: Any, text: str) -> None:
-    f = lambda: tfn.grad(lambda x: torch.ones(()))(value)  # noqa: E731
+    f = lambda: tfn.grad(lambda x: torch.ones(()))(value)
     with pytest.raises(errors.NotDifferentiable) as info:
         f()
     assert str(info.value) == (
@@ -207,7 +207,7 @@ def test_only_floating_tensors_are_differentiated(value: Any, text: str) -> None
 
 @pytest.mark.parametrize("value", (None, {}, [None]))
 def test_an_argument_without_tensors_is_not_differentiated(value: Any) -> None:
-    f = lambda: tfn.grad(lambda x: torch.ones(()))(value)  # noqa: E731
+    f = lambda: tfn.grad(lambda x: torch.ones(()))(value)
     with pytest.raises(errors.NotDifferentiable) as info:
         f()
     assert str(info.value) == (

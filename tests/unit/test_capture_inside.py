@@ -210,7 +210,7 @@ def test_gradients_of_closed_over_parameters() -> None:
         torch.manual_seed(0)
         linear = nn.Linear(3, 2)
         model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-        f = lambda x: (  # noqa: E731
+        f = lambda x: (
             torch.autograd.grad(linear(x).sum(), list(linear.parameters())),
             checkpoint_sequential(model, 2, x, use_reentrant=False),
         )
@@ -223,7 +223,7 @@ def test_accumulated_gradient_is_a_write() -> None:
     def make() -> Any:
         weight = torch.ones(3).requires_grad_()
         weight.grad = torch.ones(3)
-        f = lambda x: ((x * weight).sum().backward(), x)[1]  # noqa: E731
+        f = lambda x: ((x * weight).sum().backward(), x)[1]
         return f, ((X.clone(),), {}), [weight.grad]
 
     agree_made(make)

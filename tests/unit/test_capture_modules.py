@@ -157,7 +157,7 @@ def agree_functional(build: Callable[[], nn.Module], *args: Any) -> Trace:
         torch.manual_seed(0)
         module = build()
         state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-        call = lambda state, args: torch.func.functional_call(module, state, args)  # noqa: E731
+        call = lambda state, args: torch.func.functional_call(module, state, args)
         return call, ((state, copy.deepcopy(args)), {}), list(module.state_dict().values())
 
     return agree_made(make)

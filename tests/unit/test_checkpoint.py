@@ -255,7 +255,7 @@ def test_pytorchs_checkpoint() -> None:
 
     args = arguments()
     for options in ({}, {"context_fn": lambda: create_selective_checkpoint_contexts(saves_mm)}):
-        f = lambda *xs, options=options: torch_checkpoint(loss(mlp), *xs, use_reentrant=False, **options)  # noqa: E731
+        f = lambda *xs, options=options: torch_checkpoint(loss(mlp), *xs, use_reentrant=False, **options)
         program = tfn.trace(f, *args)
         check(program)
         assert [equation.op.name for equation in program.equations] == ["checkpoint"]

@@ -233,7 +233,7 @@ def test_custom_vmap() -> None:
     f = with_vmap()
     w, y = (torch.randn(4, 3, dtype=torch.float64) for _ in range(2))
     for in_dims, args in (((0, 0), (w, y)), ((None, 0), (w[0], y)), ((0, None), (w, y[0]))):
-        g = lambda w, y: f({"w": w}, y)["out"]  # noqa: E731
+        g = lambda w, y: f({"w": w}, y)["out"]
         expected = torch.vmap(lambda w, y: w * y.sum() + 100, in_dims)(*args)
         close([tfn.vmap(g, in_dims)(*args)], [expected])
         program = tfn.trace(g, w[0], y[0])

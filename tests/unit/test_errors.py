@@ -341,7 +341,7 @@ def test_mutated_argument_with_an_alias() -> None:
 
 
 def test_mutated_argument_keeps_its_shape() -> None:
-    f = lambda x: x.transpose_(0, 1) * 2  # noqa: E731
+    f = lambda x: x.transpose_(0, 1) * 2
     assert str(error_of(f, kind=errors.CaptureError)) == (
         "the function changes a f32[2, 3] from outside in place to f32[3, 2]\n"
         f"from:         {here(f)}\n"

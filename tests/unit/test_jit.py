@@ -352,7 +352,7 @@ def test_the_prologue_is_a_trace_that_checks() -> None:
 
 
 def test_random_programs_draw_eagers_numbers() -> None:
-    f = lambda x: torch.nn.functional.dropout(x, 0.5) + torch.randn(3)  # noqa: E731
+    f = lambda x: torch.nn.functional.dropout(x, 0.5) + torch.randn(3)
     g, x = jit(f), torch.ones(3)
     for _ in range(2):
         torch.manual_seed(7)

@@ -58,7 +58,7 @@ def program(v0, v1):
     v4 = Block(v3, v1)  # f32[2, 4] at h.1, as above
     v5 = layer_norm(v4, normalized_shape=(4,), weight=v2)  # f32[2, 4], as above
     return (v5,)
-"""  # noqa: E501
+"""
     assert str(blocks()) == expected
 
 

@@ -18,7 +18,6 @@ from thunder_fn.api.vmap import vmap
 from thunder_fn.capture import pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import TraceTypeError
-from thunder_fn.structured.bodies import described_function
 from thunder_fn.structured.loops import check_carry
 from thunder_fn.trace import type_of_value
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from thunder_fn import ops
-from thunder_fn.capture import TENSOR, Captured, current, pytree
+from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import apply_inside, tensors_of, write_back
 from thunder_fn.errors import GradError
 from thunder_fn.interpreters.evaluate import evaluate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -92,10 +93,8 @@ def single(name: str, seconds: dict[str, float], target: str = "", notes: tuple[
 def machine() -> dict[str, str]:
     """Versions and hardware, for the record."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["jax"] = importlib.metadata.version("jax")
-    except importlib.metadata.PackageNotFoundError:
-        pass
     found["threads"] = str(torch.get_num_threads())
     found["cores"] = str(os.cpu_count())
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import MissingRule, TraceTypeError, located
 from thunder_fn.rules import rules_of
 from thunder_fn.trace import Arg, Equation, Literal, TensorType, Trace, Type, Var, short_dtype
