@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -25,7 +25,7 @@ def body_function(body: Trace) -> BodyFunction:
 
 
 @contextmanager
-def bodies_compiled_by(compile_body: Callable[[Trace], BodyFunction]) -> Iterator[None]:
+def bodies_compiled_by(compile_body: Callable[[Trace], BodyFunction]) -> Generator[None]:
     """Inside, bodies run as what `compile_body` makes of them."""
     token = _compile.set(compile_body)
     try:

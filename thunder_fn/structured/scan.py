@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -91,7 +91,7 @@ def _stack(column: list[Any], type: Type, reverse: bool) -> Any:
     if column:
         return torch.stack(column[::-1] if reverse else column)
     empty = stacked(type, 0)
-    return torch.empty(empty.shape, dtype=empty.dtype, device=empty.device)
+    return torch.empty(cast("tuple[int, ...]", empty.shape), dtype=empty.dtype, device=empty.device)
 
 
 # ---- jvp ----

@@ -2,7 +2,7 @@
 
     carry... = while_loop(consts..., carry...)    bodies: cond, body    consts, carry -> bool; consts, carry -> carry
 
-The signature is torch's with `max_steps` added, the semantics are in `notes/jax.md`. Reverse mode is in `while_split.py`.
+The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
 
 vmap with a condition for each example runs until all are done; an example that is done keeps its carry, and the body is
 run for it on its last carry that was not, so that no NaN of a step that it does not take reaches a gradient.
