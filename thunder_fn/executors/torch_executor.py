@@ -143,19 +143,19 @@ class _Emitter:
         self.private = self.find_private(finals)
         self.may_skip_autograd = below_autograd
         self.below_autograd = below_autograd and len(flat.trace.equations) >= BELOW_AUTOGRAD_FROM
-        self.context: dict[str, Any] = {"torch": torch}
+        self.name = identifier(flat.trace.name)
+        self.context: dict[str, Any] = {"torch": torch, self.name: None}
         self.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
         self.names: dict[Any, str] = {}
         self.homes: dict[str, list[str]] = {}
 
     def program(self) -> Program:
-        name = identifier(self.trace.name)
         lines = list(self.lines())
-        header = f"def {name}({', '.join(map(str, self.trace.inputs))}):"
+        header = f"def {self.name}({', '.join(map(str, self.trace.inputs))}):"
         homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
         text = "\n".join([*([f"# {homes}"] if homes else []), header, *lines, ""])
-        exec(compile(text, f"<thunder_fn {name}>", "exec"), self.context)
-        return Program(text, self.context.pop(name))
+        exec(compile(text, f"<thunder_fn {self.name}>", "exec"), self.context)
+        return Program(text, self.context.pop(self.name))
 
     def lines(self) -> Iterator[str]:
         indent = "    "
