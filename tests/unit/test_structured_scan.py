@@ -364,6 +364,12 @@ def test_writes_to_its_own_tensors_are_fine() -> None:
     torch.testing.assert_close(traced(f, H, XS), f(H, XS))
 
 
+def test_a_body_named_as_a_function_that_it_calls() -> None:
+    f = tfn.jit(lambda x: tfn.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
+    torch.testing.assert_close(f(XS), XS.cos())
+    torch.testing.assert_close(f(XS + 1), (XS + 1).sin())
+
+
 # ---- randomness ----
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Lookaside:
             )
 
 
-_chosen: ContextVar[dict[Any, Lookaside]] = ContextVar("thunder_fn_lookasides", default={})
+_chosen: ContextVar[Mapping[Any, Lookaside]] = ContextVar("thunder_fn_lookasides", default=types.MappingProxyType({}))
 _running: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_lookasides_running", default=())
 _always: dict[str, Function] = {}
 
@@ -75,7 +75,7 @@ def replacement(fn: Any) -> Function | None:
 
 
 @contextmanager
-def lookasides(given: Sequence[Lookaside]) -> Iterator[None]:
+def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
     """The captures inside, in this thread, use these lookasides."""
     token = _chosen.set({**_chosen.get(), **{one.fn: one for one in given}})
     try:
@@ -85,7 +85,7 @@ def lookasides(given: Sequence[Lookaside]) -> Iterator[None]:
 
 
 @contextmanager
-def diverted() -> Iterator[None]:
+def diverted() -> Generator[None]:
     """While a capture runs: Python functions that have a lookaside lead to the dispatcher."""
     with ExitStack() as stack:
         for name, replace_with in _always.items():
@@ -127,7 +127,7 @@ class _Trampoline:
         return self.copy(*args, **kwargs)
 
     @contextmanager
-    def applied(self, always: Function | None) -> Iterator[None]:
+    def applied(self, always: Function | None) -> Generator[None]:
         with _lock:
             if self.users == 0 and self.fn.__code__ is not self.code:
                 self.code, self.copy = self.fn.__code__, _copy(self.fn)

@@ -17,7 +17,9 @@ import builtins
 import keyword
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from thunder_fn.executors.tidy import tidy
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import identifier, literal_text, object_name
 from thunder_fn.rules import lowered
+from thunder_fn.structured.running import bodies_compiled_by
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, TraceBuilder, Var
 
 BELOW_AUTOGRAD_FROM = 12
@@ -138,20 +141,21 @@ class _Emitter:
         finals = {target: atom.index for target, atom in pairs if target is not None and isinstance(atom, Var)}
         self.in_place = plan_reuse(flat.trace, donated, finals)
         self.private = self.find_private(finals)
+        self.may_skip_autograd = below_autograd
         self.below_autograd = below_autograd and len(flat.trace.equations) >= BELOW_AUTOGRAD_FROM
-        self.context: dict[str, Any] = {"torch": torch}
+        self.name = identifier(flat.trace.name)
+        self.context: dict[str, Any] = {"torch": torch, self.name: None}
         self.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
         self.names: dict[Any, str] = {}
         self.homes: dict[str, list[str]] = {}
 
     def program(self) -> Program:
-        name = identifier(self.trace.name)
         lines = list(self.lines())
-        header = f"def {name}({', '.join(map(str, self.trace.inputs))}):"
+        header = f"def {self.name}({', '.join(map(str, self.trace.inputs))}):"
         homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
         text = "\n".join([*([f"# {homes}"] if homes else []), header, *lines, ""])
-        exec(compile(text, f"<thunder_fn {name}>", "exec"), self.context)
-        return Program(text, self.context.pop(name))
+        exec(compile(text, f"<thunder_fn {self.name}>", "exec"), self.context)
+        return Program(text, self.context.pop(self.name))
 
     def lines(self) -> Iterator[str]:
         indent = "    "
@@ -202,7 +206,7 @@ class _Emitter:
         from thunder_fn.interpreters.evaluate import evaluate_rule
 
         rule, bodies = evaluate_rule(equation), equation.bodies
-        name = self.bind((equation.op, bodies), equation.op.name, lambda *a, **k: rule(bodies, *a, **k))
+        name = self.bind((equation.op, bodies), equation.op.name, _run_compiled(rule, bodies, self.may_skip_autograd))
         own = Spelling(name, "torch.ops", rule)
         parts = [self.arg(arg, own) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
@@ -274,6 +278,21 @@ class _Emitter:
                 name = f"{base}_{count}"
             self.names[key], self.context[name] = name, value
         return self.names[key]
+
+
+def _run_compiled(rule: Callable[..., Any], bodies: tuple[Trace, ...], below_autograd: bool) -> Callable[..., Any]:
+    """A structured op's evaluation rule, its bodies lowered when they are first run."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with bodies_compiled_by(_lower_body), internals.below_autograd() if below_autograd else nullcontext():
+            return rule(bodies, *args, **kwargs)
+
+    return run
+
+
+@lru_cache(maxsize=4096)
+def _lower_body(body: Trace) -> Callable[..., tuple[Any, ...]]:
+    return lower(body).run
 
 
 def _tuple_text(parts: list[str]) -> str:

@@ -73,7 +73,8 @@ class _Wrapped(torch.autograd.Function):
         return (None, *(next(gradients) if flag else None for flag in wanted))
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: Any) -> Values:
+    def jvp(ctx: Any, *given: Any) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
+        tangents = given[1:]  # the first stands for the trace
         active = tuple(tangent is not None for tangent in tangents)
         rule = push_forward(ctx.trace, active)
         arguments = (*ctx.saved_tensors, *(tangent for tangent in tangents if tangent is not None))
@@ -85,7 +86,8 @@ class _Wrapped(torch.autograd.Function):
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: Values, trace: Trace, *values: Any) -> tuple[Values, Values]:
+    def vmap(info: Any, in_dims: Values, *given: Any) -> tuple[Values, Values]:
+        trace, *values = given
         flags = tuple(dim is not None for dim in in_dims[1:])
         moved = [
             value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, in_dims[1:], strict=True)

@@ -24,7 +24,6 @@ from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
 from thunder_fn.interpreters.vjp import split_vjp, zeros
@@ -32,6 +31,7 @@ from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import Bodies, body_activity, capture_bodies, expand, tensor_leaves, without_inputs
+from thunder_fn.structured.running import body_function
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
 
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any) -> tu
     recorder = current()
     if recorder is not None and isinstance(pred, torch.Tensor):
         return bind(recorder, COND, (pred, *operands), tuple(bodies), bodies[0].output_types)
-    return evaluate(bodies[0] if pred else bodies[1], operands)
+    return body_function(bodies[0] if pred else bodies[1])(*operands)
 
 
 def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any) ->
     recorder = current()
     if recorder is not None and isinstance(index, torch.Tensor):
         return bind(recorder, SWITCH, (index, *operands), tuple(bodies), bodies[0].output_types)
-    return evaluate(bodies[min(max(int(index), 0), len(bodies) - 1)], operands)
+    return body_function(bodies[min(max(int(index), 0), len(bodies) - 1)])(*operands)
 
 
 # ---- jvp ----

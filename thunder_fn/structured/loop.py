@@ -29,10 +29,12 @@ class Loop:
 
     @staticmethod
     def of(equation: Equation) -> Loop:
+        """The literals of an equation."""
         values = {key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)}
         return Loop(**values)
 
     def literals(self) -> dict[str, Any]:
+        """The keyword arguments of the equation."""
         return {name: getattr(self, name) for name in ("num_consts", "num_carry", "length", "reverse", "unroll")}
 
     def parts(self, operands: Sequence[T]) -> Parts[T]:
@@ -52,6 +54,7 @@ def stacked(type: Type, length: int) -> TensorType:
 
 
 def slice_of(type: Type) -> TensorType:
+    """The type of one slice along dim 0."""
     tensor = tensor_type(type)
     return TensorType(tensor.dtype, tensor.shape[1:], tensor.device)
 
@@ -68,5 +71,6 @@ def add_scan(
 
 
 def active_carry(loop: Loop, body: Trace, active: Mask) -> Mask:
+    """Which carries are active in some step, if these operands are."""
     consts, carry, xs = loop.parts(active)
     return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry)

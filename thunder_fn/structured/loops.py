@@ -144,7 +144,7 @@ def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
 
 
 def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any) -> None:
-    """Raise unless a carry keeps its structure, the types of its tensors, and its numbers; names every leaf that does not."""
+    """Raise unless a carry keeps its structure, the types of its tensors, and its numbers; names what does not."""
     leaves, spec = pytree.flatten(before)
     new, new_spec = pytree.flatten(after)
     where = f"from:         {described_function(function)}"

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from thunder_fn.capture import current
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
-from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
 from thunder_fn.interpreters.vjp import zeros
@@ -30,6 +29,7 @@ from thunder_fn.structured.bodies import body_activity, tensor_type, without_inp
 from thunder_fn.structured.cond import expand
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loop import SCAN, Loop, Parts, active_carry, add_scan, slice_of, stacked
+from thunder_fn.structured.running import body_function
 from thunder_fn.structured.scan_split import scan_split_rule
 from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var
 
@@ -77,10 +77,10 @@ def scan_evaluate_rule(
         types = (*own_carry, *(stacked(type, length) for type in own_ys))
         return bind(recorder, SCAN, args, (body,), types, **loop.literals())
     consts, carry, xs = loop.parts(args)
-    slices = [x.unbind(0) for x in xs]
+    slices, run = [x.unbind(0) for x in xs], body_function(body)
     columns: list[list[Any]] = [[] for _ in own_ys]
     for step in reversed(range(length)) if reverse else range(length):
-        outputs = evaluate(body, (*consts, *carry, *(slice[step] for slice in slices)))
+        outputs = run(*consts, *carry, *[slice[step] for slice in slices])
         carry, ys = loop.results(outputs)
         for column, y in zip(columns, ys, strict=True):
             column.append(y)
@@ -91,7 +91,7 @@ def _stack(column: list[Any], type: Type, reverse: bool) -> Any:
     if column:
         return torch.stack(column[::-1] if reverse else column)
     empty = stacked(type, 0)
-    return torch.empty(empty.shape, dtype=empty.dtype, device=empty.device)
+    return torch.empty(cast("tuple[int, ...]", empty.shape), dtype=empty.dtype, device=empty.device)
 
 
 # ---- jvp ----

@@ -80,19 +80,19 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
     fixed = invariant_atoms(forward, tuple(position < loop.num_consts for position in range(len(forward.inputs))))
     stacks: dict[Atom, int] = {}
     once: dict[Atom, int] = {}
-    found: list[tuple[str, int]] = []
+    found: list[Residual | int] = []  # an int is the place of one that is hoisted
     for residual in split.residuals:
         atom = sources[residual.kind][residual.index]
         position = inputs.get(atom.index) if isinstance(atom, Var) else None
         if position is not None and not loop.num_consts <= position < loop.num_consts + loop.num_carry:
-            found.append(("input", position))
+            found.append(Residual("input", position))
         elif not isinstance(atom, Var) or fixed[atom.index]:
-            found.append(("hoisted", once.setdefault(atom, len(once))))
+            found.append(once.setdefault(atom, len(once)))
         elif atom in ys:
-            found.append(("output", ys[atom]))
+            found.append(Residual("output", ys[atom]))
         else:
-            found.append(("extra", stacks.setdefault(atom, len(stacks))))
-    places = (Residual("extra", len(stacks) + i) if kind == "hoisted" else Residual(kind, i) for kind, i in found)
+            found.append(Residual("extra", stacks.setdefault(atom, len(stacks))))
+    places = (Residual("extra", len(stacks) + it) if isinstance(it, int) else it for it in found)
     body = dce(replace_outputs(forward, (*forward.outputs[:num_outputs], *stacks)))
     return _Placed(body, cut_to(forward, tuple(once)), tuple(places))
 

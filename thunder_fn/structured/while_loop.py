@@ -2,7 +2,7 @@
 
     carry... = while_loop(consts..., carry...)    bodies: cond, body    consts, carry -> bool; consts, carry -> carry
 
-The signature is torch's with `max_steps` added, the semantics are in `notes/jax.md`. Reverse mode is in `while_split.py`.
+The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
 
 vmap with a condition for each example runs until all are done; an example that is done keeps its carry, and the body is
 run for it on its last carry that was not, so that no NaN of a step that it does not take reaches a gradient.
@@ -21,7 +21,6 @@ from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
 from thunder_fn.interpreters.vjp import zeros
@@ -32,6 +31,7 @@ from thunder_fn.structured.bodies import capture_bodies, described_function, ten
 from thunder_fn.structured.cond import expand, where
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loops import check_carry, consts_first, result_types
+from thunder_fn.structured.running import body_function
 from thunder_fn.structured.while_split import BOOL, WHILE, While, active_carry, add_while, while_split_rule
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 
@@ -69,8 +69,9 @@ def while_evaluate_rule(
         literals = {"num_consts": num_consts, "max_steps": max_steps}
         return bind(recorder, WHILE, args, (condition, body), body.output_types, **literals)
     consts, carry, steps = args[:num_consts], args[num_consts:], 0
-    while (max_steps is None or steps < max_steps) and evaluate(condition, (*consts, *carry))[0]:
-        carry, steps = evaluate(body, (*consts, *carry)), steps + 1
+    holds, run = body_function(condition), body_function(body)
+    while (max_steps is None or steps < max_steps) and holds(*consts, *carry)[0]:
+        carry, steps = run(*consts, *carry), steps + 1
     return tuple(carry)
 
 

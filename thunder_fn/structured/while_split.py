@@ -1,12 +1,12 @@
 """Reverse mode of while_loop.
 
-With `max_steps` the loop is a scan of that length whose steps do nothing once the condition has failed, and its split is
-the scan's: time and memory of `max_steps` steps.
+With `max_steps` the loop is a scan of that length whose steps do nothing once the condition has failed, and its split
+is the scan's: time and memory of `max_steps` steps.
 
 Without it nobody knows how long a stack of residuals would be, and the type of a tensor has its sizes. So the forward
-counts its steps, and the backward computes the carry before step i anew, from the first carry, for each i: memory of one
-step, and time that grows with the square of the number of steps. Both are equations like any others, so everything can
-be asked of them again.
+counts its steps, and the backward computes the carry before step i anew, from the first carry, for each i: memory of
+one step, and time that grows with the square of the number of steps. Both are equations like any others, so everything
+can be asked of them again.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _counting_bodies(equation: Equation, loop: While, limited: bool) -> tuple[Tr
 def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trace, Trace]:
     """From the last step to the first: replay up to the step, then one step of the body backwards.
 
-    Consts are the operands of the loop; carries are the number of steps still to do, cotangents, and sums for the consts.
+    Consts are the operands of the loop; carries are the number of steps left, cotangents, and sums for the consts.
     """
     types = tuple(var.type for var in equation.operands)
     consts, carry = loop.parts(types)
