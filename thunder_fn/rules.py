@@ -9,12 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal as Choice
+from functools import lru_cache, wraps
+from typing import Any, Literal as Choice, ParamSpec, TypeVar
 
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.trace import Equation, Trace, Var
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Mask = tuple[bool, ...]
+
+
+def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember what a pure function of traces returns.
+
+    Two traces that are equal but for names and sources have answers of their own: what is printed, and the line that an
+    error names, are those of the trace that was asked about.
+    """
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        @lru_cache(maxsize)
+        def remembered(origins: tuple[int, ...], *args: P.args, **kwargs: P.kwargs) -> R:
+            return f(*args, **kwargs)
+
+        @wraps(f)
+        def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+            return remembered(tuple(arg.origin for arg in args if isinstance(arg, Trace)), *args, **kwargs)
+
+        asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
+        asked.cache_info = remembered.cache_info  # type: ignore[attr-defined]
+        return asked
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,12 +234,17 @@ class Trace:
     constants: tuple[Constant, ...] = ()
     constraints: tuple[Expr, ...] = ()
     name: str = "program"
+    origin: int = field(default=0, init=False, repr=False)
+    """A hash of what equality leaves out: names and sources. Memos of interpreters tell traces apart by it."""
     _hash: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_numbering(self)
         parts = (self.inputs, self.equations, self.outputs, self.constants, self.constraints)
         object.__setattr__(self, "_hash", hash(parts))
+        inside = tuple(body.origin for equation in self.equations for body in equation.bodies)
+        sources = tuple(equation.source for equation in self.equations)
+        object.__setattr__(self, "origin", hash((self.name, sources, inside)))
 
     def __eq__(self, other: object) -> bool:
         if self is other:

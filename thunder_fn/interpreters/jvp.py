@@ -6,19 +6,17 @@ Tangents that are zero are absent, never tensors of zeros.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from thunder_fn import ops
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.derive_jvp import jvp_rule, missing_jvp
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
-from thunder_fn.rules import JvpRule, Mask, rules_of
+from thunder_fn.rules import JvpRule, Mask, memo, rules_of
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def push_forward(trace: Trace, active: Mask) -> JvpRule:
     """The jvp with zeros left out.
 
@@ -87,7 +85,7 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
         raise missing_jvp(single) from None
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     """The jvp from two vjps: the backward is linear in the cotangents, and its vjp with respect to them is the jvp.
 
@@ -113,7 +111,7 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     return JvpRule(dce(builder.build((*results[: len(trace.outputs)], *found))), moved)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def jvp(trace: Trace, active: Mask) -> Trace:
     """A trace on primals and tangents.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
-from thunder_fn.rules import Mask, rules_of
+from thunder_fn.rules import Mask, memo, rules_of
 from thunder_fn.trace import Equation, Trace, Var, canonical
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple[Trace, Trace]:
     """Split a trace into a part on the known inputs and a part on residuals and the unknown inputs.
 

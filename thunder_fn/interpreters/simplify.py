@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from thunder_fn import ops
-from thunder_fn.rules import Mask, rules_of
+from thunder_fn.rules import Mask, memo, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
 
 
@@ -36,7 +34,7 @@ def dce(trace: Trace) -> Trace:
     return dce_to(trace, (True,) * len(trace.outputs))[0]
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     """The trace cut down to the wanted outputs, and which inputs it reads. All inputs stay."""
     outputs = tuple(atom for atom, flag in zip(trace.outputs, wanted, strict=True) if flag)
@@ -51,7 +49,11 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
         need.update(var.index for var in reads)
     kept.reverse()
     reads = tuple(var.index in need for var in trace.inputs)
-    if len(kept) == len(trace.equations) and all(wanted) and all(a is b for a, b in zip(kept, trace.equations, strict=True)):
+    if (
+        len(kept) == len(trace.equations)
+        and all(wanted)
+        and all(a is b for a, b in zip(kept, trace.equations, strict=True))
+    ):
         return trace, reads
     return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), reads
 
@@ -98,7 +100,7 @@ def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var
     return Equation(op, operands, (), outputs, (closed,), equation.source), operands
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def _body_is_kept(trace: Trace) -> bool:
     return any(is_kept(equation) for equation in trace.equations)
 
@@ -113,7 +115,7 @@ def is_kept(equation: Equation) -> bool:
 # ---- cse ----
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def cse(trace: Trace) -> Trace:
     """Compute equal things once, in bodies too.
 
@@ -143,7 +145,7 @@ def cse(trace: Trace) -> Trace:
 # ---- inline ----
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def inline(trace: Trace) -> Trace:
     """Unfold every composite down to leaves and structured ops.
 
@@ -156,7 +158,9 @@ def inline(trace: Trace) -> Trace:
     return builder.build(outputs)
 
 
-def _inline(builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], source: Source | None) -> tuple[Atom, ...]:
+def _inline(
+    builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], source: Source | None
+) -> tuple[Atom, ...]:
     env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
     for constant in trace.constants:
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)

@@ -7,18 +7,17 @@ question, so the work grows with distinct code. Cotangents that are zero are abs
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from thunder_fn import ops
 from thunder_fn.derive import alone, differentiable_outputs, is_differentiable, vjp_rule
 from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import Mask, Residual, Split, rules_of
+from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = ops.aten
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
     """For each variable by index: does it depend, differentiably, on a wanted input?"""
     active = [False] * _num_vars(trace)
@@ -66,7 +65,7 @@ def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
     return tuple(useful)
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split a trace for reverse mode.
 
@@ -107,7 +106,9 @@ class _Step:
 
     __slots__ = ("equation", "operands", "outputs", "residuals", "split")
 
-    def __init__(self, equation: Equation, split: Split, operands: Mask, outputs: Mask, residuals: tuple[Atom, ...]) -> None:
+    def __init__(
+        self, equation: Equation, split: Split, operands: Mask, outputs: Mask, residuals: tuple[Atom, ...]
+    ) -> None:
         self.equation = equation
         self.split = split
         self.operands = operands
@@ -129,7 +130,9 @@ def split_of(equation: Equation, operands: Mask, outputs: Mask) -> Split:
     return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs)
 
 
-def _forward_step(forward: TraceBuilder, env: dict[int, Atom], equation: Equation, operands: Mask, outputs: Mask) -> _Step:
+def _forward_step(
+    forward: TraceBuilder, env: dict[int, Atom], equation: Equation, operands: Mask, outputs: Mask
+) -> _Step:
     split = split_of(equation, operands, outputs)
     read: Callable[[Var], Arg] = lambda var: env[var.index]
     arguments = tuple(env[var.index] for var in equation.operands)
@@ -187,9 +190,7 @@ def _backward(
                 accumulate(atom, given[-1])
     for step in reversed(steps):
         _backward_step(backward, step, cotangents, residual, accumulate)
-    gradients = [
-        cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted
-    ]
+    gradients = [cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
     backward.inputs = [*carried.values(), *given]
     return _finish(trace, forward, backward, env, carried, gradients)
 
@@ -210,7 +211,10 @@ def _backward_step(
     given = [cotangents.get(var.index) for var in wanted]
     if all(value is None for value in given) or all(place is None for place in step.split.gradients):
         return
-    filled = tuple(zeros(backward, type_of_cotangent(var)) if value is None else value for var, value in zip(wanted, given, strict=True))
+    filled = tuple(
+        zeros(backward, type_of_cotangent(var)) if value is None else value
+        for var, value in zip(wanted, given, strict=True)
+    )
     arguments = (*map(residual, step.residuals), *filled)
     if step.equation.op.kind == "composite":
         op = ops.composite(f"{ops.short_name(step.equation.op)}_backward")
@@ -279,7 +283,7 @@ def full(builder: TraceBuilder, type: TensorType, value: float) -> Var:
     return result
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
     """A trace of the outputs and the vector-Jacobian product.
 
@@ -293,7 +297,9 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
     builder = TraceBuilder(f"{trace.name}_vjp")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     given = tuple(
-        builder.input(type_of_cotangent(atom)) for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True) if wanted
+        builder.input(type_of_cotangent(atom))
+        for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True)
+        if wanted
     )
     results = inline_into(builder, split.forward, inputs)
     gradients = pull_back(builder, trace, split, inputs, results, given, wanted_inputs)
@@ -318,7 +324,7 @@ def pull_back(
     )
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def grad_and_value(trace: Trace, wanted_inputs: Mask) -> Trace:
     """A trace of the gradients of the first output, a scalar, followed by all outputs.
 

@@ -6,21 +6,19 @@ and question. Inside, a batched value has its batch dim first; what does not dep
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
 from thunder_fn import ops
 from thunder_fn.derive import alone
 from thunder_fn.derive_vmap import VmapRule, batched_type, vmap_rule
 from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import Mask, rules_of
+from thunder_fn.rules import Mask, memo, rules_of
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def batch(trace: Trace, batched: Mask, size: int, randomness: str = "error") -> tuple[Trace, Mask]:
     """Batch a trace whose batched inputs have a leading batch dim; also which outputs are batched."""
     builder = TraceBuilder(f"vmap_{trace.name}")
@@ -82,7 +80,7 @@ def move_dim(builder: TraceBuilder, value: Atom, source: int, destination: int) 
     return moved
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def vmap(
     trace: Trace, in_dims: tuple[int | None, ...], size: int, randomness: str = "error"
 ) -> tuple[Trace, tuple[int | None, ...]]:

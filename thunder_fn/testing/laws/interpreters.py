@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 from collections.abc import Callable
@@ -126,8 +125,8 @@ def forget() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(("thunder_fn.interpreters", "thunder_fn.derive", "thunder_fn.structured")):
             for value in vars(module).values():
-                if isinstance(value, functools._lru_cache_wrapper):  # pyright: ignore[reportPrivateUsage]
-                    value.cache_clear()
+                if callable(clear := getattr(value, "cache_clear", None)):
+                    clear()
 
 
 # ---- laws of every interpreter ----
