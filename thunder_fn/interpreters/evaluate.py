@@ -39,7 +39,10 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         Exception: what an op raises, with a note that names the equation and the user's line.
     """
     _check_inputs(trace, inputs)
-    env: list[Any] = [*map(internals.plain, inputs), *(internals.plain(constant.tensor) for constant in trace.constants)]
+    env: list[Any] = [
+        *map(internals.plain, inputs),
+        *(internals.plain(constant.tensor) for constant in trace.constants),
+    ]
     for equation in trace.equations:
         args = [_value(env, arg) for arg in equation.args]
         kwargs = {key: _value(env, arg) for key, arg in equation.kwargs}

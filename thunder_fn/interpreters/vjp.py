@@ -107,7 +107,9 @@ class _Step:
 
     __slots__ = ("equation", "operands", "outputs", "residuals", "split")
 
-    def __init__(self, equation: Equation, split: Split, operands: Mask, outputs: Mask, residuals: tuple[Atom, ...]) -> None:
+    def __init__(
+        self, equation: Equation, split: Split, operands: Mask, outputs: Mask, residuals: tuple[Atom, ...]
+    ) -> None:
         self.equation = equation
         self.split = split
         self.operands = operands
@@ -129,7 +131,9 @@ def split_of(equation: Equation, operands: Mask, outputs: Mask) -> Split:
     return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs)
 
 
-def _forward_step(forward: TraceBuilder, env: dict[int, Atom], equation: Equation, operands: Mask, outputs: Mask) -> _Step:
+def _forward_step(
+    forward: TraceBuilder, env: dict[int, Atom], equation: Equation, operands: Mask, outputs: Mask
+) -> _Step:
     split = split_of(equation, operands, outputs)
     read: Callable[[Var], Arg] = lambda var: env[var.index]
     arguments = tuple(env[var.index] for var in equation.operands)
@@ -187,14 +191,13 @@ def _backward(
                 accumulate(atom, given[-1])
     for step in reversed(steps):
         _backward_step(backward, step, cotangents, residual, accumulate)
-    gradients = [
-        cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted
-    ]
+    gradients = [cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
     backward.inputs = [*carried.values(), *given]
     return _finish(trace, forward, backward, env, carried, gradients)
 
 
 def type_of_cotangent(atom: Atom) -> TensorType:
+    """The type of a value's cotangent, which is its own."""
     assert isinstance(atom, Var) and isinstance(atom.type, TensorType), "only tensors have cotangents"
     return atom.type
 
@@ -210,7 +213,10 @@ def _backward_step(
     given = [cotangents.get(var.index) for var in wanted]
     if all(value is None for value in given) or all(place is None for place in step.split.gradients):
         return
-    filled = tuple(zeros(backward, type_of_cotangent(var)) if value is None else value for var, value in zip(wanted, given, strict=True))
+    filled = tuple(
+        zeros(backward, type_of_cotangent(var)) if value is None else value
+        for var, value in zip(wanted, given, strict=True)
+    )
     arguments = (*map(residual, step.residuals), *filled)
     if step.equation.op.kind == "composite":
         op = ops.composite(f"{ops.short_name(step.equation.op)}_backward")
@@ -273,6 +279,7 @@ def ones(builder: TraceBuilder, type: TensorType) -> Var:
 
 
 def full(builder: TraceBuilder, type: TensorType, value: float) -> Var:
+    """A tensor that holds one number everywhere."""
     kwargs = (("dtype", Literal(type.dtype)), ("device", Literal(type.device)))
     shape = tuple(Literal(size) for size in type.shape)
     (result,) = builder.add(ops.leaf(aten.full.default), (shape, Literal(value)), (type,), kwargs=kwargs)
@@ -293,7 +300,9 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
     builder = TraceBuilder(f"{trace.name}_vjp")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     given = tuple(
-        builder.input(type_of_cotangent(atom)) for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True) if wanted
+        builder.input(type_of_cotangent(atom))
+        for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True)
+        if wanted
     )
     results = inline_into(builder, split.forward, inputs)
     gradients = pull_back(builder, trace, split, inputs, results, given, wanted_inputs)
