@@ -85,7 +85,7 @@ def unmark(flat: Trace) -> tuple[Trace, Answers]:
         else:
             kept.append(_with_operands(equation, read))
     for equation in kept:
-        chosen = [answers[var.index] for var in equation.outputs if var.index in answers]
+        chosen: list[Answer] = [answers[var.index] for var in equation.outputs if var.index in answers]
         if equation.op.kind == "structured" and chosen:
             for var in equation.outputs:
                 answers.setdefault(var.index, chosen[0])
