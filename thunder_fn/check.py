@@ -12,14 +12,20 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
-from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.rules import rules_of
-from thunder_fn.torch_internals import DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, FakeTensorMode, isolated
+from thunder_fn.torch_internals import (
+    DATA_DEPENDENT_SHAPE,
+    DATA_DEPENDENT_VALUE,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    isolated,
+    no_autocast,
+    no_torch_function,
+)
 from thunder_fn.trace import (
     Arg,
     Equation,
@@ -32,6 +38,7 @@ from thunder_fn.trace import (
     Type,
     Var,
     map_arg,
+    static_shape,
     subtraces,
     type_of,
     type_of_value,
@@ -217,24 +224,17 @@ def fake_result(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
 
     In the arguments, types stand for variables, as `types_in` gives them.
     """
-    autocast_off = torch._C._DisableAutocast()  # pyright: ignore[reportPrivateUsage]
-    with isolated(), DisableTorchFunction(), autocast_off, FakeTensorMode():
+    with isolated(), no_torch_function(), no_autocast(), FakeTensorMode():
         return ops.overload(op)(*map(_fake, args), **{key: _fake(arg) for key, arg in kwargs})
 
 
 def _fake(arg: Arg | Type) -> Any:
     match arg:
-        case TensorType(dtype, shape, device):
-            return torch.empty(tuple(map(_size, shape)), dtype=dtype, device=device)
+        case TensorType(dtype, _, device):
+            return torch.empty(static_shape(arg), dtype=dtype, device=device)
         case Literal():
             return arg.value
         case tuple():
             return [_fake(item) for item in arg]
         case _:
             return None
-
-
-def _size(dim: object) -> int:
-    if not isinstance(dim, int):
-        raise InvalidTrace(f"the size {dim} is symbolic; a fake tensor needs a number")
-    return dim

@@ -88,8 +88,8 @@ def attention_backward(
     """The gradient of softmax attention, from the queries, keys and values alone so that it can be differentiated."""
     if dropout_p:
         return NotImplemented
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * scale
+    factor: Any = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
     if is_causal:
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(ahead, float("-inf"))
@@ -97,7 +97,7 @@ def attention_backward(
         scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype is torch.bool else scores + attn_mask
     weights = scores.softmax(-1)
     grad_weights = grad @ value.transpose(-2, -1)
-    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * scale
+    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * factor
     return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad
 
 

@@ -57,7 +57,8 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
             present.extend(isinstance(result, torch.Tensor) for result in results)
             return tuple(result for result in results if isinstance(result, torch.Tensor))
 
-        outputs, tangents_out = torch.func.jvp(run, tuple(tracers[index] for index in moved), tuple(tangents))
+        pushed: Any = torch.func.jvp(run, tuple(tracers[index] for index in moved), tuple(tangents))
+        outputs, tangents_out = pushed
         types = [var.type for var, flag in zip(equation.outputs, present, strict=True) if flag]
         flags = [is_differentiable(type) for type in types]
         results = [*_spread(outputs, present), *(t for t, flag in zip(tangents_out, flags, strict=True) if flag)]
@@ -72,6 +73,7 @@ def _spread(outputs: tuple[Any, ...], present: list[bool]) -> list[Any]:
 
 
 def missing_jvp(single: Trace) -> MissingRule:
+    """The error for a leaf without a forward derivative."""
     (equation,) = single.equations
     return MissingRule(
         located(

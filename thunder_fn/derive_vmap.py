@@ -63,6 +63,7 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
 
 
 def raise_randomness(name: str) -> None:
+    """Raise the error for random numbers under `vmap(randomness="error")`."""
     from thunder_fn.errors import VmapError
 
     raise VmapError(

@@ -16,8 +16,6 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch.fx
-from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from thunder_fn import ops
@@ -25,7 +23,7 @@ from thunder_fn.check import fake_result, types_in
 from thunder_fn.errors import CaptureError, MissingRule, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.rules import lowered
-from thunder_fn.torch_internals import FakeTensorMode
+from thunder_fn.torch_internals import FakeTensorMode, OpOverload, detect_fake_mode
 from thunder_fn.trace import (
     Arg,
     Equation,

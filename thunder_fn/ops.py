@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.trace import Equation, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
@@ -19,13 +20,13 @@ STRAIGHT_THROUGH = Op("structured", "straight_through")
 
 
 @cache
-def leaf(overload: torch._ops.OpOverload) -> Op:
+def leaf(overload: OpOverload) -> Op:
     """The leaf op of a PyTorch overload."""
     return Op("leaf", str(overload))
 
 
 @cache
-def overload(op: Op) -> torch._ops.OpOverload:
+def overload(op: Op) -> OpOverload:
     """The PyTorch overload of a leaf op."""
     if op.kind != "leaf":
         raise InvalidTrace(f"{op} is a {op.kind} op and has no PyTorch overload")
@@ -36,7 +37,7 @@ def overload(op: Op) -> torch._ops.OpOverload:
         raise InvalidTrace(f"PyTorch has no op {op.name}; is the library that defines it imported?") from None
 
 
-def overload_named(name: str) -> torch._ops.OpOverload:
+def overload_named(name: str) -> OpOverload:
     """The PyTorch overload of a name such as `aten.add.Tensor`."""
     return overload(Op("leaf", name))
 
@@ -53,12 +54,18 @@ def is_random(op: Op) -> bool:
 
 
 _DRAWS = frozenset(
-    ["bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal", "random", "poisson", "binomial"]
+    (
+        *("bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal"),
+        *("random", "poisson", "binomial"),
+    )
 )
 
 
 _FILLS = frozenset(
-    ["bernoulli.p", "uniform.default", "normal_functional.default", "exponential.default", "geometric.default", "cauchy.default", "log_normal.default", "random.default", "random.from", "random.to"]
+    (
+        *("bernoulli.p", "uniform.default", "normal_functional.default", "exponential.default", "geometric.default"),
+        *("cauchy.default", "log_normal.default", "random.default", "random.from", "random.to"),
+    )
 )
 
 
@@ -82,7 +89,7 @@ def is_effectful(op: Op) -> bool:
     """Does something besides computing its outputs, so it is never dropped."""
     if op.kind != "leaf":
         return False
-    schema = overload(op)._schema
+    schema = schema_of(overload(op))
     return schema.is_mutable or not schema.returns
 
 
@@ -91,7 +98,7 @@ def is_view(op: Op) -> bool:
     """Its output shares memory with an input."""
     return op.kind == "leaf" and any(
         argument.alias_info is not None and not argument.alias_info.is_write
-        for argument in overload(op)._schema.arguments
+        for argument in schema_of(overload(op)).arguments
     )
 
 
@@ -100,7 +107,7 @@ def is_factory(op: Op) -> bool:
     """Makes a tensor from nothing: where no dtype and device are given, the defaults of the moment decide."""
     if op.kind != "leaf":
         return False
-    arguments = overload(op)._schema.arguments
+    arguments = schema_of(overload(op)).arguments
     tensors = any("Tensor" in str(argument.type) for argument in arguments)
     return not tensors and {"dtype", "device"} <= {argument.name for argument in arguments if argument.kwarg_only}
 
@@ -115,13 +122,13 @@ def flatten_result(result: Any) -> tuple[Any, ...]:
 @cache
 def returns_nothing(op: Op) -> bool:
     """The leaf has no results, such as an assertion."""
-    return op.kind == "leaf" and not overload(op)._schema.returns
+    return op.kind == "leaf" and not schema_of(overload(op)).returns
 
 
 @cache
 def lists_returned(op: Op) -> tuple[bool, ...]:
     """For each result in a leaf's schema, whether it is a list of them."""
-    return tuple(isinstance(result.type, torch.ListType) for result in overload(op)._schema.returns)
+    return tuple(isinstance(result.type, torch.ListType) for result in schema_of(overload(op)).returns)
 
 
 def has_random(equation: Equation) -> bool:
@@ -130,7 +137,7 @@ def has_random(equation: Equation) -> bool:
 
 
 @cache
-def inplace_twin(op: Op) -> torch._ops.OpOverload | None:
+def inplace_twin(op: Op) -> OpOverload | None:
     """The overload that does the same in place: `aten.copy_.default` for `aten.copy.default`."""
     if op.kind != "leaf":
         return None

@@ -66,6 +66,7 @@ class Split:
 
     @property
     def num_extra(self) -> int:
+        """How many of the forward's outputs, the last ones, are residuals."""
         return sum(residual.kind == "extra" for residual in self.residuals)
 
     def residual_values(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:

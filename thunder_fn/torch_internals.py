@@ -4,7 +4,7 @@ A new PyTorch release should break this file and no other.
 """
 
 # Private names are what this file is about, and PyTorch's stubs leave many of them out.
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._guards import detect_fake_mode
 from torch._higher_order_ops.effects import has_effects
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -35,7 +37,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from thunder_fn.trace import TensorType, type_of_value
+from thunder_fn.trace import TensorType, static_shape, type_of_value
 
 __all__ = [
     "DATA_DEPENDENT_SHAPE",
@@ -44,10 +46,14 @@ __all__ = [
     "FakeTensorMode",
     "FunctionalTensor",
     "FunctionalTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
     "RecordingMode",
     "Tracer",
     "TracerMode",
     "compiling",
+    "detect_fake_mode",
     "fake_like",
     "fake_of_type",
     "functionalize",
@@ -120,7 +126,7 @@ class RecordingMode(FakeTensorMode):
         return answer
 
     @contextlib.contextmanager
-    def assuming(self, answer: bool, message: str | None = None) -> Iterator[None]:
+    def assuming(self, answer: bool, message: str | None = None) -> Generator[None]:
         """Inside, when PyTorch asks whether a tensor holds true, it does or does not; without a message unchecked.
 
         For functions that look at values only to check them, so that one answer means that all is well.
@@ -132,7 +138,7 @@ class RecordingMode(FakeTensorMode):
             self._assumption = before
 
     @contextlib.contextmanager
-    def silent(self) -> Iterator[None]:
+    def silent(self) -> Generator[None]:
         """Ops inside are not reported."""
         self._silent += 1
         try:
@@ -187,7 +193,7 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def only_mode(mode: RecordingMode) -> Iterator[None]:
+def only_mode(mode: RecordingMode) -> Generator[None]:
     """Tensors made inside are fake tensors of mode and of no torch.func level, and nothing is reported."""
     outside = temporarily_clear_interpreter_stack()
     with outside, torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
@@ -209,7 +215,7 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
 def fake_of_type(mode: RecordingMode, type: TensorType) -> torch.Tensor:
     """A contiguous fake tensor of mode."""
     with only_mode(mode):
-        return torch.empty(type.shape, dtype=type.dtype, device=type.device)
+        return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
 
 
 # ---- tracers: functional tensors that know what they are ----
@@ -218,7 +224,7 @@ def fake_of_type(mode: RecordingMode, type: TensorType) -> torch.Tensor:
 class Tracer(FunctionalTensor):
     """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  # as PyTorch itself does
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
@@ -235,10 +241,11 @@ class Tracer(FunctionalTensor):
 
 
 _SPECIAL_IN_FUNCTIONAL = (
-    *("__bool__", "tolist", "to", "cuda", "char", "cpu", "bfloat16", "byte", "double", "float", "bool", "half", "int", "long"),
-    *("to_dense", "layout"),
+    *("__bool__", "tolist", "to", "cuda", "char", "cpu", "bfloat16", "byte", "double", "float", "bool", "half"),
+    *("int", "long", "to_dense", "layout"),
 )
-for _name in _SPECIAL_IN_FUNCTIONAL:  # tracers have the methods of all tensors, which the capture sees as torch functions
+# Tracers have the methods of all tensors, which the capture sees as torch functions.
+for _name in _SPECIAL_IN_FUNCTIONAL:
     setattr(Tracer, _name, getattr(torch.Tensor, _name))
 
 
@@ -260,12 +267,14 @@ _PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchMod
 
 @functools.cache
 def _draws_in_place(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable and func._schema.name.endswith("_")
+    return (
+        torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable and func._schema.name.endswith("_")
+    )
 
 
 def is_strided_draw(func: Any, args: Any) -> bool:
     """Random numbers are written into a tensor whose dimensions are not in the order of its memory."""
-    if not isinstance(func, torch._ops.OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
+    if not isinstance(func, OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
         return False
     return _memory_order(args[0]) != list(range(args[0].dim()))
 
@@ -293,7 +302,7 @@ OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {aten.polygamma_.default: lambda x
 
 def changed_tensors(func: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The tracers among the arguments that an op changes in place, and the other ones."""
-    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+    if not isinstance(func, OpOverload) or not func._schema.is_mutable:
         return [], []
     found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for known, arg in zip(func._schema.arguments, args, strict=False):
@@ -335,7 +344,7 @@ class TracerMode(FunctionalTensorMode):
                 told()
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(func, torch._ops.HigherOrderOperator) and self.on_higher_order is not None:
+        if isinstance(func, HigherOrderOperator) and self.on_higher_order is not None:
             return self.on_higher_order(func, args, kwargs or {})
         if is_strided_draw(func, args):
             with self:
@@ -346,7 +355,7 @@ class TracerMode(FunctionalTensorMode):
             with self:
                 return args[0].copy_(OUT_OF_PLACE[func](*args, **kwargs))
         with torch._C.DisableTorchFunction():
-            result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
+            result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
         if type(result) is FunctionalTensor:
             self.adopt(result)
         elif isinstance(result, (list, tuple)):
@@ -410,7 +419,7 @@ _levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", defau
 
 
 @contextlib.contextmanager
-def isolated() -> Iterator[None]:
+def isolated() -> Generator[None]:
     """No dispatch modes and no torch.func levels: a capture starts from nothing, whatever runs around it."""
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     token = _levels_outside.set(depth + _levels_outside.get())
@@ -418,7 +427,11 @@ def isolated() -> Iterator[None]:
     if all(anomaly):  # looking for NaN takes values
         torch.set_anomaly_enabled(True, False)
     try:
-        with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.autograd.set_multithreading_enabled(False):
+        with (
+            temporarily_clear_interpreter_stack(),
+            _disable_current_modes(),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
             yield
     finally:
         _levels_outside.reset(token)
@@ -427,14 +440,14 @@ def isolated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def outside_torch_func() -> Iterator[None]:
+def outside_torch_func() -> Generator[None]:
     """What is done to a tensor inside is done to itself, not at the level of the torch.func transforms around."""
     with temporarily_clear_interpreter_stack(), torch._C.DisableTorchFunction():
         yield
 
 
 @contextlib.contextmanager
-def no_autocast_cache() -> Iterator[None]:
+def no_autocast_cache() -> Generator[None]:
     """Weights cast by autocast are cast anew, so that no cast made in one capture is used in another."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -461,7 +474,8 @@ class Patch:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Generator[None]:
+        """The replacements are in place, for this user and all who come meanwhile."""
         with self._lock:
             if self._users == 0:
                 for owner, name, make in self._replacements:
@@ -513,6 +527,7 @@ class _CompilingFlag:
 
 def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """What Dynamo does with its callback, made so that `torch.compile`d functions run as they are in threads that capture."""
+
     def callback_from_stance(callback: Any) -> Any:
         if not _capturing.value:
             return original(callback)
@@ -536,7 +551,7 @@ _dynamo: list[Patch] = []
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
+def compiling() -> Generator[None]:
     """`torch.compiler.is_compiling()` is true in this thread, and `torch.compile`d functions run as they are.
 
     Libraries then skip their data-dependent checks.
@@ -555,10 +570,12 @@ def compiling() -> Iterator[None]:
 def calls_patch(
     module_call: Callable[[Any], Any], function_inputs: Callable[[Any], Any], random: dict[str, Callable[[Any], Any]]
 ) -> Patch:
-    """`nn.Module.__call__`, what `autograd.Function.apply` does to its inputs, and functions of `torch.random`, made into ours."""
+    """`nn.Module.__call__`, what `autograd.Function.apply` does to its inputs, and functions of `torch.random`, as ours."""
     utils = torch._functorch.utils
     generator = [(owner, name, make) for name, make in random.items() for owner in (torch, torch.random)]
-    return Patch((torch.nn.Module, "__call__", module_call), (utils, "unwrap_dead_wrappers", function_inputs), *generator)
+    return Patch(
+        (torch.nn.Module, "__call__", module_call), (utils, "unwrap_dead_wrappers", function_inputs), *generator
+    )
 
 
 # ---- torch functions written in Python ----
@@ -580,7 +597,7 @@ def without_torch_function_checks(function: Callable[..., Any]) -> Callable[...,
     if not any(name in names for name in _CHECKS):
         return function
     patched = {**names, **{name: _no_torch_function for name in _CHECKS if name in names}}
-    copy = type(function)(code, patched, function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(code, patched, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -600,13 +617,16 @@ def is_from_outside(wrapped: torch.Tensor) -> bool | None:
     inner = wrapped
     while functorch.is_functorch_wrapped_tensor(inner):
         inner = functorch.get_unwrapped(inner)
-    if isinstance(inner, Tracer) and _get_dispatch_mode(_FAKE) is getattr(torch._from_functional_tensor(inner.elem), "fake_mode", None):
+    if isinstance(inner, Tracer) and _get_dispatch_mode(_FAKE) is fake_mode_of(inner):
         return False
     return True if functorch.maybe_get_level(wrapped) > functorch.get_dynamic_layer_stack_depth() else None
 
 
 no_torch_function = torch._C.DisableTorchFunction
 """Context: torch function modes and subclasses see nothing."""
+
+no_autocast = torch._C._DisableAutocast
+"""Context: autocast is off on every device."""
 
 
 _PLAIN_DISPATCH = {torch.Tensor.__torch_dispatch__, FakeTensor.__torch_dispatch__, Tracer.__torch_dispatch__}
@@ -659,13 +679,18 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Two tensors have a storage in common, and ranges in it that overlap."""
     with no_torch_function():
-        if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
+        if storage_id(a) != storage_id(b) or not a.numel() or not b.numel():
             return False
         (low, high), (other_low, other_high) = _range(a), _range(b)
         return low < other_high and other_low < high
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for tensors in the same memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
     """The first byte in the storage, and the one after the last."""
     first = tensor.storage_offset() * tensor.itemsize
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -702,6 +727,11 @@ FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[att
 """`torch.autograd.Function.apply`, as a function of the class and the arguments."""
 
 
+def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """What runs before the module's forward."""
+    return list(module._forward_pre_hooks.values())
+
+
 def has_setup_context(cls: Any) -> bool:
     """An autograd function's `forward` takes no context."""
     return torch.autograd.function._is_setup_context_defined(cls.setup_context)
@@ -724,7 +754,7 @@ def math_attention(*args: Any) -> Any:
 # ---- decompositions ----
 
 
-def decomposition_of(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def decomposition_of(overload: OpOverload) -> Callable[..., Any] | None:
     """PyTorch's decomposition of an op: from its Python tables, or the C++ one of a composite op."""
     from torch._decomp import decomposition_table
 
@@ -758,14 +788,21 @@ def c_functions(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield label, function
 
 
-def is_decomposed(overload: torch._ops.OpOverload) -> bool:
+def is_decomposed(overload: OpOverload) -> bool:
     """The op has no kernel: PyTorch runs it as other ops, and may return an input as it is."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    )
 
 
-def schema_arguments(overload: torch._ops.OpOverload) -> list[Any]:
-    """The op's arguments: each has `name`, `type`, `kwarg_only` and `alias_info`."""
-    return list(overload._schema.arguments)
+def schema_of(overload: OpOverload) -> Any:
+    """The op's schema: `arguments`, each with `name`, `type`, `kwarg_only` and `alias_info`, `returns`, `is_mutable`."""
+    return overload._schema
+
+
+def schema_arguments(overload: OpOverload) -> list[Any]:
+    """The op's arguments."""
+    return list(schema_of(overload).arguments)
 
 
 class _FirstOp(Exception):
@@ -809,7 +846,7 @@ def global_state_guard() -> Callable[[], bool]:
 
 def global_state() -> tuple[str, tuple[Any, ...]]:
     """What changes the meaning of a PyTorch program: flags as text (all that the guard checks but threads), and modes."""
-    state = json.loads(GlobalStateGuard().__getstate__())
+    state = json.loads(str(GlobalStateGuard().__getstate__()))
     autocast = state.pop("autocast_state")
     parts = [f"{name}={value}" for name, value in sorted(state.items()) if name != "num_threads"]
     if any(autocast["enabled"]):
@@ -858,7 +895,7 @@ def is_exclusive(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def no_vmap_fallback() -> Iterator[None]:
+def no_vmap_fallback() -> Generator[None]:
     """Ops without a batching rule raise instead of running in a loop that PyTorch hides."""
     before = torch._C._functorch._is_vmap_fallback_enabled()
     torch._C._functorch._set_vmap_fallback_enabled(False)

@@ -212,7 +212,7 @@ class Equation:
     @property
     def operands(self) -> tuple[Var, ...]:
         """The variables in args and kwargs, in order, with repeats."""
-        return tuple(_vars_in((self.args, tuple(value for _, value in self.kwargs))))
+        return tuple(vars_in((self.args, tuple(value for _, value in self.kwargs))))
 
     @property
     def body(self) -> Trace:
@@ -288,10 +288,12 @@ class Trace:
 
     @property
     def input_types(self) -> tuple[Type, ...]:
+        """The types of the inputs, in order."""
         return tuple(var.type for var in self.inputs)
 
     @property
     def output_types(self) -> tuple[Type, ...]:
+        """The types of the outputs, in order."""
         return tuple(type_of(atom) for atom in self.outputs)
 
     def renamed(self, name: str) -> Trace:
@@ -327,12 +329,28 @@ def type_of_value(value: Any) -> Type:
             raise InvalidTrace(f"a {type(value).__name__} has no type in a trace")
 
 
-def _vars_in(arg: Any) -> Iterator[Var]:
+def static_shape(type: TensorType) -> tuple[int, ...]:
+    """The shape of a type whose sizes are all numbers.
+
+    Raises:
+        InvalidTrace: a size is symbolic.
+    """
+    return tuple(map(_static_size, type.shape))
+
+
+def _static_size(dim: Dim) -> int:
+    if not isinstance(dim, int):
+        raise InvalidTrace(f"the size {dim} is symbolic, where a number is needed")
+    return dim
+
+
+def vars_in(arg: Any) -> Iterator[Var]:
+    """The variables in an argument, in order, with repeats."""
     if isinstance(arg, Var):
         yield arg
     elif isinstance(arg, tuple):
         for item in arg:
-            yield from _vars_in(item)
+            yield from vars_in(item)
 
 
 def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
@@ -378,11 +396,13 @@ class TraceBuilder:
         self._constant_vars: dict[int, Var] = {}
 
     def fresh(self, type: Type) -> Var:
+        """A new variable, which the caller binds."""
         var = Var(self._next, type)
         self._next += 1
         return var
 
     def input(self, type: Type) -> Var:
+        """Append an input and return its variable."""
         var = self.fresh(type)
         self.inputs.append(var)
         return var
@@ -412,14 +432,20 @@ class TraceBuilder:
         self.equations.append(Equation(op, args, kwargs, outputs, bodies, source))
         return outputs
 
-    def copy(self, equation: Equation, read: Callable[[Var], Arg], **changes: Any) -> tuple[Var, ...]:
-        """Append an equation of another trace, its operands read through `read`."""
-        args = tuple(map_arg(read, arg) for arg in changes.pop("args", equation.args))
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in changes.pop("kwargs", equation.kwargs))
-        outputs = tuple(self.fresh(var.type) for var in equation.outputs)
-        fields = {"bodies": equation.bodies, "op": equation.op, "source": equation.source, **changes}
-        self.equations.append(Equation(args=args, kwargs=kwargs, outputs=outputs, **fields))
-        return outputs
+    def copy(
+        self,
+        equation: Equation,
+        read: Callable[[Var], Arg],
+        *,
+        bodies: tuple[Trace, ...] | None = None,
+        source: Source | None = None,
+    ) -> tuple[Var, ...]:
+        """Append an equation of another trace, its operands read through `read`; other bodies and source if given."""
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        bodies = equation.bodies if bodies is None else bodies
+        types = tuple(var.type for var in equation.outputs)
+        return self.add(equation.op, args, types, kwargs=kwargs, bodies=bodies, source=source or equation.source)
 
     def build(self, outputs: tuple[Atom, ...]) -> Trace:
         """Freeze: number the variables in binding order."""

@@ -244,8 +244,8 @@ def test_sqrt_checkpoints_change_nothing_but_memory(size: int, reverse: bool) ->
 
     torch.testing.assert_close(f(H, xs), f(H, xs, None))
     torch.testing.assert_close(traced(f, H, xs), f(H, xs, None))
-    loss = lambda f: lambda *args: f(*args)[1].sin().sum() + f(*args)[0].sum()  # noqa: E731
-    plain = lambda h, xs: f(h, xs, None)  # noqa: E731
+    loss = lambda f: lambda *args: f(*args)[1].sin().sum() + f(*args)[0].sum()
+    plain = lambda h, xs: f(h, xs, None)
     torch.testing.assert_close(tfn.grad(loss(f), (0, 1))(H, xs), tfn.grad(loss(plain), (0, 1))(H, xs))
 
 
@@ -254,7 +254,7 @@ def test_sqrt_checkpoints_save_memory() -> None:
 
     def saved(checkpoint: str | None) -> int:
         def loss(h: Tensor, xs: Tensor) -> Tensor:
-            step = lambda c, x: (torch.tanh(c.sin() * x).exp(), None)  # noqa: E731
+            step = lambda c, x: (torch.tanh(c.sin() * x).exp(), None)
             return tfn.scan(step, h, xs, checkpoint=checkpoint)[0].sum()
 
         split = split_vjp(tfn.trace(loss, H, xs), (True, True), (True,))

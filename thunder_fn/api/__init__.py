@@ -18,8 +18,10 @@ from thunder_fn.api.residuals import SavedResidual, saved_residuals
 from thunder_fn.api.vjp import Pullback, vjp
 from thunder_fn.api.vmap import Vmap, vmap
 from thunder_fn.capture import capture, pytree
-from thunder_fn.structured import autograd_function as _autograd_function  # noqa: F401  # a lookaside
-from thunder_fn.structured import straight_through as _straight_through  # noqa: F401  # its rules
+from thunder_fn.structured import (
+    autograd_function as _autograd_function,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a lookaside
+    straight_through as _straight_through,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its rules
+)
 from thunder_fn.trace import Trace
 
 __all__ = [

@@ -102,6 +102,11 @@ def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = 
 
 
 def frozen_argnums(argnums: Any) -> Argnums:
+    """Argument numbers as the user gave them, a list as a tuple.
+
+    Raises:
+        ArgnumError: they are neither an int nor a non-empty sequence of ints.
+    """
     if isinstance(argnums, bool) or not isinstance(argnums, (int, tuple, list)):
         raise ArgnumError(f"argnums is an int or a tuple of ints, given {argnums!r}")
     if isinstance(argnums, int):

@@ -14,7 +14,7 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import NotDifferentiable, TangentError
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.partial import partial_eval
-from thunder_fn.trace import TensorType, Trace, type_of_value
+from thunder_fn.trace import TensorType, Trace, static_shape, type_of_value
 
 
 def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
@@ -124,7 +124,7 @@ class Linear:
         moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
         supply = iter(apply(f"{self.captured.trace.name}_linear", self.trace, (*self.residuals, *moved)))
         filled = tuple(
-            next(supply) if flag else torch.zeros(type.shape, dtype=type.dtype, device=type.device)
+            next(supply) if flag else torch.zeros(static_shape(type), dtype=type.dtype, device=type.device)
             for type, flag in zip(self.types, self.active_outputs, strict=True)
         )
         return self.captured.result(filled)

@@ -13,6 +13,7 @@ from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
+from thunder_fn.torch_internals import is_functorch_wrapped
 from thunder_fn.trace import type_of_value
 
 RANDOMNESS = ("error", "different", "same")
@@ -152,9 +153,7 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
 
 def is_tracer(leaf: torch.Tensor) -> bool:
     """A tensor of a capture or of torch.func, which has no memory of its own to look at."""
-    return (
-        type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)
-    ) or torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+    return (type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)) or is_functorch_wrapped(leaf)
 
 
 def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:

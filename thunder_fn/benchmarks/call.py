@@ -12,10 +12,12 @@ from thunder_fn.benchmarks.harness import OURS, Case, Result, run_case
 
 
 def small(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Three cheap ops."""
     return torch.sin(a) * b + 1
 
 
 def total(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """A function of many arguments."""
     return sum(tensors[1:], tensors[0])
 
 
@@ -47,8 +49,8 @@ def _case(name: str, f: Any, args: tuple[Any, ...], calls: int, target: str) -> 
 
 def _jax(f: Any, args: tuple[Any, ...]) -> Any:
     try:
-        import jax
-        import jax.numpy as jnp
+        import jax  # pyright: ignore[reportMissingImports]
+        import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     converted = jax.tree.map(lambda tensor: jnp.asarray(tensor.numpy()), args)

@@ -66,8 +66,8 @@ def params_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def jax_gpt_loss(heads: int) -> Any:
     """The same loss in jax.numpy, on the same parameters."""
-    import jax
-    import jax.numpy as jnp
+    import jax  # pyright: ignore[reportMissingImports]
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
     def norm(p: Any, name: str, x: Any) -> Any:
         mean = x.mean(-1, keepdims=True)

@@ -35,7 +35,7 @@ def _first(model: GPT, tokens: torch.Tensor) -> None:
 
 def _jax(layers: int, params: dict[str, Any], tokens: torch.Tensor) -> dict[str, float]:
     try:
-        import jax
+        import jax  # pyright: ignore[reportMissingImports]
     except ImportError:
         return {}
     converted = jax.tree.map(lambda tensor: tensor.numpy(), (params, tokens, tokens))

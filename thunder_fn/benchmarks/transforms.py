@@ -17,12 +17,14 @@ Tensor = torch.Tensor
 
 
 def mlp(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Three linear layers with tanh between them."""
     return nn.Sequential(
         nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
     )
 
 
 def cnn() -> nn.Module:
+    """Two convolutions and a linear layer, for 28x28 images of one channel."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10)
     )

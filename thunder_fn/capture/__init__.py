@@ -101,7 +101,7 @@ def capture(
             recorder.modules.watch(module, path)
         try:
             arguments = pytree.unflatten(in_spec, [tracers.get(i, leaf) for i, leaf in enumerate(leaves)])
-            out_leaves, out_spec = pytree.flatten(_run(recorder, f, *arguments, name))
+            out_leaves, out_spec = pytree.flatten(_run(recorder, f, name, *arguments))
             statics = tuple(_static(leaf, f, name) for leaf in out_leaves)
             outputs = [_output(recorder, leaf, name) for leaf in out_leaves if isinstance(leaf, torch.Tensor)]
             changes = _changes(recorder, f, [leaves[i] for i in places], list(tracers.values()))
@@ -110,7 +110,7 @@ def capture(
     del out_leaves, tracers, arguments
     trace = nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name))
     writes = tuple(write for write, _ in changes)
-    check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], f, name)
+    check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], source_of(f), name)
     in_statics = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
     return Captured(trace, in_spec, in_statics, out_spec, statics, writes)
 
@@ -124,7 +124,7 @@ def _identifier(name: str) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _run(recorder: Recorder, f: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
+def _run(recorder: Recorder, f: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     try:
         return f(*args, **kwargs)
     except ThunderError:

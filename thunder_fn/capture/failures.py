@@ -75,7 +75,7 @@ def check_aliases(
     trace: Trace,
     tensors: Sequence[torch.Tensor],
     targets: Sequence[int | torch.Tensor],
-    f: Callable[..., Any],
+    source: Source | None,
     name: str,
 ) -> None:
     """Raise if a tensor that is changed in place shares memory with another that the trace uses."""
@@ -97,7 +97,7 @@ def check_aliases(
                     located(
                         f"{name} changes {what} ({trace_type(tensor)}) in place, "
                         f"and {other} ({trace_type(alias)}) shares its memory",
-                        source=source_of(f),
+                        source=source,
                         fix="Pass a clone of one of them, or compute a new tensor instead of changing this one.",
                     )
                 )

@@ -100,6 +100,10 @@ def _places(shape: Any, stride: Any, offset: int) -> torch.Tensor:
     return places
 
 
+def _offset(tensor: torch.Tensor) -> int:
+    return int(tensor.storage_offset())
+
+
 def _order(tensor: torch.Tensor) -> list[int] | None:
     """The dims from the outermost in memory to the innermost; None if the tensor has gaps or overlaps."""
     order = sorted(range(tensor.dim()), key=lambda dim: (tensor.size(dim) > 1, -tensor.stride(dim)))
@@ -128,16 +132,16 @@ def _flat(recorder: Recorder, tensor: torch.Tensor, order: list[int]) -> Var:
 def _gather(
     recorder: Recorder, tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None
 ) -> tuple[Var, ...] | None:
-    offset = tensor.storage_offset() if offset is None else offset
+    first = _offset(tensor) if offset is None else offset
     tensor = recorder.memory_of(tensor)
-    order, start = _order(tensor), tensor.storage_offset()
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    if order is not None and start <= offset and last < start + tensor.numel():
+    order, start = _order(tensor), _offset(tensor)
+    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, order)
-        return (_emit(recorder, aten.as_strided.default, (flat, size, stride, offset - start), size, tensor),)
+        return (_emit(recorder, aten.as_strided.default, (flat, size, stride, first - start), size, tensor),)
     with recorder.real():
         known = {place: i for i, place in enumerate(_places(tensor.shape, tensor.stride(), start).flatten().tolist())}
-        wanted = _places(size, stride, offset).flatten().tolist()
+        wanted = _places(size, stride, first).flatten().tolist()
         if not all(place in known for place in wanted):
             return None
         index = torch.tensor([known[place] for place in wanted], dtype=torch.int64, device=tensor.device)
@@ -149,21 +153,21 @@ def _gather(
 def _scatter(
     recorder: Recorder, tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, offset: int | None = None
 ) -> tuple[Var, ...]:
-    start = tensor.storage_offset()
-    offset = start if offset is None else offset
+    start = _offset(tensor)
+    first = start if offset is None else offset
     order, shape = _order(tensor), tuple(tensor.shape)
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     new = recorder.read(source)
-    if order is not None and start <= offset and last < start + tensor.numel():
+    if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, order)
-        args = (flat, new, size, stride, offset - start)
+        args = (flat, new, size, stride, first - start)
         changed = _emit(recorder, aten.as_strided_scatter.default, args, [tensor.numel()], tensor)
         ordered = [shape[dim] for dim in order]
         changed = _emit(recorder, aten.reshape.default, (changed, ordered), ordered, tensor)
         back = sorted(range(len(order)), key=order.__getitem__)
         return (_emit(recorder, aten.permute.default, (changed, back), shape, tensor),)
     with recorder.real():
-        given = {place: i for i, place in enumerate(_places(size, stride, offset).flatten().tolist())}
+        given = {place: i for i, place in enumerate(_places(size, stride, first).flatten().tolist())}
         places = _places(shape, tensor.stride(), start).flatten().tolist()
         index = torch.tensor([given.get(place, 0) for place in places], dtype=torch.int64, device=tensor.device)
         mask = torch.tensor([place in given for place in places], device=tensor.device).reshape(shape)

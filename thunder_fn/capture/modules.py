@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -69,7 +69,7 @@ class WatchedModules:
                 before = state.entries.get((section, name))
                 if value is before or not holds_tracer(value) or holds_tracer(before):
                     continue
-                if _is_rebound(section, before, value):
+                if _is_rebound(before, section, value):
                     found.append(Rebound(before, value))
                 elif not _is_recomputed(state.module, name):
                     escaped.append((state, name))
@@ -129,7 +129,7 @@ def holds_tracer(value: Any) -> bool:
     )
 
 
-def _is_rebound(section: str, before: Any, value: Any) -> bool:
+def _is_rebound(before: Any, section: str, value: Any) -> TypeGuard[torch.Tensor]:
     if section != "_buffers" or not isinstance(before, torch.Tensor):
         return False
     with internals.no_torch_function():
@@ -139,7 +139,7 @@ def _is_rebound(section: str, before: Any, value: Any) -> bool:
 def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
     """The attribute is computed anew in each call: by the hook of `weight_norm`, or by an RNN from its parameters."""
     return name.startswith("_flat_weight") or any(
-        getattr(hook, "name", None) == name for hook in module._forward_pre_hooks.values()
+        getattr(hook, "name", None) == name for hook in internals.forward_pre_hooks(module)
     )
 
 

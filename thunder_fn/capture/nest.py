@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from thunder_fn import ops
 from thunder_fn.capture.recorder import Leaf, Recorder, Scope
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Var, _vars_in, canonical, map_arg
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Var, canonical, map_arg, vars_in
 
 Item = Leaf | Scope
 
@@ -101,7 +101,7 @@ def _without_elements(var: Var) -> Var:
 
 
 def _uses(leaf: Leaf) -> Iterator[Var]:
-    return _vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
+    return vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
 
 
 def _live(root: Scope, wanted: set[int]) -> set[int]:
@@ -188,7 +188,7 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
     if len(equations) == 1 and scope.kind == "function" and equations[0].op.kind == "composite":
         equations = _unfolded(equations[0], context)
     args, kwargs = (scope.args or (), scope.kwargs or ()) if faithful else (tuple(imports.values()), ())
-    operands = tuple(_vars_in((args, tuple(value for _, value in kwargs))))
+    operands = tuple(vars_in((args, tuple(value for _, value in kwargs))))
     body = _close(scope, operands, equations, outputs, context)
     source = dataclasses.replace(scope.source, module=scope.module) if scope.source else None
     op = ops.composite(scope.name if faithful else scope.name.rsplit(".", 1)[-1])
@@ -207,7 +207,7 @@ def _is_faithful(scope: Scope, imports: dict[int, Var], exports: dict[int, Var],
     """The equation can be written as the user's call: same arguments, and its outputs are the call's results."""
     if scope.args is None or scope.results is None:
         return False
-    given = {var.index for var in _vars_in((scope.args, tuple(value for _, value in scope.kwargs or ())))}
+    given = {var.index for var in vars_in((scope.args, tuple(value for _, value in scope.kwargs or ())))}
     results = {var.index for var in scope.results}
     return (
         set(imports) <= given

@@ -51,7 +51,7 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(args)
-        function = sys._getframe(1).f_locals.get("cls")
+        function = sys._getframe(1).f_locals.get("cls")  # pyright: ignore[reportPrivateUsage]
         lifted = Inputs(original(lift_call(recorder, args, {})[0]))
         if function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
             recorder.enter_function(function.__qualname__, lifted)

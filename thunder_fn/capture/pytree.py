@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import optree
@@ -56,8 +56,9 @@ optree.register_pytree_node(
 _registered.add(torch.Size)
 
 
-def _size(sizes: Sequence[Any]) -> tuple[Any, ...]:
-    return torch.Size(sizes) if all(isinstance(size, int) for size in sizes) else tuple(sizes)
+def _size(children: Iterable[Any]) -> tuple[Any, ...]:
+    sizes = tuple(children)
+    return torch.Size(sizes) if all(isinstance(size, int) for size in sizes) else sizes
 
 
 def _is_container(leaf: Any) -> bool:
@@ -95,7 +96,7 @@ def _from_torch(flat: tuple[Any, Any]) -> tuple[tuple[Any, ...], Any]:
     return tuple(children), context
 
 
-def _rebuild(cls: type, names: tuple[str, ...], children: Sequence[Any]) -> Any:
+def _rebuild(cls: type, names: tuple[str, ...], children: Iterable[Any]) -> Any:
     """A dataclass with these fields, its `__init__` not run: what it holds may be tracers."""
     value = object.__new__(cls)
     for name, child in zip(names, children, strict=True):

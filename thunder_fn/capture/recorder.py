@@ -12,7 +12,7 @@ A tracer is a FunctionalTensor around a fake tensor; the recorder knows the vari
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -132,7 +132,7 @@ class Recorder:
     # ---- running ----
 
     @contextmanager
-    def running(self, *around: AbstractContextManager[Any]) -> Iterator[None]:
+    def running(self, *around: AbstractContextManager[Any]) -> Generator[None]:
         """PyTorch's modes around the traced function, and then `around`."""
         token = _current.set(self)
         try:
@@ -167,7 +167,7 @@ class Recorder:
         self.functional_mode.forget()
 
     @contextmanager
-    def open(self, scope: Scope) -> Iterator[None]:
+    def open(self, scope: Scope) -> Generator[None]:
         """What is recorded inside belongs to the scope."""
         outer = self.scope
         outer.items.append(scope)
@@ -291,7 +291,7 @@ class Recorder:
     # ---- ops ----
 
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, internals.OpOverload):
             self._on_higher_order(func, args, kwargs)
         if func.namespace in ("prim", "profiler"):
             return
@@ -386,23 +386,24 @@ class Recorder:
 
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The first of the fake tensors that share this one's memory: the one that the others are views of."""
-        memory = tensor.untyped_storage()._cdata
+        memory = internals.storage_id(tensor)
         for fake, _ in self._vars.values():
             if (
                 isinstance(fake, internals.FakeTensor)
                 and fake.dtype == tensor.dtype
-                and fake.untyped_storage()._cdata == memory
+                and internals.storage_id(fake) == memory
             ):
                 return fake
         return tensor
 
     @contextmanager
-    def real(self) -> Iterator[None]:
+    def real(self) -> Generator[None]:
         """Tensors made inside are real."""
         with internals.isolated(), internals.no_torch_function():
             yield
 
     def encode(self, value: Any) -> Arg:
+        """A runtime argument as one of an equation: tensors as variables, the rest as literals."""
         if isinstance(value, torch.Tensor):
             return self.read(value)
         if isinstance(value, (list, tuple)):
@@ -410,6 +411,7 @@ class Recorder:
         return encode_literal(value, self.source)
 
     def read(self, tensor: torch.Tensor) -> Var:
+        """The variable of a fake tensor, stopped where gradients stop."""
         entry = self._vars.get(id(tensor))
         if entry is None:
             return self._foreign(tensor)

@@ -38,6 +38,7 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
+_DATA: Any = Tensor.data
 _PROPERTIES = (
     "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
 )
@@ -53,7 +54,7 @@ METADATA: frozenset[Any] = frozenset(
     }
 )
 DETACHES = {
-    *(Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__),
+    *(Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, _DATA.__get__),
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
 }
 BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
@@ -91,7 +92,7 @@ CHECKS: dict[Any, tuple[bool, str | None]] = {
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.__deepcopy__: _deepcopy,
-    Tensor.data.__set__: _set_data,
+    _DATA.__set__: _set_data,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
 }
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""
@@ -260,7 +261,7 @@ def function_name(func: Any) -> str | None:
     A method has the name of the function that does the same: `Tensor.matmul` and `@` are `torch.matmul`.
     """
     short = getattr(func, "__name__", "")
-    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(func, internals.OpOverload | internals.OpOverloadPacket):
         return None
     if short in UNSCOPED or short in BRANCHES or func in DETACHES or not short:
         return None
@@ -312,7 +313,7 @@ def is_internal(file: str) -> bool:
 
 def user_source(recorder: Recorder | None = None) -> Source | None:
     """The innermost frame that belongs neither to PyTorch nor to this package."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and is_internal(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
@@ -343,6 +344,7 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
         recorder.source = user_source(recorder)
         new_args, new_kwargs = lift_call(recorder, args, kwargs)
         name = f.__qualname__.rsplit("<locals>.", 1)[-1]
-        return in_scope(recorder, name, "composite", lambda: f(*new_args, **new_kwargs), new_args, new_kwargs)
+        call: Callable[..., R] = f
+        return in_scope(recorder, name, "composite", lambda: call(*new_args, **new_kwargs), new_args, new_kwargs)
 
     return wrapper

@@ -28,11 +28,7 @@ _library.impl("set_rng_state", lambda state: torch.set_rng_state(state), "Compos
 torch.library.register_fake("thunder_fn::manual_seed", lambda seed: None, lib=_library)
 torch.library.register_fake("thunder_fn::set_rng_state", lambda state: None, lib=_library)
 SIZE = torch.get_rng_state().numel()
-
-
-@torch.library.register_fake("thunder_fn::get_rng_state", lib=_library)
-def _() -> torch.Tensor:
-    return torch.empty(SIZE, dtype=torch.uint8)
+torch.library.register_fake("thunder_fn::get_rng_state", lambda: torch.empty(SIZE, dtype=torch.uint8), lib=_library)
 
 
 MANUAL_SEED = ops.leaf(torch.ops.thunder_fn.manual_seed.default)

@@ -196,6 +196,7 @@ def _backward(
 
 
 def type_of_cotangent(atom: Atom) -> TensorType:
+    """The type of a value's cotangent, which is its own."""
     assert isinstance(atom, Var) and isinstance(atom.type, TensorType), "only tensors have cotangents"
     return atom.type
 
@@ -277,6 +278,7 @@ def ones(builder: TraceBuilder, type: TensorType) -> Var:
 
 
 def full(builder: TraceBuilder, type: TensorType, value: float) -> Var:
+    """A tensor that holds one number everywhere."""
     kwargs = (("dtype", Literal(type.dtype)), ("device", Literal(type.device)))
     shape = tuple(Literal(size) for size in type.shape)
     (result,) = builder.add(ops.leaf(aten.full.default), (shape, Literal(value)), (type,), kwargs=kwargs)

@@ -17,7 +17,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture
-from thunder_fn.capture.failures import check_aliases
+from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import Program, lower
@@ -28,7 +28,7 @@ from thunder_fn.jit.callpath import Namespace, put_together, skeleton
 from thunder_fn.jit.memory import all_exclusive, clash_check, give_away
 from thunder_fn.jit.options import Options
 from thunder_fn.jit.prologue import prologue_trace, structure_text
-from thunder_fn.trace import Trace, Var, canonical
+from thunder_fn.trace import Source, Trace, Var, canonical
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
         constants=watched,
         constants_match=internals.tensor_guard(watched),
         clash=clash_check(tensors, targets) if targets else None,
-        check_clash=partial(_check_clash, captured),
+        check_clash=partial(_check_clash, captured, source_of(f)),
     )
 
 
@@ -123,9 +123,9 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _check_clash(captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
+def _check_clash(captured: Captured, source: Source | None, tensors: Sequence[torch.Tensor]) -> None:
     targets = [write.target for write in captured.writes]
-    check_aliases(captured.trace, tensors, targets, captured.trace.name)
+    check_aliases(captured.trace, tensors, targets, source, captured.trace.name)
 
 
 def with_statics(f: Callable[..., Any], call: Call) -> Callable[..., Any]:

@@ -85,9 +85,10 @@ def unmark(flat: Trace) -> tuple[Trace, Answers]:
         else:
             kept.append(_with_operands(equation, read))
     for equation in kept:
-        chosen = [answers[var.index] for var in equation.outputs if var.index in answers]
+        chosen: list[Answer] = [answers[var.index] for var in equation.outputs if var.index in answers]
         if equation.op.kind == "structured" and chosen:
-            answers |= {var.index: answers.get(var.index, chosen[0]) for var in equation.outputs}
+            for var in equation.outputs:
+                answers.setdefault(var.index, chosen[0])
     outputs = tuple(map(read, flat.outputs))
     return _renumbered(flat, kept, outputs, answers)
 

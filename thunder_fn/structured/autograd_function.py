@@ -27,7 +27,7 @@ from thunder_fn.rules import Mask
 from thunder_fn.structured import calls
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_vjp import bind_call
-from thunder_fn.trace import TensorType, Type
+from thunder_fn.trace import TensorType, Type, static_shape
 
 
 class Context:
@@ -235,7 +235,7 @@ def _cotangents(primal: Captured, given: Any, types: Any) -> list[Any]:
             found.append(None)
             continue
         type = next(types)
-        found.append(next(given) if is_differentiable(type) else torch.zeros(type.shape, dtype=type.dtype))
+        found.append(next(given) if is_differentiable(type) else torch.zeros(static_shape(type), dtype=type.dtype))
     return found
 
 
@@ -245,8 +245,9 @@ def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
         return None
     if not isinstance(value, torch.Tensor):
         raise CustomRuleError(f"{where} returned {calls.described(value)} for {path}, which is {type}")
-    if tuple(value.shape) != type.shape and torch.broadcast_shapes(value.shape, type.shape) == value.shape:
-        value = value.sum_to_size(type.shape)
+    shape = static_shape(type)
+    if tuple(value.shape) != shape and torch.broadcast_shapes(value.shape, shape) == value.shape:
+        value = value.sum_to_size(shape)
     return calls.check_gradient(value.to(type.dtype), type, path, where)
 
 

@@ -108,10 +108,12 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
     Where values are to be chosen, the body is unfolded first; where there are none to choose, it keeps its structure.
     """
-    sees_all = isinstance(policy, Budget) or policy is everything_saveable
-    marked = inline(body) if sees_all else mark(body, policy)
-    if not sees_all and not is_marked(marked) and not any(map(is_kept, body.equations)):
-        marked = body
+    if isinstance(policy, Budget) or policy is everything_saveable:
+        marked = inline(body)
+    else:
+        marked = mark(body, policy)
+        if not is_marked(marked) and not any(map(is_kept, body.equations)):
+            marked = body
     split = split_vjp(marked, wanted_inputs, wanted_outputs)
     flat, answers = unmark(split.forward)
     needed = split.residual_values(flat.inputs, flat.outputs)

@@ -292,7 +292,7 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
     Args:
         f: takes a slice of xs and then args.
 
-    Source: torch._higher_order_ops.map and jax.lax.map.
+    Source: jax.lax.map, and the higher-order op `map` of PyTorch.
     """
     return scan(lambda _, x: (None, f(x, *args)), None, xs, dim=dim)[1]
 

@@ -7,7 +7,7 @@ A value that comes from random numbers is never drawn again. What is kept in its
 the fewest bytes, which are never more than the backward reads, as keeping just that is one of the cuts.
 
 Source: T. Chen et al., "Training deep nets with sublinear memory cost", 2016; P. Jain et al., "Checkmate", 2020;
-the minimum cut follows torch._functorch.partitioners.min_cut_rematerialization_partition.
+the minimum cut follows min_cut_rematerialization_partition of functorch.
 """
 
 from __future__ import annotations

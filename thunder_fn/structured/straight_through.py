@@ -21,7 +21,8 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
-from thunder_fn.trace import Equation, Literal, Trace, TraceBuilder, Var, type_of_value
+from thunder_fn.structured.bodies import expand
+from thunder_fn.trace import Equation, Trace, TraceBuilder, Var, type_of_value
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -97,17 +98,11 @@ def straight_through_batch_rule(equation: Equation, batched: Mask, size: int, ra
     for var, flag in zip(equation.operands, batched, strict=True):
         operands.append(builder.input(batched_type(var.type, size) if flag else var.type))
     wide = [
-        var if flag or not any(batched) else _expanded(builder, var, size)
+        var if flag or not any(batched) else expand(builder, var, size)
         for var, flag in zip(operands, batched, strict=True)
     ]
     results = builder.add(equation.op, tuple(wide), (wide[0].type,), source=equation.source)
     return builder.build(results), (any(batched),)
-
-
-def _expanded(builder: TraceBuilder, var: Var, size: int) -> Var:
-    type = batched_type(var.type, size)
-    shape = tuple(Literal(dim) for dim in type.shape)
-    return builder.add(ops.leaf(ops.aten.expand.default), (var, shape), (type,))[0]
 
 
 STRAIGHT_THROUGH = register(

@@ -148,6 +148,7 @@ class BatchedCall:
 def batched_rule(
     fwd: Trace, bwd: Trace, places: Places, batched: Mask, outputs: Mask, size: int, randomness: str
 ) -> tuple[Trace, Trace]:
+    """The forward and the backward of a rule on batches; gradients of unbatched inputs are summed over the batch."""
     differentiable = [is_differentiable(type) for type in fwd.output_types[: len(outputs)]]
     fwd, flags = batch(fwd, batched, size, randomness)
     kept = flags[len(outputs) :]
