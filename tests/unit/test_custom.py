@@ -295,13 +295,15 @@ WRONG_VJPS = [
         fwd,
         lambda res, ct: ct,
         (P,),
-        "custom_vjp: bwd of <lambda> must return a tuple with one gradient for each argument, 1 of them, but it returned f32[3]",
+        "custom_vjp: bwd of <lambda> must return a tuple with one gradient for each argument, 1 of them, "
+        "but it returned f32[3]",
     ),
     (
         fwd,
         lambda res, ct: (None, None),
         (P,),
-        "custom_vjp: bwd of <lambda> must return a tuple with one gradient for each argument, 1 of them, but it returned a tuple of 2",
+        "custom_vjp: bwd of <lambda> must return a tuple with one gradient for each argument, 1 of them, "
+        "but it returned a tuple of 2",
     ),
     (
         fwd,

@@ -122,7 +122,7 @@ def cse(trace: Trace) -> Trace:
     Law: same values; idempotent. Random equations are never merged.
     """
     names: dict[int, Atom] = {}
-    seen: dict[tuple[Op, Arg, Arg, tuple[Trace, ...]], tuple[Var, ...]] = {}
+    seen: dict[tuple[Op, tuple[Arg, ...], tuple[tuple[str, Arg], ...], tuple[Trace, ...]], tuple[Var, ...]] = {}
     kept: list[Equation] = []
 
     def read(var: Var) -> Atom:

@@ -6,8 +6,7 @@
 Semantics: `notes/jax.md`; the signature of `cond` is torch.cond's. Both are one op with a chosen branch: cond's number
 is 0 for true and 1 for false.
 
-Reverse mode: each branch is split; a branch's residuals go into slots that branches share by type, and slots that a
-branch does not own hold zeros. vmap with a batched choice runs every branch and selects; what a branch reads is
+Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects; what a branch reads is
 replaced by zeros for the examples that do not take it, so that no NaN of theirs reaches a gradient.
 """
 
@@ -26,13 +25,14 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
-from thunder_fn.interpreters.vjp import split_vjp, zeros
+from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
+from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import Bodies, body_activity, capture_bodies, expand, tensor_leaves, without_inputs
+from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
 from thunder_fn.structured.running import body_function
-from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var
 
 aten = torch.ops.aten
 COND = Op("structured", "cond")
@@ -76,22 +76,18 @@ def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any) ->
 # ---- jvp ----
 
 
-def _union(masks: Sequence[Mask]) -> Mask:
-    return tuple(map(any, zip(*masks, strict=True)))
-
-
 def cond_activity_rule(equation: Equation, active: Mask) -> Mask:
     """An output is active if it is in any branch."""
-    return _union([body_activity(body, active[1:]) for body in equation.bodies])
+    return union([body_activity(body, active[1:]) for body in equation.bodies])
 
 
 def cond_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The same choice between the branches' jvps; a tangent that one branch lacks is zeros there."""
     rules = [push_forward(body, active[1:]) for body in equation.bodies]
-    moved = _union([rule.active_outputs for rule in rules])
+    moved = union([rule.active_outputs for rule in rules])
     bodies = tuple(_with_tangents(rule, moved, len(equation.outputs)) for rule in rules)
     inputs = (equation.operands[0].type, *bodies[0].input_types)
-    return JvpRule(_alone(equation, bodies, inputs), moved)
+    return JvpRule(one_choice(equation, bodies, inputs), moved)
 
 
 def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:
@@ -103,128 +99,8 @@ def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:
     for type, own, wanted in zip(rule.trace.output_types[:count], rule.active_outputs, moved, strict=True):
         value = next(supply) if own else None
         if wanted:
-            tangents.append(value if value is not None else _zeros(builder, type))
+            tangents.append(value if value is not None else zeros_of(builder, type))
     return builder.build((*results[:count], *tangents))
-
-
-def _zeros(builder: TraceBuilder, type: Type) -> Atom:
-    assert isinstance(type, TensorType), "only tensors have zeros"
-    return zeros(builder, type)
-
-
-def _alone(equation: Equation, bodies: tuple[Trace, ...], input_types: Sequence[Type]) -> Trace:
-    """A trace of one choice between bodies, from the choice and the operands."""
-    builder = TraceBuilder(equation.op.name)
-    operands = tuple(builder.input(type) for type in input_types)
-    return builder.build(
-        builder.add(equation.op, operands, bodies[0].output_types, bodies=bodies, source=equation.source)
-    )
-
-
-# ---- split ----
-
-
-def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """Split every branch; the backward makes the same choice."""
-    splits = [split_vjp(body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies]
-    count = len(equation.outputs)
-    slots, owned = _share_slots([split.forward.output_types[count:] for split in splits])
-    forward_bodies = tuple(
-        _fill_slots(split.forward, count, slots, own) for split, own in zip(splits, owned, strict=True)
-    )
-    forward = _alone(equation, forward_bodies, [var.type for var in equation.operands])
-    inputs, outputs = _forwarded(splits)
-    residuals = (
-        Residual("input", 0),
-        *(Residual("input", index + 1) for index in inputs),
-        *(Residual("output", index) for index in outputs),
-        *(Residual("extra", index) for index in range(len(slots))),
-    )
-    gradients = _union([tuple(place is not None for place in split.gradients) for split in splits])
-    operand_types = [var.type for var in equation.operands[1:]]
-    wanted_types = [type for type, flag in zip(operand_types, wanted_inputs[1:], strict=True) if flag]
-    given = [
-        *(operand_types[index] for index in inputs),
-        *(equation.outputs[index].type for index in outputs),
-        *slots,
-        *(var.type for var, flag in zip(equation.outputs, wanted_outputs, strict=True) if flag),
-    ]
-    bodies = tuple(
-        _backward_body(split, given, inputs, outputs, own, gradients, wanted_types)
-        for split, own in zip(splits, owned, strict=True)
-    )
-    backward = _alone(equation, bodies, [equation.operands[0].type, *given])
-    places = iter(range(len(wanted_types)))
-    found = tuple(next(places) if flag else None for flag in gradients)
-    skipped = (None,) * int(wanted_inputs[0])
-    return Split(forward, backward, residuals, (*skipped, *found))
-
-
-def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list[int]]]:
-    """Slots for the branches' residuals, shared by type: [x], [x], [x, x] need two. Also each branch's own slots."""
-    slots: list[Type] = []
-    owned: list[list[int]] = []
-    for branch in types:
-        free = list(range(len(slots)))
-        mine: list[int] = []
-        for type in branch:
-            slot = next((index for index in free if slots[index] == type), None)
-            if slot is None:
-                slot = len(slots)
-                slots.append(type)
-            else:
-                free.remove(slot)
-            mine.append(slot)
-        owned.append(mine)
-    return slots, owned
-
-
-def _fill_slots(forward: Trace, count: int, slots: list[Type], own: list[int]) -> Trace:
-    builder = TraceBuilder(forward.name)
-    arguments = tuple(builder.input(type) for type in forward.input_types)
-    results = inline_into(builder, forward, arguments)
-    mine = dict(zip(own, results[count:], strict=True))
-    filled = tuple(mine[index] if index in mine else _zeros(builder, type) for index, type in enumerate(slots))
-    return builder.build((*results[:count], *filled))
-
-
-def _forwarded(splits: Sequence[Split]) -> tuple[list[int], list[int]]:
-    """The operands and outputs that some branch's backward reads again."""
-    inputs = sorted({r.index for split in splits for r in split.residuals if r.kind == "input"})
-    outputs = sorted({r.index for split in splits for r in split.residuals if r.kind == "output"})
-    return inputs, outputs
-
-
-def _backward_body(
-    split: Split,
-    given: list[Type],
-    inputs: list[int],
-    outputs: list[int],
-    own: list[int],
-    gradients: Mask,
-    wanted_types: list[Type],
-) -> Trace:
-    """A branch's backward on the operands that all branches' backwards share."""
-    builder = TraceBuilder(split.backward.name)
-    arguments = [builder.input(type) for type in given]
-    first_slot = len(inputs) + len(outputs)
-    num_cotangents = len(split.backward.inputs) - len(split.residuals)
-    values: list[Atom] = []
-    for residual in split.residuals:
-        match residual.kind:
-            case "input":
-                values.append(arguments[inputs.index(residual.index)])
-            case "output":
-                values.append(arguments[len(inputs) + outputs.index(residual.index)])
-            case "extra":
-                values.append(arguments[first_slot + own[residual.index]])
-    cotangents = arguments[len(arguments) - num_cotangents :] if num_cotangents else []
-    found = inline_into(builder, split.backward, (*values, *cotangents))
-    results: list[Atom] = []
-    for place, wanted, type in zip(split.gradients, gradients, wanted_types, strict=True):
-        if wanted:
-            results.append(_zeros(builder, type) if place is None else found[place])
-    return builder.build(tuple(results))
 
 
 # ---- vmap ----
@@ -235,12 +111,12 @@ def cond_batch_rule(equation: Equation, batched: Mask, size: int, randomness: st
     if batched[0]:
         return _select(equation, batched, size, randomness)
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
-    flags = _union([mask for _, mask in done])
+    flags = union([mask for _, mask in done])
     bodies = tuple(_expanded(trace, mask, flags, size) for trace, mask in done)
     types = [
         batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)
     ]
-    return _alone(equation, bodies, types), flags
+    return one_choice(equation, bodies, types), flags
 
 
 def _expanded(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
@@ -315,7 +191,7 @@ def where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> 
 def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop outputs and operands that no branch needs."""
     done = [dce_to(body, wanted) for body in equation.bodies]
-    reads = _union([mask for _, mask in done]) if equation.operands[1:] else ()
+    reads = union([mask for _, mask in done]) if equation.operands[1:] else ()
     bodies = tuple(without_inputs(trace, reads) for trace, _ in done)
     operands = (equation.operands[0], *(var for var, flag in zip(equation.operands[1:], reads, strict=True) if flag))
     outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)

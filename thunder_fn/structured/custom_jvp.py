@@ -35,17 +35,17 @@ from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.interpreters.vjp import split_vjp, zeros
+from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, keep_all, register
+from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
 from thunder_fn.structured.calls import Call
+from thunder_fn.structured.custom_jvp_split import transposed
 from thunder_fn.structured.followed import evaluate_followed
-from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, static_shape
 
 CUSTOM_JVP = Op("structured", "custom_jvp")
 
@@ -175,50 +175,10 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
     """Transpose the rule."""
     wanted = tuple(flag and index < num_args(equation) for index, flag in enumerate(wanted_inputs))
     rule = custom_jvp_jvp_rule(equation, wanted)
-    split = _transposed(rule, wanted, wanted_outputs, len(equation.outputs))
+    split = transposed(rule, wanted, wanted_outputs, len(equation.outputs))
     found = iter(split.gradients)
     asked = tuple(next(found) if own else None for own, flag in zip(wanted, wanted_inputs, strict=True) if flag)
     return Split(split.forward, split.backward, split.residuals, asked)
-
-
-@lru_cache(maxsize=4096)
-def _transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) -> Split:
-    """Split a jvp that is linear in its tangents into a forward and a backward."""
-    num_primals, num_tangents = len(active), sum(active)
-    known_outputs = (True,) * count + (False,) * (len(rule.trace.outputs) - count)
-    known, linear = partial_eval(rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs)
-    num_kept = len(linear.inputs) - num_tangents
-    moved = (wanted for wanted, flag in zip(wanted_outputs, rule.active_outputs, strict=True) if flag)
-    back = split_vjp(linear, (False,) * num_kept + (True,) * num_tangents, tuple(moved))
-    places, extras = _placed(known, count)
-    builder = TraceBuilder(f"{rule.trace.name}_transposed")
-    kept = [builder.input(type) for type in known.output_types[count:]]
-    given = [
-        builder.input(type)
-        for type, wanted in zip(rule.trace.output_types[:count], wanted_outputs, strict=True)
-        if wanted
-    ]
-    nothing = [zeros(builder, var.type) for var in linear.inputs[num_kept:] if isinstance(var.type, TensorType)]
-    results = inline_into(builder, back.forward, (*kept, *nothing))
-    residuals = back.residual_values((*kept, *nothing), results)
-    gradients = inline_into(builder, back.backward, (*residuals, *given))
-    forward = Trace(known.inputs, known.equations, (*known.outputs[:count], *extras), known.constants, name=known.name)
-    return Split(dce(forward), dce(builder.build(gradients)), places, back.gradients)
-
-
-def _placed(known: Trace, count: int) -> tuple[tuple[Residual, ...], list[Atom]]:
-    """Where each of the residuals is: an input or an output again, or an extra output."""
-    inputs, outputs, extras = list(known.inputs), list(known.outputs[:count]), list[Atom]()
-    places: list[Residual] = []
-    for atom in known.outputs[count:]:
-        if isinstance(atom, Var) and atom in inputs:
-            places.append(Residual("input", inputs.index(atom)))
-        elif atom in outputs:
-            places.append(Residual("output", outputs.index(atom)))
-        else:
-            places.append(Residual("extra", len(extras)))
-            extras.append(atom)
-    return tuple(places), extras
 
 
 # ---- vmap ----
@@ -319,7 +279,7 @@ class JvpCall(Call):
         moved = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
         types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
         filled = [
-            torch.zeros(type.shape, dtype=type.dtype, device=type.device) if value is None else value
+            torch.zeros(static_shape(type), dtype=type.dtype, device=type.device) if value is None else value
             for value, type in zip(moved, types, strict=True)
             if is_differentiable(type)
         ]

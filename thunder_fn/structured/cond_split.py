@@ -1,0 +1,137 @@
+"""Reverse mode of cond and switch, and what their rules share.
+
+Each branch is split. A branch's residuals go into slots that branches share by type, and slots that a branch does not
+own hold zeros. The backward makes the same choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.interpreters.vjp import split_vjp, zeros
+from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type
+
+
+def union(masks: Sequence[Mask]) -> Mask:
+    """What is in any of the masks."""
+    return tuple(map(any, zip(*masks, strict=True)))
+
+
+def zeros_of(builder: TraceBuilder, type: Type) -> Atom:
+    """Zeros of a type, which is a tensor's: a derivative that one branch lacks."""
+    assert isinstance(type, TensorType), "only tensors have zeros"
+    return zeros(builder, type)
+
+
+def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Sequence[Type]) -> Trace:
+    """A trace of one choice between bodies, from the choice and the operands."""
+    builder = TraceBuilder(equation.op.name)
+    operands = tuple(builder.input(type) for type in input_types)
+    return builder.build(
+        builder.add(equation.op, operands, bodies[0].output_types, bodies=bodies, source=equation.source)
+    )
+
+
+def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Split every branch; the backward makes the same choice."""
+    splits = [split_vjp(body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies]
+    count = len(equation.outputs)
+    slots, owned = _share_slots([split.forward.output_types[count:] for split in splits])
+    forward_bodies = tuple(
+        _fill_slots(split.forward, count, slots, own) for split, own in zip(splits, owned, strict=True)
+    )
+    forward = one_choice(equation, forward_bodies, [var.type for var in equation.operands])
+    inputs, outputs = _forwarded(splits)
+    residuals = (
+        Residual("input", 0),
+        *(Residual("input", index + 1) for index in inputs),
+        *(Residual("output", index) for index in outputs),
+        *(Residual("extra", index) for index in range(len(slots))),
+    )
+    gradients = union([tuple(place is not None for place in split.gradients) for split in splits])
+    operand_types = [var.type for var in equation.operands[1:]]
+    wanted_types = [type for type, flag in zip(operand_types, wanted_inputs[1:], strict=True) if flag]
+    given = [
+        *(operand_types[index] for index in inputs),
+        *(equation.outputs[index].type for index in outputs),
+        *slots,
+        *(var.type for var, flag in zip(equation.outputs, wanted_outputs, strict=True) if flag),
+    ]
+    bodies = tuple(
+        _backward_body(split, given, inputs, outputs, own, gradients, wanted_types)
+        for split, own in zip(splits, owned, strict=True)
+    )
+    backward = one_choice(equation, bodies, [equation.operands[0].type, *given])
+    places = iter(range(len(wanted_types)))
+    found = tuple(next(places) if flag else None for flag in gradients)
+    skipped = (None,) * int(wanted_inputs[0])
+    return Split(forward, backward, residuals, (*skipped, *found))
+
+
+def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list[int]]]:
+    """Slots for the branches' residuals, shared by type: [x], [x], [x, x] need two. Also each branch's own slots."""
+    slots: list[Type] = []
+    owned: list[list[int]] = []
+    for branch in types:
+        free = list(range(len(slots)))
+        mine: list[int] = []
+        for type in branch:
+            slot = next((index for index in free if slots[index] == type), None)
+            if slot is None:
+                slot = len(slots)
+                slots.append(type)
+            else:
+                free.remove(slot)
+            mine.append(slot)
+        owned.append(mine)
+    return slots, owned
+
+
+def _fill_slots(forward: Trace, count: int, slots: list[Type], own: list[int]) -> Trace:
+    builder = TraceBuilder(forward.name)
+    arguments = tuple(builder.input(type) for type in forward.input_types)
+    results = inline_into(builder, forward, arguments)
+    mine = dict(zip(own, results[count:], strict=True))
+    filled = tuple(mine[index] if index in mine else zeros_of(builder, type) for index, type in enumerate(slots))
+    return builder.build((*results[:count], *filled))
+
+
+def _forwarded(splits: Sequence[Split]) -> tuple[list[int], list[int]]:
+    """The operands and outputs that some branch's backward reads again."""
+    inputs = sorted({r.index for split in splits for r in split.residuals if r.kind == "input"})
+    outputs = sorted({r.index for split in splits for r in split.residuals if r.kind == "output"})
+    return inputs, outputs
+
+
+def _backward_body(
+    split: Split,
+    given: list[Type],
+    inputs: list[int],
+    outputs: list[int],
+    own: list[int],
+    gradients: Mask,
+    wanted_types: list[Type],
+) -> Trace:
+    """A branch's backward on the operands that all branches' backwards share."""
+    builder = TraceBuilder(split.backward.name)
+    arguments = [builder.input(type) for type in given]
+    first_slot = len(inputs) + len(outputs)
+    num_cotangents = len(split.backward.inputs) - len(split.residuals)
+    values: list[Atom] = []
+    for residual in split.residuals:
+        match residual.kind:
+            case "input":
+                values.append(arguments[inputs.index(residual.index)])
+            case "output":
+                values.append(arguments[len(inputs) + outputs.index(residual.index)])
+            case "extra":
+                values.append(arguments[first_slot + own[residual.index]])
+    cotangents = arguments[len(arguments) - num_cotangents :] if num_cotangents else []
+    found = inline_into(builder, split.backward, (*values, *cotangents))
+    results: list[Atom] = []
+    for place, wanted, type in zip(split.gradients, gradients, wanted_types, strict=True):
+        if wanted:
+            results.append(zeros_of(builder, type) if place is None else found[place])
+    return builder.build(tuple(results))
