@@ -24,6 +24,7 @@ from thunder_fn.api.associative_scan import associative_scan as associative_scan
 from thunder_fn.capture import composite as composite
 from thunder_fn.capture.lookasides import Lookaside as Lookaside
 from thunder_fn.check import check as check
+from thunder_fn.interpreters.clean import simplify as simplify
 from thunder_fn.interpreters.evaluate import evaluate as evaluate
 from thunder_fn.jit import (
     cache_info as cache_info,

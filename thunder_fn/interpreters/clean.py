@@ -1,0 +1,30 @@
+"""simplify: every interpreter that keeps a trace's values and makes it smaller, until nothing changes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from thunder_fn.interpreters.fold import fold_constants
+from thunder_fn.interpreters.noops import drop_noops
+from thunder_fn.interpreters.simplify import cse, dce
+from thunder_fn.trace import Trace
+
+
+@lru_cache(maxsize=1024)
+def simplify(trace: Trace) -> Trace:
+    """Drop what is not needed, compute equal things once, fold constants, drop copies and other no-ops.
+
+    Law: same values, bitwise; idempotent; never more equations. Checkpoints still compute again, random numbers are
+    drawn as before, and outputs share no memory that they did not share.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn import trace
+        >>> len(simplify(trace(lambda x: (x.clone() * 1).view(3) + x.sin() + x.sin(), torch.ones(3))).equations)
+        3
+    """
+    while True:
+        new = dce(cse(fold_constants(drop_noops(dce(trace)))))
+        if new == trace:
+            return trace
+        trace = new

@@ -1,0 +1,93 @@
+"""Constant folding: what depends on nothing but the trace's own small constants is computed once, now."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.noops import leaving_variables
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.trace import Equation, TensorType, Trace, TraceBuilder, Var, canonical
+
+LIMIT_BYTES = 1 << 16
+"""Larger results are computed each time: they would be kept as long as the trace."""
+
+
+@lru_cache(maxsize=4096)
+def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
+    """Replace equations on owned constants and literals by their results, in bodies too.
+
+    Law: same values, bitwise; idempotent. Closed-over tensors of the user's are never read, as they may change;
+    random numbers are never drawn. What is returned is computed each time, so that nobody can write to a constant.
+    """
+    foldable = _foldable(trace, limit_bytes)
+    kept = [_with_folded_bodies(e, limit_bytes) for e in trace.equations if not _is_folded(e, foldable)]
+    read = {var.index for equation in kept for var in equation.operands}
+    frontier = [var for e in trace.equations if _is_folded(e, foldable) for var in e.outputs if var.index in read]
+    values = _compute(trace, frontier)
+    builder = TraceBuilder(trace.name)
+    env: dict[int, Any] = {var.index: builder.input(var.type) for var in trace.inputs}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for var, value in zip(frontier, values, strict=True):
+        env[var.index] = builder.constant(value, var.type, owned=True)
+    for equation in kept:
+        results = builder.copy(equation, lambda var: env[var.index])
+        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
+    builder.constraints.extend(trace.constraints)
+    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+
+
+def _with_folded_bodies(equation: Equation, limit_bytes: int) -> Equation:
+    if not equation.bodies:
+        return equation
+    bodies = tuple(fold_constants(body, limit_bytes) for body in equation.bodies)
+    return Equation(equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source)
+
+
+def _is_folded(equation: Equation, foldable: set[int]) -> bool:
+    return bool(equation.outputs) and all(var.index in foldable for var in equation.outputs)
+
+
+def _foldable(trace: Trace, limit_bytes: int) -> set[int]:
+    """The variables that are known now. Factories such as `arange` are where something is computed from them."""
+    leaving = leaving_variables(trace)
+    known = {constant.var.index for constant in trace.constants if constant.owned}
+    found: set[int] = set()
+    computed: set[int] = set()
+    for equation in trace.equations:
+        operands = {var.index for var in equation.operands}
+        small = all(_bytes(var) <= limit_bytes and var.index not in leaving for var in equation.outputs)
+        if equation.op.kind == "leaf" and operands <= known and small and not is_kept(equation):
+            outputs = {var.index for var in equation.outputs}
+            known |= outputs
+            found |= outputs
+            computed |= outputs if operands else set()
+    return found if computed else set()
+
+
+def _bytes(var: Var) -> int:
+    if not isinstance(var.type, TensorType) or not all(isinstance(dim, int) for dim in var.type.shape):
+        return 1 << 62
+    count = var.type.dtype.itemsize
+    for dim in var.type.shape:
+        count *= dim if isinstance(dim, int) else 1
+    return count
+
+
+def _compute(trace: Trace, wanted: list[Var]) -> tuple[Any, ...]:
+    """The values of variables that no input decides."""
+    if not wanted:
+        return ()
+    need = {var.index for var in wanted}
+    equations: list[Equation] = []
+    for equation in reversed(trace.equations):
+        if any(var.index in need for var in equation.outputs):
+            equations.append(equation)
+            need.update(var.index for var in equation.operands)
+    program = canonical((), tuple(reversed(equations)), tuple(wanted), trace.constants)
+    with torch.no_grad():
+        return evaluate(program, ())

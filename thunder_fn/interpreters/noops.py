@@ -1,0 +1,184 @@
+"""Drop equations that compute what they were given: copies of values that nobody can write to, reshapes to the same
+shape, casts to the same dtype, products with one.
+
+A trace is pure, so a copy matters only where it leaves the trace: what is returned in memory of its own stays so. Only
+rewrites that keep every bit are here: `x + 0` is none, as it turns -0.0 into 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, canonical, map_arg
+
+LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
+
+Makers = dict[int, Equation]
+"""For each variable, the equation that binds it."""
+
+
+@lru_cache(maxsize=16384)
+def drop_noops(trace: Trace) -> Trace:
+    """Drop equations whose result is their operand, in bodies too.
+
+    Law: same values, bitwise; what the outputs share memory with stays; idempotent.
+    """
+    leaving = leaving_variables(trace)
+    names: dict[int, Var] = {}
+    makers: Makers = {}
+    kept: list[Equation] = []
+
+    def read(var: Var) -> Var:
+        return names.get(var.index, var)
+
+    for equation in trace.equations:
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        bodies = tuple(map(drop_noops, equation.bodies))
+        new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
+        same = _same_as(new, makers)
+        if same is not None and (is_alias(new.op) or _may_go(new.outputs[0], same, leaving, makers)):
+            names[new.outputs[0].index] = same
+            continue
+        kept.append(new)
+        makers.update((var.index, new) for var in new.outputs)
+    outputs: tuple[Atom, ...] = tuple(map_arg(read, atom) for atom in trace.outputs)
+    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name)
+
+
+def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
+    """A copy is not needed where it stays inside, or where its source is memory that nothing else leaves with."""
+    if copy.index not in leaving:
+        return True
+    maker = makers.get(source.index)
+    if maker is None or is_alias(maker.op) or source.index in leaving:
+        return False
+    leaving.add(source.index)
+    return True
+
+
+def leaving_variables(trace: Trace) -> set[int]:
+    """The variables in whose memory an output may lie, or whose layout matters."""
+    found = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
+    for equation in reversed(trace.equations):
+        shares = is_alias(equation.op) and any(var.index in found for var in equation.outputs)
+        if shares or (equation.op.kind == "leaf" and equation.op.name.split(".")[1] in LAYOUT_DEPENDENT):
+            found.update(var.index for var in equation.operands)
+    return found
+
+
+@cache
+def is_alias(op: Op) -> bool:
+    """Its results may lie in the memory of its operands."""
+    return op.kind != "leaf" or ops.is_view(op) or internals.is_decomposed(ops.overload(op))
+
+
+def _same_as(equation: Equation, makers: Makers) -> Var | None:
+    """The variable that the equation's only result equals, if one is known."""
+    if equation.op.kind != "leaf" or len(equation.outputs) != 1:
+        return None
+    rule = RULES.get(equation.op.name)
+    found = rule(equation, makers) if rule is not None else None
+    return found if found is not None and found.type == equation.outputs[0].type else None
+
+
+# ---- rules: the variable that the result equals if their types are the same ----
+
+
+def _first(equation: Equation, makers: Makers) -> Var | None:
+    """Where the type stays, so does the value: reshape, expand, squeeze."""
+    first = equation.args[0]
+    return first if isinstance(first, Var) else None
+
+
+def _copied(equation: Equation, makers: Makers) -> Var | None:
+    """A copy in the same layout."""
+    formats = [arg for key, arg in equation.kwargs if key == "memory_format"]
+    plain = all(arg in (Literal(None), Literal(torch.preserve_format)) for arg in formats)
+    source = _first(equation, makers)
+    maker = makers.get(source.index) if source is not None else None
+    return source if plain and (maker is None or not is_alias(maker.op)) else None
+
+
+def _written_over(equation: Equation, makers: Makers) -> Var | None:
+    """`copy(x, y)` is y."""
+    second = equation.args[1]
+    return second if isinstance(second, Var) else None
+
+
+def _with(neutral: Callable[[Any, TensorType], bool]) -> Callable[[Equation, Makers], Var | None]:
+    """The operand, where the number beside it changes nothing."""
+
+    def rule(equation: Equation, makers: Makers) -> Var | None:
+        first, second = equation.args[0], equation.args[1]
+        if not isinstance(first, Var) or not isinstance(second, Literal) or len(equation.args) > 2 or equation.kwargs:
+            return None
+        fits = isinstance(first.type, TensorType) and isinstance(second.value, int | float)
+        return first if fits and neutral(second.value, first.type) else None
+
+    return rule
+
+
+def _is_one(value: Any, type: TensorType) -> bool:
+    return value == 1
+
+
+def _is_zero(value: Any, type: TensorType) -> bool:
+    return value == 0 and str(float(value)) == "0.0"
+
+
+def _is_integer_zero(value: Any, type: TensorType) -> bool:
+    return value == 0 and not type.dtype.is_floating_point and not type.dtype.is_complex
+
+
+def _dims(equation: Equation) -> tuple[Arg, ...]:
+    return equation.args[1:]
+
+
+def _back_again(equation: Equation, makers: Makers) -> Var | None:
+    """Two transpositions of the same dims."""
+    source = _first(equation, makers)
+    before = makers.get(source.index) if source is not None else None
+    if before is None or before.op != equation.op or set(_dims(before)) != set(_dims(equation)):
+        return None
+    return _first(before, makers)
+
+
+def _unmoved(equation: Equation, makers: Makers) -> Var | None:
+    """`permute`, `movedim` and `transpose` that leave every dim where it is."""
+    source = _first(equation, makers)
+    if source is None or not isinstance(source.type, TensorType):
+        return None
+    rank = len(source.type.shape)
+    order = _dims(equation)[0] if len(_dims(equation)) == 1 else None
+    if isinstance(order, tuple):
+        numbers = [arg.value % rank for arg in order if isinstance(arg, Literal)]
+        return source if numbers == list(range(rank)) else None
+    values = [arg.value % rank for arg in _dims(equation) if isinstance(arg, Literal) and isinstance(arg.value, int)]
+    return source if len(values) == 2 and values[0] == values[1] else _back_again(equation, makers)
+
+
+def _whole(equation: Equation, makers: Makers) -> Var | None:
+    """A slice that is everything: its type is its operand's, and so are its elements unless the step is negative."""
+    return _first(equation, makers)
+
+
+RULES: dict[str, Callable[[Equation, Makers], Var | None]] = {
+    **dict.fromkeys(("aten.reshape.default", "aten.view.default", "aten._unsafe_view.default"), _first),
+    **dict.fromkeys(("aten.expand.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"), _first),
+    **dict.fromkeys(("aten.clone.default", "aten._to_copy.default"), _copied),
+    "aten.copy.default": _written_over,
+    "aten.slice.Tensor": _whole,
+    "aten.t.default": _back_again,
+    **dict.fromkeys(("aten.transpose.int", "aten.permute.default", "aten.movedim.int"), _unmoved),
+    **dict.fromkeys(("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"), _with(_is_one)),
+    "aten.pow.Tensor_Scalar": _with(_is_one),
+    **dict.fromkeys(("aten.sub.Tensor", "aten.sub.Scalar"), _with(_is_zero)),
+    **dict.fromkeys(("aten.add.Tensor", "aten.add.Scalar"), _with(_is_integer_zero)),
+}
+"""By op. `is_alias` ops may go wherever the rule holds; the others make new memory, which must not leave the trace."""
