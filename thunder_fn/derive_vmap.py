@@ -54,6 +54,8 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
         return found
     if ops.is_random(equation.op) and randomness == "error":
         raise_randomness(equation.op.name)
+    if ops.is_random(equation.op) and randomness == "same":
+        raise_same(equation.op.name)
     warnings.warn(
         f"vmap: {equation.op} has no batching rule, so it runs in a loop over {size} examples",
         LoopWarning,
@@ -69,6 +71,15 @@ def raise_randomness(name: str) -> None:
     raise VmapError(
         f'vmap: {name} draws random numbers, and randomness="error" asks for an error\n'
         'Pass randomness="different" for numbers of its own in each example, or randomness="same" for equal ones.'
+    )
+
+
+def raise_same(name: str) -> None:
+    from thunder_fn.errors import VmapError
+
+    raise VmapError(
+        f"vmap: {name} has no batching rule, and a loop would draw other numbers in each example, not the same\n"
+        'Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) < p).to(p.dtype)`.'
     )
 
 

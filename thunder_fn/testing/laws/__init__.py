@@ -22,6 +22,13 @@ from thunder_fn.testing.laws.data import (
     law_python_captures,
     law_text_runs,
 )
+from thunder_fn.testing.laws.forward import (
+    law_checkpoint_keeps_gradients_bitwise,
+    law_jvp_is_linear,
+    law_jvp_is_pytorchs,
+    law_vmap_asks_about_randomness,
+    law_vmap_is_a_loop,
+)
 from thunder_fn.testing.laws.interpreters import (
     INTERPRETERS,
     UNFOLDING,
@@ -82,6 +89,12 @@ GROUPS: dict[str, dict[str, Law]] = {
         "unused inputs get zeros": law_unused_inputs_get_zeros,
         "stop_gradient stops": law_stop_gradient_stops,
     },
+    "forward": {"jvp is PyTorch's": law_jvp_is_pytorchs, "jvp is linear": law_jvp_is_linear},
+    "batching": {
+        "vmap is a loop": law_vmap_is_a_loop,
+        "vmap asks about randomness": law_vmap_asks_about_randomness,
+    },
+    "rematerialisation": {"checkpoint keeps gradients bitwise": law_checkpoint_keeps_gradients_bitwise},
     "second order": {"second order is symmetric": law_second_order_is_symmetric},
     **{name: laws_of(interpreter, name) for name, interpreter in INTERPRETERS.items()},
 }

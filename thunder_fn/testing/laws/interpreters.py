@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,8 +15,10 @@ from thunder_fn.capture import capture, current
 from thunder_fn.capture.apply import apply_inside, replay
 from thunder_fn.check import check
 from thunder_fn.fx import from_fx, to_fx
-from thunder_fn.interpreters import simplify, vjp as reverse
+from thunder_fn.interpreters import jvp as forward, simplify, vjp as reverse, vmap as batching
 from thunder_fn.rules import Split
+from thunder_fn.structured.checkpoint import alone as checkpointed
+from thunder_fn.structured.policies import check_policy
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
@@ -97,6 +99,36 @@ def grad(trace: Trace) -> Trace:
     return reverse.grad_and_value(loss, wanted_inputs(loss))
 
 
+def push(trace: Trace) -> Trace:
+    """The jvp of a trace along all tangents that there are."""
+    return forward.jvp(trace, wanted_inputs(trace))
+
+
+SIZE = 3
+"""The number of examples in a batch."""
+
+InDims: TypeAlias = tuple[int | None, ...]
+
+
+def batchings(trace: Trace) -> tuple[InDims, ...]:
+    """in_dims to try: every other input unbatched, in both ways, all first, and all last."""
+    ranks = [len(type.shape) if isinstance(type, TensorType) else 0 for type in trace.input_types]
+    even = tuple(rank // 2 if position % 2 == 0 else None for position, rank in enumerate(ranks))
+    odd = tuple(0 if position % 2 else None for position in range(len(ranks)))
+    return tuple(dict.fromkeys((odd, even, (0,) * len(ranks), tuple(ranks))))
+
+
+def batch(trace: Trace, in_dims: InDims | None = None) -> Trace:
+    """The trace on a batch, each example with random numbers of its own."""
+    dims = batchings(trace)[-1] if in_dims is None else in_dims
+    return batching.vmap(trace, dims, SIZE, "different")[0]
+
+
+def whole_checkpoint(trace: Trace) -> Trace:
+    """The trace as the body of one checkpoint equation that keeps nothing."""
+    return checkpointed(trace, check_policy(None))
+
+
 def _alone(transform: Transform) -> Callable[[Trace], tuple[Trace, ...]]:
     return lambda trace: (transform(trace),)
 
@@ -112,6 +144,9 @@ INTERPRETERS: dict[str, Interpreter] = {
     "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
     "vjp": Interpreter(_alone(pull)),
     "grad_and_value": Interpreter(_alone(grad)),
+    "jvp": Interpreter(_alone(push)),
+    "vmap": Interpreter(_alone(batch)),
+    "checkpoint": Interpreter(_alone(whole_checkpoint), keeps_values=True),
     "vjp of vjp": Interpreter(lambda t: (pull(pull(t)),)),
 }
 """Every function from trace to trace, by name."""

@@ -1,0 +1,20 @@
+"""What vmap's randomness promises of numbers that are drawn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import VmapError
+
+
+def test_same_numbers_that_cannot_be_had_are_an_error_not_other_numbers() -> None:
+    with pytest.raises(VmapError, match="aten.bernoulli.default has no batching rule, and a loop would draw other"):
+        tfn.vmap(torch.bernoulli, randomness="same")(torch.full((3, 4), 0.5))
+
+
+@pytest.mark.parametrize("draw", [torch.nn.functional.dropout, torch.rand_like, lambda x: torch.rand(4) + x])
+def test_same_numbers_are_equal_in_all_examples(draw: object) -> None:
+    found = tfn.vmap(draw, randomness="same")(torch.ones(3, 4))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
