@@ -1,6 +1,6 @@
 """PyTorch's operator database through thunder_fn: how many samples agree with eager, and which do not.
 
-python -m tests.ops.sweep                                  3 samples of each kind for each operator and dtype
+python -m tests.ops.sweep                                  3 plain samples for each operator and dtype, 1 of other kinds
 python -m tests.ops.sweep --limit 0                        all samples (some hours of one core)
 python -m tests.ops.sweep --ops linalg_svd,stft --verbose  some operators, with tracebacks
 python -m tests.ops.sweep --peer                           torch.func's gradients on the same samples beside ours
@@ -96,9 +96,7 @@ def peer(case: Case) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", default=list(SWEEPS), choices=list(SWEEPS))
-    parser.add_argument(
-        "--limit", type=int, default=3, help="samples of each kind for each operator and dtype, 0 for all"
-    )
+    parser.add_argument("--limit", type=int, default=3, help="plain samples for each operator and dtype, 0 for all")
     parser.add_argument("--ops", help="names, separated by commas")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop a sweep after so long")
