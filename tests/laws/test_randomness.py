@@ -10,7 +10,7 @@ from thunder_fn.errors import VmapError
 
 
 def test_same_numbers_that_cannot_be_had_are_an_error_not_other_numbers() -> None:
-    with pytest.raises(VmapError, match="aten.bernoulli.default has no batching rule, and a loop would draw other"):
+    with pytest.raises(VmapError, match=r"aten\.bernoulli\.default has no batching rule, and a loop would draw other"):
         tfn.vmap(torch.bernoulli, randomness="same")(torch.full((3, 4), 0.5))
 
 

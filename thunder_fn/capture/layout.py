@@ -7,6 +7,7 @@ ops whose result or derivative depends on strides are recorded behind a contiguo
   lies where, so they become the same op on a flat contiguous clone, or a gather where the tensor has gaps.
 - `linalg.det`, `slogdet` and `solve` factor the matrix or its transpose, whichever is contiguous, and their derivatives
   ask again which it was.
+- `view_as_complex` takes pairs of neighbours.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def with_plain_layout(recorder: Recorder, name: str, args: tuple[Any, ...], resu
     """Record an op that looks at layout; the variables of its results. None if it can be recorded as it is."""
     if name in FACTORS:
         return _factor(recorder, name, args, result)
+    if name == "aten.view_as_complex.default":
+        base = _clone(recorder, recorder.read(args[0]), args[0].shape, args[0])
+        return (_emit(recorder, aten.view_as_complex.default, (base,), result.shape, result),)
     if name in ADDRESSES and args[0].numel() and not _is_plain(recorder, args):
         found = _scatter(recorder, *args) if "scatter" in name else _gather(recorder, *args)
         return found or _record_as_is(recorder, args, result)

@@ -118,8 +118,9 @@ def _with(neutral: Callable[[Any, TensorType], bool]) -> Callable[[Equation, Mak
         first, second = equation.args[0], equation.args[1]
         if not isinstance(first, Var) or not isinstance(second, Literal) or len(equation.args) > 2 or equation.kwargs:
             return None
-        fits = isinstance(first.type, TensorType) and isinstance(second.value, int | float)
-        return first if fits and neutral(second.value, first.type) else None
+        if not isinstance(first.type, TensorType) or not isinstance(second.value, int | float):
+            return None
+        return first if neutral(second.value, first.type) else None
 
     return rule
 

@@ -8,7 +8,7 @@ pulls back. Bodies are closed and cse works on each by itself, so nothing can me
 dce cannot drop it, as the gradients need it. Random equations never run again: the policy's choice is completed by the
 fewest bytes that make that so (`remat.py`).
 
-Source: jax.checkpoint for the semantics; `notes/jax.md`.
+Source: jax.checkpoint for the semantics; JAX.
 """
 
 from __future__ import annotations

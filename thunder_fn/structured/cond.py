@@ -3,7 +3,7 @@
     outputs = cond(pred, *operands)      bodies: true, false      on the operands
     outputs = switch(index, *operands)   bodies: one per branch   on the operands
 
-Semantics: `notes/jax.md`; the signature of `cond` is torch.cond's. Both are one op with a chosen branch: cond's number
+Semantics: JAX; the signature of `cond` is torch.cond's. Both are one op with a chosen branch: cond's number
 is 0 for true and 1 for false.
 
 Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects; what a branch reads is

@@ -2,7 +2,7 @@
 
     carry..., ys... = scan(consts..., carry..., xs...)    body: consts, carry, x -> carry, y
 
-Inside, xs and ys are stacked along dim 0. The signature is torch's, the semantics are in `notes/jax.md`.
+Inside, xs and ys are stacked along dim 0. The signature is torch's, the semantics are in JAX.
 
 Every rule asks the same question first, which carries are active, batched or used, and answers it with
 `carry_fixpoint`. The split, which decides memory, is in `scan_split.py`; the functions for users are in `loops.py`.
