@@ -75,6 +75,7 @@ def raise_randomness(name: str) -> None:
 
 
 def raise_same(name: str) -> None:
+    """Raise for a random op that cannot give every example the same numbers."""
     from thunder_fn.errors import VmapError
 
     raise VmapError(
