@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN
+from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
 from thunder_fn.capture.recorder import Leaf, Recorder
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS
 from thunder_fn.errors import MissingRule, located
@@ -129,7 +129,7 @@ def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, call
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)), torch.enable_grad():
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
-        if equation.op.name in (*FACTORS, *ADDRESSES):
+        if equation.op.name in (*FACTORS, *ADDRESSES, *READS_MEMORY):
             recorder.contiguous.update(var.index for var in recorder.inputs)
         results = call(equation, lambda var: tracers[var.index])
         outputs = tuple(_atom(recorder, result) for result in results)

@@ -25,16 +25,27 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 FACTORS = ("aten._linalg_det.default", "aten._linalg_slogdet.default", "aten._linalg_solve_ex.default")
 ADDRESSES = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
+READS_MEMORY = {
+    "aten._embedding_bag.default": (1, 2),
+    "aten._embedding_bag_forward_only.default": (1, 2),
+    "aten._pdist_forward.default": (0,),
+}
+"""Ops that read arguments, by position, as if they were contiguous."""
+
 HIDDEN = ops.leaf(aten.as_strided_copy.default)
 """An `as_strided` that reads memory which does not belong to the tensor."""
 
 CONTIGUOUS = (("memory_format", Literal(torch.contiguous_format)),)
 
 
-def with_plain_layout(recorder: Recorder, name: str, args: tuple[Any, ...], result: Any) -> tuple[Var, ...] | None:
+def with_plain_layout(
+    recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[Var, ...] | None:
     """Record an op that looks at layout; the variables of its results. None if it can be recorded as it is."""
     if name in FACTORS:
-        return _factor(recorder, name, args, result)
+        return _factor(recorder, name, args, kwargs, result)
+    if name in READS_MEMORY:
+        return _on_clones(recorder, name, args, kwargs, result)
     if name == "aten.view_as_complex.default":
         base = _clone(recorder, recorder.read(args[0]), args[0].shape, args[0])
         return (_emit(recorder, aten.view_as_complex.default, (base,), result.shape, result),)
@@ -71,10 +82,26 @@ def _record_as_is(recorder: Recorder, args: tuple[Any, ...], result: torch.Tenso
     return recorder.emit(HIDDEN, tuple(map(recorder.encode, args)), (type_of_value(result),), ())
 
 
+def _on_clones(
+    recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[Var, ...]:
+    """An op that reads some arguments as memory: PyTorch's callers make them contiguous, and a trace does it always."""
+    new = [recorder.encode(arg) for arg in args]
+    for position in READS_MEMORY[name]:
+        var = new[position]
+        if isinstance(var, Var):
+            new[position] = _clone(recorder, var, args[position].shape, args[position])
+    types = tuple(type_of_value(value) for value in ops.flatten_result(result))
+    options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
+    return recorder.emit(ops.leaf(ops.overload_named(name)), tuple(new), types, options)
+
+
 # ---- matrix factorisations ----
 
 
-def _factor(recorder: Recorder, name: str, args: tuple[Any, ...], result: Any) -> tuple[Var, ...] | None:
+def _factor(
+    recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[Var, ...] | None:
     matrix, *rest = args
     var = recorder.read(matrix)
     if matrix.is_complex() or var.index in recorder.contiguous:
@@ -85,7 +112,8 @@ def _factor(recorder: Recorder, name: str, args: tuple[Any, ...], result: Any) -
         var = _emit(recorder, aten.transpose.int, (var, -2, -1), matrix.shape, matrix)
     var = _clone(recorder, var, matrix.shape, matrix)
     types = tuple(type_of_value(value) for value in result)
-    return recorder.emit(ops.leaf(ops.overload_named(name)), (var, *map(recorder.encode, rest)), types, ())
+    options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
+    return recorder.emit(ops.leaf(ops.overload_named(name)), (var, *map(recorder.encode, rest)), types, options)
 
 
 # ---- addresses ----

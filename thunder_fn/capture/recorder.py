@@ -330,7 +330,7 @@ class Recorder:
         if ops.is_factory(op) and isinstance(result, torch.Tensor):
             kwargs = {**kwargs, "dtype": result.dtype, "device": result.device}
         with internals.no_torch_function():
-            plain = with_plain_layout(self, op.name, args, result)
+            plain = with_plain_layout(self, op.name, args, kwargs, result)
         if plain is not None:
             for value, var in zip(ops.flatten_result(result), plain, strict=True):
                 self.bind(value, var)
