@@ -48,8 +48,7 @@ def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
     return [python_arg(item, read) for item in arg]
 
 
-def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
-    """Run a leaf's overload; the results in the order of the equation's outputs."""
+def _refuse_hidden(equation: Equation) -> None:
     if equation.op == HIDDEN:
         raise MissingRule(
             located(
@@ -58,6 +57,11 @@ def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]
                 fix="Take the view of the tensor that holds the memory, or use `unfold`, `narrow` and slices.",
             )
         )
+
+
+def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
+    """Run a leaf's overload; the results in the order of the equation's outputs."""
+    _refuse_hidden(equation)
     args = [python_arg(arg, read) for arg in equation.args]
     kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
     result = ops.overload(equation.op)(*args, **kwargs)
@@ -101,6 +105,8 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split 
     for call in (call_differentiable, call_inplace_twin):
         try:
             return _ask_autograd(single, wanted_inputs, wanted_outputs, call)
+        except MissingRule:
+            raise
         except CANNOT as error:
             reasons.append(error)
     found = decomposition(single)
@@ -244,6 +250,7 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
 def decomposition(single: Trace) -> Trace | None:
     """What a leaf does in terms of other leaves, by PyTorch's tables or ours; None if nobody knows."""
     (equation,) = single.equations
+    _refuse_hidden(equation)
     function = DECOMPOSITIONS.get(equation.op.name) or internals.decomposition_of(ops.overload(equation.op))
     if function is None:
         return None

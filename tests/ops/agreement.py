@@ -21,7 +21,7 @@ SEED = 42
 
 @dataclass(frozen=True)
 class Outcome:
-    """`status` is passed, close (not bitwise), failed or skipped (eager PyTorch itself refuses)."""
+    """`status` is passed, close (not bitwise), failed (other values), error, or skipped (eager PyTorch itself refuses)."""
 
     status: str
     why: str = ""

@@ -35,7 +35,7 @@ def outcome(case: Case, what: str, *, verbose: bool = False) -> Outcome:
     except Exception as error:  # noqa: BLE001
         if verbose:
             traceback.print_exc()
-        return Outcome("failed", f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Outcome("error", f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def is_good(found: Outcome, what: str, exempt: Exemption | None) -> bool:
@@ -43,6 +43,11 @@ def is_good(found: Outcome, what: str, exempt: Exemption | None) -> bool:
     return found.status == "passed" or (
         found.status == "close" and (what == "gradient" or (exempt is not None and exempt.close))
     )
+
+
+def is_excepted(found: Outcome, exempt: Exemption | None) -> bool:
+    """An exception excuses an error, and other values only if it says so."""
+    return exempt is not None and (found.status == "error" or exempt.differs)
 
 
 def cases_of(name: str, what: str, limit: int | None, kinds: tuple[str, ...] = KINDS) -> Iterator[Case]:
@@ -61,7 +66,7 @@ def failures(name: str, what: str, limit: int | None) -> list[str]:
     found: list[str] = []
     for case in cases_of(name, what, limit):
         result, exempt = outcome(case, what), exemption(case, what)
-        if result.status != "skipped" and not is_good(result, what, exempt) and exempt is None:
+        if result.status != "skipped" and not is_good(result, what, exempt) and not is_excepted(result, exempt):
             found.append(f"{case}: {result.why or result.status}")
     return found
 
@@ -134,7 +139,7 @@ def sweep(what: str, options: argparse.Namespace) -> int:
                 counts["passed"] += 1
                 counts["bitwise"] += result.status == "passed"
                 counts["passed, not excepted"] += exempt is None
-            elif exempt is not None:
+            elif exempt is not None and is_excepted(result, exempt):
                 excepted[exempt] += 1
             else:
                 groups[result.why or result.status].append(str(case))

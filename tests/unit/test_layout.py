@@ -1,0 +1,98 @@
+"""Values and gradients do not depend on the layout that a function was traced with, on lazy bits or on grad modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.capture import capture
+from thunder_fn.check import check
+from thunder_fn.errors import MissingRule
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.vjp import grad_and_value
+
+X = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3).sin() + 2 * torch.eye(3, dtype=torch.float64)
+LAYOUTS = (X, X.t().contiguous().t(), torch.stack([X, X], -1)[..., 0])
+
+
+def _clamped_view(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    with torch.no_grad():
+        y[0].clamp_(min=0.5)
+        y.t()[1].mul_(3)
+    return y.sin().sum()
+
+
+def _clamped_inside(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = x * 2
+        y.clamp_(min=0.5)
+    return (y * x).sum()
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "det": lambda x: torch.linalg.det(x),
+    "slogdet": lambda x: torch.linalg.slogdet(x)[1],
+    "solve": lambda x: torch.linalg.solve(x, torch.ones_like(x)).sin().sum(),
+    "solve from the right": lambda x: torch.linalg.solve(x, x.sin().detach() + 1, left=False).sin().sum(),
+    "svdvals": lambda x: torch.linalg.svdvals(x).sin().sum(),
+    "eigvalsh": lambda x: torch.linalg.eigvalsh(x + x.mT).sin().sum(),
+    "pdist": lambda x: torch.nn.functional.pdist(x).sin().sum(),
+    "as_strided of a copy": lambda x: torch.as_strided(
+        x.clone(memory_format=torch.contiguous_format), (2, 2), (1, 3)
+    ).prod(),
+    "stft": lambda x: torch.stft(x, 2, 1, center=False, window=torch.ones(2).double(), return_complex=True).abs().sum(),
+    "clamped view": _clamped_view,
+    "clamped inside": _clamped_inside,
+    "cosine similarity": lambda x: torch.cosine_similarity(x, x.t().sin()).sum(),
+    "conjugated": lambda x: torch.view_as_real(torch.complex(x, x.sin()).conj().resolve_conj()).prod(-1).sum(),
+    "imaginary part": lambda x: (torch.complex(x, x.sin()).conj().imag * x).sum(),
+    "covariance": lambda x: torch.cov(x).sin().sum() + torch.corrcoef(x).sum(),
+    "narrow": lambda x: x.narrow(0, torch.tensor(1), 2).prod(),
+}
+
+
+@pytest.mark.parametrize("traced", range(3), ids=("contiguous", "transposed", "gaps"))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_layout(name: str, traced: int) -> None:
+    f = FUNCTIONS[name]
+    trace = capture(f, (LAYOUTS[traced],)).trace
+    backward = grad_and_value(trace, (True,))
+    check(backward)
+    for x in LAYOUTS:
+        leaf = x.detach().requires_grad_()
+        (expected,) = torch.autograd.grad(f(leaf), leaf)
+        torch.testing.assert_close(evaluate(trace, [x])[0], f(x))
+        torch.testing.assert_close(evaluate(backward, [x])[0], expected)
+
+
+def test_a_conjugate_bit_on_an_input() -> None:
+    z = torch.complex(X, X.sin())
+    trace = capture(torch.view_as_real, (z,)).trace
+    torch.testing.assert_close(evaluate(trace, [z.conj()])[0], torch.view_as_real(z.conj().resolve_conj()))
+
+
+def test_memory_that_a_tensor_does_not_hold_has_no_gradient() -> None:
+    gaps = LAYOUTS[2]
+    f = lambda x: torch.as_strided(x, (3,), (1,), 0).sum()
+    assert torch.equal(evaluate(capture(f, (gaps,)).trace, [gaps])[0], f(gaps))
+    with pytest.raises(MissingRule, match="memory that its tensor does not hold"):
+        tfn.grad(f)(gaps)
+
+
+def test_seeds_are_equations() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            y = torch.nn.functional.dropout(x, 0.5)
+        return y + torch.rand(3)
+
+    torch.manual_seed(1)
+    expected, after = f(X), torch.get_rng_state()
+    for run in (tfn.jit(f), lambda x: evaluate(capture(f, (x,)).trace, [x])[0]):
+        torch.manual_seed(1)
+        assert torch.equal(run(X), expected)
+        assert torch.equal(torch.get_rng_state(), after)
