@@ -18,7 +18,7 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derive import call_leaf, close_recording, decomposition
 from thunder_fn.rules import Mask
-from thunder_fn.trace import TensorType, Trace, Type
+from thunder_fn.trace import TensorType, Trace, TraceBuilder, Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
     (equation,) = single.equations
     if ops.is_fill(equation.op):
         return VmapRule(_fill(single, batched, size, randomness))
+    if equation.op == ops.STOP_GRADIENT:
+        return VmapRule(_of_whole_batch(single, size))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
@@ -130,6 +132,14 @@ def _fill(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
         (result,) = call_leaf(equation, lambda var: like)
         result = result.expand(size, *result.shape) if randomness == "same" else result
         return close_recording(recorder, [result], f"vmap_{equation.op.name}")
+
+
+def _of_whole_batch(single: Trace, size: int) -> Trace:
+    """The op on the batch as it is. functorch unwraps what it detaches, so a recording would not show stop_gradient."""
+    (equation,) = single.equations
+    builder = TraceBuilder(f"vmap_{equation.op.name}")
+    value = builder.input(batched_type(single.inputs[0].type, size))
+    return builder.build(builder.add(equation.op, (value,), (value.type,), source=equation.source))
 
 
 def _loop(single: Trace, batched: Mask, size: int) -> Trace:

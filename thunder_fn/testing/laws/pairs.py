@@ -1,0 +1,214 @@
+"""The pair matrix: what must hold of two transforms, one after the other, in either order.
+
+Four transforms keep values: checkpoint, dce, cse and inline. Each commutes with every transform, to a tolerance. The
+other three change what a trace takes and gives, so their laws are equations of calculus: second derivatives are
+symmetric, a batch of gradients is the gradient of a batch, summed where an input is not batched.
+
+Laws of pairs say nothing of float32, nor of random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from thunder_fn.interpreters import jvp as forward, simplify, vmap as batching
+from thunder_fn.testing.laws.comparing import (
+    Inputs,
+    Law,
+    Transform,
+    Values,
+    chosen,
+    close,
+    draws,
+    is_inexact,
+    is_tame,
+    leaf_counts,
+    random_like,
+    run,
+    tolerance,
+    wanted_inputs,
+    wanted_outputs,
+)
+from thunder_fn.testing.laws.forward import directions, examples, stack
+from thunder_fn.testing.laws.interpreters import SIZE, InDims, batch, batchings, pull, push, whole_checkpoint
+from thunder_fn.testing.laws.second_order import law_second_order_is_symmetric
+from thunder_fn.testing.programs import example_inputs
+from thunder_fn.trace import Trace
+
+KEEPERS: dict[str, Transform] = {
+    "checkpoint": whole_checkpoint,
+    "dce": simplify.dce,
+    "cse": simplify.cse,
+    "inline": simplify.inline,
+}
+"""Transforms that keep values."""
+
+TRANSFORMS: dict[str, Transform] = {"vjp": pull, "jvp": push, "vmap": batch, **KEEPERS}
+"""The transforms of the matrix."""
+
+
+def floats(values: Sequence[object]) -> Inputs:
+    """The floating and complex tensors among some values."""
+    return tuple(value for value in values if isinstance(value, torch.Tensor) and is_inexact(value))
+
+
+def has_layer_norm(trace: Trace) -> bool:
+    """Forward mode twice through native_layer_norm is wrong; `tests/laws/test_pairs.py` holds the witness."""
+    return any("layer_norm" in name for name in leaf_counts(trace))
+
+
+def is_comparable(trace: Trace) -> bool:
+    """Without random numbers and in float64."""
+    return not draws(trace) and tolerance(trace) < 1e-6
+
+
+# ---- a transform that keeps values, and any other ----
+
+
+def commute(keeper: Transform, other: Transform) -> Law:
+    """``other(keeper(t)) == keeper(other(t)) == other(t)`` in values."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        if not is_comparable(trace):
+            return
+        plain, first, last = other(trace), other(keeper(trace)), keeper(other(trace))
+        arguments = (*inputs, *example_inputs(plain, 7)[len(inputs) :])
+        if plain.input_types[: len(inputs)] != trace.input_types:
+            arguments = example_inputs(plain, 7)
+        want = floats(run(plain, arguments))
+        if not is_tame(run(trace, inputs)):
+            return
+        for made, order in ((first, "before"), (last, "after")):
+            have = floats(run(made, arguments))
+            close(have, want, tolerance(trace), f"with the transform {order} the other", trace=trace, made=made)
+
+    return law
+
+
+# ---- derivatives of derivatives ----
+
+
+def law_jvp_of_jvp_is_symmetric(trace: Trace, inputs: Inputs) -> None:
+    """The second derivative along u and then v is the one along v and then u."""
+    if not is_comparable(trace) or has_layer_norm(trace):
+        return
+    twice, count = push(push(trace)), sum(wanted_outputs(trace))
+    u, v = directions(inputs, 3), directions(inputs, 4)
+    zeros = tuple(map(torch.zeros_like, u))
+    of_uv, of_vu = (run(twice, (*inputs, *a, *b, *zeros)) for a, b in ((u, v), (v, u)))
+    if count and is_tame((*of_uv, *of_vu)):
+        have, want = of_uv[-count:], of_vu[-count:]
+        close(have, want, 10 * tolerance(trace), "the second derivative along u and v", trace=trace, made=twice)
+
+
+def law_jvp_of_vjp_is_vjp_of_jvp(trace: Trace, inputs: Inputs) -> None:
+    """The derivative of ``vjp(ct)`` along u is the gradient of ``<ct, jvp(u)>``, whose gradient for u is ``vjp(ct)``."""
+    wanted, count = wanted_inputs(trace), len(trace.outputs)
+    if not is_comparable(trace) or has_layer_norm(trace):
+        return
+    if not any(wanted) or not any(wanted_outputs(trace)):
+        return
+    u, cotangents = directions(inputs, 3), random_like(trace)
+    pulled, pushed = pull(trace), push(trace)
+    moving = (*wanted, *(False for _ in cotangents))
+    left = run(forward.jvp(pulled, moving), (*inputs, *cotangents, *u))
+    zeros = tuple(map(torch.zeros_like, cotangents))
+    right = run(pull(pushed), (*inputs, *u, *zeros, *cotangents))[len(pushed.outputs) :]
+    if is_tame((*left, *right)):
+        gradients, second = left[count : count + len(u)], left[-len(u) :]
+        what = "gradients of <ct, jvp(u)> for the inputs, then for u,"
+        close(right, (*second, *gradients), 10 * tolerance(trace), what, trace=trace, vjp_of_jvp=pull(pushed))
+
+
+# ---- batches of derivatives ----
+
+
+def spread(values: Values, dims: InDims, size: int) -> Values:
+    """Values with a leading batch dim, those that are not batched repeated."""
+    return tuple(
+        value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+        for value, dim in zip(values, dims, strict=True)
+    )
+
+
+def law_vmap_of_vmap_has_axes_in_any_order(trace: Trace, inputs: Inputs) -> None:
+    """Batching over a and then over b gives what batching over b and then over a does, the batch dims exchanged."""
+    if not is_comparable(trace):
+        return
+    first: InDims = (0,) * len(trace.inputs)
+    second: InDims = (1,) * len(trace.inputs)
+    inner, inner_dims = batching.vmap(trace, first, SIZE)
+    rows = [examples(trace, example_inputs(trace, seed), first) for seed in (0, 5, 6)]
+    values = tuple(map(torch.stack, zip(*(stack(row, first) for row in rows), strict=True)))
+    found: list[Inputs] = []
+    for dims in (first, second):
+        outer, outer_dims = batching.vmap(inner, dims, SIZE)
+        whole = spread(run(outer, values), outer_dims, SIZE)
+        both = tuple(x.unsqueeze(1) if dim is None else x for x, dim in zip(whole, inner_dims, strict=True))
+        both = tuple(x.expand(SIZE, SIZE, *x.shape[2:]) for x in both)
+        found.append(both if dims == first else tuple(x.transpose(0, 1) for x in both))
+    if is_tame((*found[0], *found[1])):
+        close(floats(found[0]), floats(found[1]), tolerance(trace), "vmap of vmap", trace=trace, made=inner)
+
+
+def law_vmap_of_jvp_is_jvp_of_vmap(trace: Trace, inputs: Inputs) -> None:
+    """Tangents of a batch are a batch of tangents."""
+    if not is_comparable(trace):
+        return
+    for in_dims in batchings(trace):
+        dims = (*in_dims, *chosen(in_dims, wanted_inputs(trace)))
+        one = push(trace)
+        batched_one, one_dims = batching.vmap(one, dims, SIZE)
+        whole, out_dims = batching.vmap(trace, in_dims, SIZE)
+        two = push(whole)
+        arguments = (*stack(examples(trace, inputs, in_dims), in_dims),)
+        arguments = (*arguments, *directions(arguments))
+        left = spread(run(batched_one, arguments), one_dims, SIZE)
+        two_dims = (*out_dims, *chosen(out_dims, wanted_outputs(trace)))
+        right = spread(run(two, arguments), two_dims, SIZE)
+        if is_tame((*left, *right)):
+            close(floats(left), floats(right), tolerance(trace), f"in_dims {in_dims}", trace=trace, jvp_of_vmap=two)
+
+
+def law_vmap_of_vjp_is_vjp_of_vmap(trace: Trace, inputs: Inputs) -> None:
+    """Gradients of a batch are a batch of gradients, summed over the batch for an input that is not batched."""
+    if not is_comparable(trace):
+        return
+    wanted, count = wanted_inputs(trace), len(trace.outputs)
+    for in_dims in batchings(trace):
+        whole, out_dims = batching.vmap(trace, in_dims, SIZE)
+        given = tuple(torch.stack(column) for column in zip(*(random_like(trace, s) for s in range(SIZE)), strict=True))
+        values = stack(examples(trace, inputs, in_dims), in_dims)
+        one, one_dims = batching.vmap(pull(trace), (*in_dims, *(0 for _ in given)), SIZE)
+        each = spread(run(one, (*values, *given)), one_dims, SIZE)[count:]
+        dims = chosen(in_dims, wanted)
+        left = tuple(g.sum(0) if dim is None else g.movedim(0, dim) for g, dim in zip(each, dims, strict=True))
+        flags = chosen(out_dims, wanted_outputs(trace))
+        cotangents = tuple(ct.sum(0) if dim is None else ct for ct, dim in zip(given, flags, strict=True))
+        right = run(pull(whole), (*values, *cotangents))[count:]
+        if is_tame((*each, *right)):
+            close(left, right, tolerance(trace), f"gradients with in_dims {in_dims}", trace=trace, vjp_of_vmap=whole)
+
+
+# ---- the matrix ----
+
+
+def _movers() -> dict[tuple[str, str], Law]:
+    laws: dict[tuple[str, str], Law] = {
+        ("vjp", "vjp"): law_second_order_is_symmetric,
+        ("jvp", "jvp"): law_jvp_of_jvp_is_symmetric,
+        ("vmap", "vmap"): law_vmap_of_vmap_has_axes_in_any_order,
+        ("jvp", "vjp"): law_jvp_of_vjp_is_vjp_of_jvp,
+        ("vmap", "jvp"): law_vmap_of_jvp_is_jvp_of_vmap,
+        ("vmap", "vjp"): law_vmap_of_vjp_is_vjp_of_vmap,
+    }
+    return laws | {(b, a): law for (a, b), law in laws.items()}
+
+
+PAIRS: dict[tuple[str, str], Law] = _movers()
+"""The law of each pair. One law speaks of both orders, so the matrix is symmetric."""
+for _keeper in KEEPERS:
+    for _other in TRANSFORMS:
+        PAIRS[_keeper, _other] = PAIRS[_other, _keeper] = commute(KEEPERS[_keeper], TRANSFORMS[_other])
