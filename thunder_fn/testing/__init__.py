@@ -23,3 +23,4 @@ from thunder_fn.testing.strategies import (
     pytrees as pytrees,
     traces as traces,
 )
+from thunder_fn.testing.user import check_transform as check_transform
