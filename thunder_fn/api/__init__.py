@@ -59,7 +59,11 @@ def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         CaptureError: f cannot be traced; the subclass and the text say why.
 
     Example:
-        >>> print(trace(lambda x: x * 2, torch.ones(3)))
+        >>> print(trace(lambda x: x * 2, torch.ones(3)), end="")
+        def program(v0):
+            # v0: f32[3]
+            v1 = aten.mul.Tensor(v0, 2)  # f32[3]
+            return (v1,)
     """
     return capture(f, args, kwargs).trace
 

@@ -113,6 +113,7 @@ def _owned_constant(d: Draft) -> object:
 @step("random")
 def _bernoulli(d: Draft) -> object:
     (probability,) = d.leaf(aten.sigmoid.default, d.var(is_real))
+    (probability,) = d.leaf(aten.nan_to_num.default, probability, 0.5)
     return d.leaf(aten.bernoulli.default, probability)
 
 
