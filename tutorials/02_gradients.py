@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 
+torch.manual_seed(0)
+
 
 def loss(x, w):
     return (torch.sin(x) * w).sum()
@@ -105,7 +107,7 @@ assert torch.allclose(dx, torch.cos(x) * w) and torch.allclose(dw, torch.sin(x))
 # An optimizer's own code is captured like any other in-place code. Its state goes in and comes out.
 
 # %%
-optimizer = tfn.functional_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
+optimizer = tfn.functional_optimizer(torch.optim.SGD, lr=0.02, momentum=0.9)
 
 
 def step(params, state, x):
