@@ -97,6 +97,7 @@ class StructuredOp:
     - `dce(equation, wanted)`: the equation cut down to the wanted outputs, and the operands it reads.
     - `lower(equation)`: what it is once no transform follows, as a trace over its operands; None for an op that
       executors run by its evaluation rule.
+    - `divisible`: its one body, on the operands, may be cut in two: `partial_eval` cuts it like a trace.
     """
 
     name: str
@@ -108,6 +109,7 @@ class StructuredOp:
     batch: Callable[[Equation, Mask, int, str], tuple[Trace, Mask]]
     dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
     lower: Callable[[Equation], Trace] | None = None
+    divisible: bool = False
 
 
 STRUCTURED: dict[str, StructuredOp] = {}

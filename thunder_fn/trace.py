@@ -344,6 +344,11 @@ def _static_size(dim: Dim) -> int:
     return dim
 
 
+def num_vars(trace: Trace) -> int:
+    """How many variables a trace binds; they are numbered from zero."""
+    return len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+
+
 def vars_in(arg: Any) -> Iterator[Var]:
     """The variables in an argument, in order, with repeats."""
     if isinstance(arg, Var):

@@ -178,6 +178,24 @@ def checkpoint_python(x: Tensor) -> Tensor:
     return (x.cos() @ W).sin().exp() * x.cos()
 
 
+@tfn.jit
+def inner_function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return (x @ W).sin() * y, x.exp()
+
+
+def call_op(x: Tensor) -> Tensor:
+    a, b = inner_function(x, x.cos())
+    return tfn.fori_loop(0, 2, lambda i, v: inner_function(v, b)[0], a * b)
+
+
+def call_python(x: Tensor) -> Tensor:
+    a, b = (x @ W).sin() * x.cos(), x.exp()
+    v = a * b
+    for _ in range(2):
+        v = (v @ W).sin() * b
+    return v
+
+
 def flex_op(x: Tensor) -> Tensor:
     q = torch.outer(x, x.exp())[None, None]
     return flex_attention(q, q.sin(), q, score_mod=lambda s, b, h, i, j: s + x[i] * x[j])[0, 0].sum(0)
@@ -208,6 +226,7 @@ ROWS = {
     "map": Row(map_op, map_python),
     "nested": Row(nested_op, nested_python),
     "checkpoint": Row(checkpoint_op, checkpoint_python),
+    "call": Row(call_op, call_python),
     "flex_attention": Row(flex_op, flex_python),
 }
 

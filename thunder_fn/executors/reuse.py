@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, canonical, map_arg
+from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, canonical, map_arg, num_vars
 
 # fmt: off
 _COPY_THEN_WRITE = frozenset((
@@ -138,8 +138,7 @@ def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
 
 def last_uses(trace: Trace) -> list[int]:
     """For each variable, the last equation that reads it: -1 if none does, one past the last if it is an output."""
-    count = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
-    found = [-1] * count
+    found = [-1] * num_vars(trace)
     for position, equation in enumerate(trace.equations):
         for var in equation.operands:
             found[var.index] = position

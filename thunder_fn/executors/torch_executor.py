@@ -32,6 +32,7 @@ from thunder_fn.executors.tidy import tidy
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import identifier, literal_text, object_name
 from thunder_fn.rules import lowered
+from thunder_fn.structured.call import CALL, call_options
 from thunder_fn.structured.running import bodies_compiled_by
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, TraceBuilder, Var
 
@@ -116,7 +117,7 @@ def _unfold(
         body = lowered(equation)
         if body is not None:
             path = equation.source.module if equation.source else ""
-            note = f"{'  ' * depth}{equation.op.name}" + (f" ({path})" if path and path != module else "")
+            note = f"{'  ' * depth}{_called(equation)}" + (f" ({path})" if path and path != module else "")
             position = len(builder.equations)
             notes[position] = (*notes.get(position, ()), note)
             operands = tuple(env[var.index] for var in equation.operands)
@@ -125,6 +126,11 @@ def _unfold(
             results = builder.copy(equation, lambda var: env[var.index])
         env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
     return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+
+
+def _called(equation: Equation) -> str:
+    """What a comment calls an equation whose body follows."""
+    return f"call of {call_options(equation)[0]}" if equation.op == CALL else equation.op.name
 
 
 # ---- emitting ----

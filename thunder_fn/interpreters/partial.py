@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
 from thunder_fn.rules import Mask, memo, rules_of
-from thunder_fn.trace import Equation, Trace, Var, canonical
+from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
 
 
 @memo(1024)
@@ -27,6 +31,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     flat = dce(inline(trace))
     known = {var.index for var, flag in zip(flat.inputs, known_inputs, strict=True) if flag}
     known |= {constant.var.index for constant in flat.constants}
+    fresh = itertools.count(num_vars(flat))
     early: list[Equation] = []
     late: list[Equation] = []
     for equation in flat.equations:
@@ -34,7 +39,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
             early.append(equation)
             known.update(var.index for var in equation.outputs)
             continue
-        first_half, second_half = _halves(equation, known)
+        first_half, second_half = _halves(equation, known, fresh)
         early += first_half
         late += second_half
         known.update(var.index for half in first_half for var in half.outputs)
@@ -56,14 +61,16 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     return dce(first), second
 
 
-def _halves(equation: Equation, known: set[int]) -> tuple[list[Equation], list[Equation]]:
+def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
     """A structured equation on some unknown operands: cut down to what is known without them, and to the rest.
 
-    The rest computes again what it needs of the first half.
+    The rest computes again what it needs of the first half, unless the equation is divisible.
     """
     if equation.op.kind != "structured":
         return [], [equation]
     flags = tuple(_is_known(equation, position, known) for position in range(len(equation.outputs)))
+    if rules_of(equation).divisible:
+        return _divided(equation, known, flags, fresh)
     if not any(flags):
         return [], [equation]
     if is_kept(equation):
@@ -76,6 +83,28 @@ def _halves(equation: Equation, known: set[int]) -> tuple[list[Equation], list[E
         )
     dce = rules_of(equation).dce
     return [dce(equation, flags)[0]], [dce(equation, tuple(not flag for flag in flags))[0]]
+
+
+def _divided(
+    equation: Equation, known: set[int], flags: Mask, fresh: Iterator[int]
+) -> tuple[list[Equation], list[Equation]]:
+    """The body cut in two, and one equation for each part; residuals are new variables."""
+    known_operands = tuple(var.index in known for var in equation.operands)
+    parts = partial_eval(equation.body, known_operands, flags)
+    count = sum(flags)
+    residuals = tuple(Var(next(fresh), type) for type in parts[0].output_types[count:])
+    operands: tuple[list[Var], list[Var]] = [], list(residuals)
+    outputs: tuple[list[Var], list[Var]] = [], []
+    for var, flag in zip(equation.operands, known_operands, strict=True):
+        operands[not flag].append(var)
+    for var, flag in zip(equation.outputs, flags, strict=True):
+        outputs[not flag].append(var)
+    outputs[0].extend(residuals)
+    early, late = (
+        [replace(equation, args=tuple(args), outputs=tuple(results), bodies=(body,))]
+        for args, results, body in zip(operands, outputs, parts, strict=True)
+    )
+    return early, late
 
 
 def _is_known(equation: Equation, position: int, known: set[int]) -> bool:

@@ -12,7 +12,7 @@ from thunder_fn import ops
 from thunder_fn.derive import alone, differentiable_outputs, is_differentiable, vjp_rule
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
-from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, num_vars
 
 aten = ops.aten
 
@@ -20,7 +20,7 @@ aten = ops.aten
 @memo(16384)
 def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
     """For each variable by index: does it depend, differentiably, on a wanted input?"""
-    active = [False] * _num_vars(trace)
+    active = [False] * num_vars(trace)
     for var, wanted in zip(trace.inputs, wanted_inputs, strict=True):
         active[var.index] = wanted and is_differentiable(var.type)
     for equation in trace.equations:
@@ -37,10 +37,6 @@ def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
         for var, flag in zip(equation.outputs, flags, strict=True):
             active[var.index] = flag
     return tuple(active)
-
-
-def _num_vars(trace: Trace) -> int:
-    return len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
 
 
 def _flag(flags: Mask, atom: Atom) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import apply_inside, write_back
+from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.errors import JitError
 from thunder_fn.executors import Program
 from thunder_fn.jit.cache import Cache, CacheInfo, CallPath
@@ -19,6 +19,7 @@ from thunder_fn.jit.callpath import MISS
 from thunder_fn.jit.guards import call_path, pattern
 from thunder_fn.jit.options import Options, check_argnums
 from thunder_fn.jit.program import Entry, build, capture_call
+from thunder_fn.structured.call import bind_call
 from thunder_fn.trace import Trace
 
 __all__ = [
@@ -133,16 +134,17 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A jitted function that is called while another one is traced becomes one equation of that trace.
+    """A jitted function that is called while another one is traced becomes one `call` equation of that trace.
 
-    Its transforms have been applied to the body.
+    Its transforms have been applied to the body, which it owns, and its executors will run it.
     """
     recorder = current()
     assert recorder is not None, "the caller has looked"
     call = read_call(jitted.options, args, kwargs)
-    captured, trace = capture_call(jitted.fn, jitted.options, call)
+    captured, traces = capture_call(jitted.fn, jitted.options, call)
+    body, closures = close_over(traces[-1])
     inputs = [tensor for _, tensor in call.tensors]
-    outputs = apply_inside(recorder, trace, inputs, ops.composite(trace.name))
+    outputs = bind_call(recorder, body, (*inputs, *closures), body.name, jitted.options)
     write_back(captured, inputs, outputs[captured.num_results :])
     return captured.result(outputs)
 

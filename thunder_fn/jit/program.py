@@ -61,9 +61,7 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
         CaptureError: f cannot be traced.
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
-    with lookasides(options.lookasides):
-        captured = capture(with_statics(f, call), call.args, call.kwargs)
-    traces = transformed(captured.trace, options)
+    captured, traces = capture_call(f, options, call)
     closed, constants = close_over(traces[-1])
     tensors = tuple(tensor for _, tensor in call.tensors)
     targets = [write.target for write in captured.writes]
@@ -83,10 +81,11 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
     )
 
 
-def capture_call(f: Callable[..., Any], options: Options, call: Call) -> tuple[Captured, Trace]:
-    """What is captured of a call, and the trace after the transforms."""
-    captured = capture(with_statics(f, call), call.args, call.kwargs)
-    return captured, transformed(captured.trace, options)[-1]
+def capture_call(f: Callable[..., Any], options: Options, call: Call) -> tuple[Captured, list[Trace]]:
+    """What is captured of a call: its trace, and the trace after each of the transforms."""
+    with lookasides(options.lookasides):
+        captured = capture(with_statics(f, call), call.args, call.kwargs)
+    return captured, transformed(captured.trace, options)
 
 
 def transformed(trace: Trace, options: Options) -> list[Trace]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint_name import NAME
 from thunder_fn.structured.policies import Answer, ask
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, canonical, map_arg
@@ -18,7 +19,7 @@ Answers: TypeAlias = dict[int, Answer]
 
 
 def mark(body: Trace, policy: Callable[[Equation], Any]) -> Trace:
-    """Unfold the composites of a body, and mark what the policy keeps.
+    """Unfold the composites and calls of a body, and mark what the policy keeps.
 
     It is asked about every equation: about a composite before what is in it.
     """
@@ -46,7 +47,7 @@ def _mark(
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
     for equation in trace.equations:
         answer = ask(policy, equation)
-        if equation.op.kind == "composite":
+        if equation.op.kind == "composite" or equation.op == CALL:
             operands = tuple(env[var.index] for var in equation.operands)
             results = _mark(builder, equation.body, operands, policy)
         else:

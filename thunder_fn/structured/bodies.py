@@ -17,7 +17,18 @@ from thunder_fn.errors import CaptureError, InvalidTrace, located
 from thunder_fn.interpreters.simplify import inline_into, is_kept
 from thunder_fn.interpreters.vjp import activity
 from thunder_fn.rules import Mask
-from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Type, Var, canonical, type_of_value
+from thunder_fn.trace import (
+    Atom,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    canonical,
+    num_vars,
+    type_of_value,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,7 @@ def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
 def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
     """The trace with one more input for each closure, in their order."""
     own = {id(constant.tensor): constant.var for constant in trace.constants}
-    bound = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+    bound = num_vars(trace)
     extra: list[Var] = []
     for index, (key, tensor) in enumerate(closures.items()):
         extra.append(own.get(key) or Var(bound + index, type_of_value(tensor)))

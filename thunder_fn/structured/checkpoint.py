@@ -24,19 +24,25 @@ import torch.utils.checkpoint
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
-from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce, dce_to, inline, inline_into, is_kept
+from thunder_fn.interpreters.simplify import dce, inline, inline_into, is_kept
 from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
+from thunder_fn.rules import Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import body_activity, capture_bodies, tensor_leaves, without_inputs, write_inside
+from thunder_fn.structured.bodies import capture_bodies, tensor_leaves, write_inside
 from thunder_fn.structured.policies import Answer, Budget, Policy, check_policy, everything_saveable
 from thunder_fn.structured.remat import Recomputation, keep_random, recompute, variables, within_budget
+from thunder_fn.structured.wrapping import (
+    wrapped,
+    wrapper_activity_rule,
+    wrapper_batch_rule,
+    wrapper_check_rule,
+    wrapper_dce_rule,
+    wrapper_jvp_rule,
+    wrapper_lower_rule,
+)
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var, canonical
 
 CHECKPOINT = Op("structured", "checkpoint")
@@ -49,8 +55,7 @@ CPU = torch.device("cpu")
 
 def checkpoint_check_rule(equation: Equation) -> None:
     """One body on the operands; the outputs have its types; the policy is one."""
-    check_operands(equation, equation.operands, equation.body)
-    check_types(equation, equation.body.output_types, "the body gives")
+    wrapper_check_rule(equation)
     check_policy(policy_of(equation))
 
 
@@ -72,26 +77,9 @@ def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: An
     return bind(recorder, CHECKPOINT, operands, tuple(bodies), body.output_types, policy=policy)
 
 
-# ---- jvp ----
-
-
-def checkpoint_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """As the body."""
-    return body_activity(equation.body, active)
-
-
-def checkpoint_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """A checkpoint of the body's jvp."""
-    rule = push_forward(equation.body, active)
-    return JvpRule(alone(rule.trace, policy_of(equation)), rule.active_outputs)
-
-
 def alone(body: Trace, policy: Policy) -> Trace:
     """A trace of one checkpoint equation."""
-    builder = TraceBuilder("checkpoint")
-    inputs = tuple(builder.input(type) for type in body.input_types)
-    kwargs = (("policy", Literal(policy)),)
-    return builder.build(builder.add(CHECKPOINT, inputs, body.output_types, kwargs=kwargs, bodies=(body,)))
+    return wrapped(CHECKPOINT, (("policy", Literal(policy)),), body)
 
 
 # ---- split ----
@@ -200,48 +188,17 @@ def _stored_type(type: Type) -> Type:
     return TensorType(type.dtype, type.shape, CPU) if isinstance(type, TensorType) else type
 
 
-# ---- vmap ----
-
-
-def checkpoint_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
-    """A checkpoint of the batched body."""
-    body, flags = batch(equation.body, batched, size, randomness)
-    return alone(body, policy_of(equation)), flags
-
-
-# ---- simplify ----
-
-
-def checkpoint_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
-    """Drop the outputs and operands that are not needed."""
-    body, reads = dce_to(equation.body, wanted)
-    if all(wanted) and all(reads) and body is equation.body:
-        return equation, equation.operands
-    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
-    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
-    bodies = (without_inputs(body, reads),)
-    return Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source), operands
-
-
-# ---- lower ----
-
-
-def checkpoint_lower_rule(equation: Equation) -> Trace:
-    """The body: after lowering nothing merges equations any more."""
-    return equation.body
-
-
 register(
     StructuredOp(
         CHECKPOINT.name,
         check=checkpoint_check_rule,
         evaluate=checkpoint_evaluate_rule,
-        activity=checkpoint_activity_rule,
-        jvp=checkpoint_jvp_rule,
+        activity=wrapper_activity_rule,
+        jvp=wrapper_jvp_rule,
         split=checkpoint_split_rule,
-        batch=checkpoint_batch_rule,
-        dce=checkpoint_dce_rule,
-        lower=checkpoint_lower_rule,
+        batch=wrapper_batch_rule,
+        dce=wrapper_dce_rule,
+        lower=wrapper_lower_rule,  # after lowering nothing merges equations any more
     )
 )
 

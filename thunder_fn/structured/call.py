@@ -1,0 +1,98 @@
+"""call: a jitted function that is called inside a traced one.
+
+    outputs = call(*operands, name=..., options=...)      one body, on the operands
+
+The body is what the inner `jit` traced, its own transforms applied, closed. `options` are the inner function's; nothing
+here looks at them: an executor that meets the equation reads which executors the inner function was given, and unfolds
+the body where they are its own.
+
+Law: a call computes what its body computes, and every transform of it is a call, with the same name and options, of the
+transformed body.
+
+Source: JAX's `jit` primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from thunder_fn.capture import current
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.rules import Mask, Split, StructuredOp, register
+from thunder_fn.structured.bind import bind
+from thunder_fn.structured.running import body_function
+from thunder_fn.structured.wrapping import (
+    wrapped_again,
+    wrapper_activity_rule,
+    wrapper_batch_rule,
+    wrapper_check_rule,
+    wrapper_dce_rule,
+    wrapper_jvp_rule,
+    wrapper_lower_rule,
+)
+from thunder_fn.trace import Equation, Literal, Op, Trace
+
+CALL = Op("structured", "call")
+
+
+def call_options(equation: Equation) -> tuple[str, Hashable]:
+    """The name of the function that is called, and the options that it was jitted with."""
+    values = {key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)}
+    return values["name"], values["options"]
+
+
+# ---- check ----
+
+
+def call_check_rule(equation: Equation) -> None:
+    """One body on the operands; the outputs have its types; there are a name and options."""
+    if [key for key, _ in equation.kwargs] != ["name", "options"]:
+        raise InvalidTrace(located("call: takes name= and options=", source=equation.source))
+    wrapper_check_rule(equation)
+
+
+# ---- evaluate ----
+
+
+def call_evaluate_rule(bodies: Sequence[Trace], *operands: Any, name: str, options: Hashable) -> tuple[Any, ...]:
+    """Run the body; inside a capture, record the equation."""
+    recorder, (body,) = current(), bodies
+    if recorder is None:
+        return tuple(body_function(body)(*operands))
+    return bind_call(recorder, body, operands, name, options)
+
+
+def bind_call(
+    recorder: Recorder, body: Trace, operands: Sequence[Any], name: str, options: Hashable
+) -> tuple[Any, ...]:
+    """Record a call of a closed body on tensors."""
+    return bind(recorder, CALL, operands, (body,), body.output_types, name=name, options=options)
+
+
+# ---- split ----
+
+
+def call_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """A call of the body's forward, and a call of its backward."""
+    split = split_vjp(equation.body, wanted_inputs, wanted_outputs)
+    forward, backward = (wrapped_again(equation, half) for half in (split.forward, split.backward))
+    return Split(forward, backward, split.residuals, split.gradients)
+
+
+register(
+    StructuredOp(
+        CALL.name,
+        check=call_check_rule,
+        evaluate=call_evaluate_rule,
+        activity=wrapper_activity_rule,
+        jvp=wrapper_jvp_rule,
+        split=call_split_rule,
+        batch=wrapper_batch_rule,
+        dce=wrapper_dce_rule,
+        lower=wrapper_lower_rule,
+        divisible=True,
+    )
+)

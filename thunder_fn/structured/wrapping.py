@@ -1,0 +1,67 @@
+"""Rules of ops that own one body on their operands and keep it through every transform: checkpoint and call.
+
+    outputs = op(*operands, **options)      one body, on the operands
+
+What a transform makes of such an equation is the same op, with the same options, around the transformed body.
+"""
+
+from __future__ import annotations
+
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import dce_to
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.rules import JvpRule, Mask
+from thunder_fn.structured.bodies import body_activity, without_inputs
+from thunder_fn.trace import Arg, Equation, Op, Source, Trace, TraceBuilder, Var
+
+
+def wrapped(op: Op, kwargs: tuple[tuple[str, Arg], ...], body: Trace, source: Source | None = None) -> Trace:
+    """A trace of one equation: the op around a body."""
+    builder = TraceBuilder(op.name)
+    inputs = tuple(builder.input(type) for type in body.input_types)
+    return builder.build(builder.add(op, inputs, body.output_types, kwargs=kwargs, bodies=(body,), source=source))
+
+
+def wrapped_again(equation: Equation, body: Trace) -> Trace:
+    """The equation's op and options around another body."""
+    return wrapped(equation.op, equation.kwargs, body, equation.source)
+
+
+def wrapper_check_rule(equation: Equation) -> None:
+    """One body on the operands; the outputs have its types."""
+    check_operands(equation, equation.operands, equation.body)
+    check_types(equation, equation.body.output_types, "the body gives")
+
+
+def wrapper_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """As the body."""
+    return body_activity(equation.body, active)
+
+
+def wrapper_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The op around the body's jvp."""
+    rule = push_forward(equation.body, active)
+    return JvpRule(wrapped_again(equation, rule.trace), rule.active_outputs)
+
+
+def wrapper_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """The op around the batched body."""
+    body, flags = batch(equation.body, batched, size, randomness)
+    return wrapped_again(equation, body), flags
+
+
+def wrapper_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """Drop the outputs and operands that are not needed."""
+    body, reads = dce_to(equation.body, wanted)
+    if all(wanted) and all(reads) and body is equation.body:
+        return equation, equation.operands
+    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
+    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
+    bodies = (without_inputs(body, reads),)
+    return Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source), operands
+
+
+def wrapper_lower_rule(equation: Equation) -> Trace:
+    """The body."""
+    return equation.body
