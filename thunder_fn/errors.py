@@ -129,6 +129,14 @@ class DonatedTensorError(JitError, RuntimeError):
     """A donated tensor was used after it was given away, or was passed twice."""
 
 
+class ExecutorError(ThunderError, TypeError):
+    """Misuse of an executor: an op that is none, a rule that does not fit its op, a name that is taken."""
+
+
+class RegionWarning(UserWarning):
+    """An executor could not compile a region, which runs on the torch executor instead."""
+
+
 def located(what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None) -> str:
     """Lay out an error text: what happened, the equation, the user's line, what to write instead."""
     lines = [what]

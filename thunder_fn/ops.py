@@ -151,9 +151,14 @@ def is_call(op: Op) -> bool:
     return op.kind == "composite" and op.name.startswith("torch.")
 
 
+def is_operator(op: Op) -> bool:
+    """A composite that an executor brings, such as `myex::multimul`: its body says what it computes, all or nothing."""
+    return op.kind == "composite" and "::" in op.name
+
+
 def short_name(op: Op) -> str:
-    """The last part of a composite's name: `linear` of `torch.nn.functional.linear`."""
-    return op.name.rsplit(".", 1)[-1]
+    """The last part of a composite's name: `linear` of `torch.nn.functional.linear`, `mul` of `myex::mul`."""
+    return op.name.rsplit("::", 1)[-1].rsplit(".", 1)[-1]
 
 
 aten = torch.ops.aten

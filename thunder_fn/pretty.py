@@ -59,8 +59,8 @@ def format_equation(equation: Equation) -> str:
 
 
 def identifier(name: str) -> str:
-    """A Python identifier from the last components of a dotted name: `torch.relu` gives `relu`, `h.0` gives `h_0`."""
-    parts = [re.sub(r"\W", "_", part) for part in name.split(".") if part]
+    """A Python identifier from the last components of a name: `torch.relu` gives `relu`, `h.0` `h_0`, `my::mul` `mul`."""
+    parts = [re.sub(r"\W", "_", part) for part in re.split(r"\.|::", name) if part]
     text = parts.pop() if parts else "_"
     while parts and text[0].isdigit():
         text = f"{parts.pop()}_{text}"

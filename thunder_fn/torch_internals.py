@@ -218,6 +218,22 @@ def fake_of_type(mode: RecordingMode, type: TensorType) -> torch.Tensor:
         return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
 
 
+def fake_mode() -> FakeTensorMode:
+    """A fake tensor mode that records nothing: for functions that are asked about types."""
+    return FakeTensorMode()
+
+
+def fake_in(mode: FakeTensorMode, type: TensorType) -> torch.Tensor:
+    """A contiguous fake tensor of such a mode."""
+    with isolated(), no_torch_function(), mode:
+        return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
+
+
+def custom_op_name(op: Any) -> str | None:
+    """The name of the overload of an op that `torch.library.custom_op` made; None for anything else."""
+    return str(op._opoverload) if isinstance(op, torch.library.CustomOpDef) else None
+
+
 # ---- tracers: functional tensors that know what they are ----
 
 

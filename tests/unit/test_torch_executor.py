@@ -10,9 +10,8 @@ import torch
 
 from tests.unit.small_traces import ADD, MUL, SIN, TRACES, blocks, example_inputs, f32, layer_norm, same_bits
 from thunder_fn import ops
-from thunder_fn.executors import lower, reuse
+from thunder_fn.executors import claim, lower, reuse
 from thunder_fn.executors.spelling import spell
-from thunder_fn.executors.torch_executor import unfold
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.trace import Arg, Literal, Op, TensorType, Trace, TraceBuilder, Var, type_of_value
 
@@ -56,7 +55,7 @@ def test_text() -> None:
 
 
 def test_notes_stand_before_what_they_name() -> None:
-    flat = unfold(blocks(2))
+    flat = claim(blocks(2))
     assert flat.notes[0] == ("model.Block (h.0)", "  torch.nn.functional.layer_norm")
     assert flat.notes[2][0] == "model.Block (h.1)"
     assert all(equation.op.kind == "leaf" for equation in flat.trace.equations)

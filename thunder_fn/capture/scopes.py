@@ -336,6 +336,8 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
         ...     return x + x
     """
 
+    name = f.__qualname__.rsplit("<locals>.", 1)[-1]
+
     @functools.wraps(f)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         recorder = current()
@@ -343,8 +345,8 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
             return f(*args, **kwargs)
         recorder.source = user_source(recorder)
         new_args, new_kwargs = lift_call(recorder, args, kwargs)
-        name = f.__qualname__.rsplit("<locals>.", 1)[-1]
         call: Callable[..., R] = f
         return in_scope(recorder, name, "composite", lambda: call(*new_args, **new_kwargs), new_args, new_kwargs)
 
+    wrapper.__composite__ = name  # type: ignore[attr-defined]
     return wrapper

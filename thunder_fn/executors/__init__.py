@@ -1,7 +1,26 @@
-"""Executors: the last interpreters. Each turns a trace into a program that runs."""
+"""Executors: the last interpreters. Each turns a trace, or parts of one, into a program that runs."""
 
 from __future__ import annotations
 
+from thunder_fn.executors.asking import TORCH
+from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics
+from thunder_fn.executors.claims import Claimed, Decision, claim
+from thunder_fn.executors.registry import deregister_executor, get_executor, list_executors, register_executor
 from thunder_fn.executors.torch_executor import Program, lower
 
-__all__ = ["Program", "lower"]
+__all__ = [
+    "NUMERICS",
+    "TORCH",
+    "Claimed",
+    "Decision",
+    "Executor",
+    "FusionExecutor",
+    "Numerics",
+    "Program",
+    "claim",
+    "deregister_executor",
+    "get_executor",
+    "list_executors",
+    "lower",
+    "register_executor",
+]

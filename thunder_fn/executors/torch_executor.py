@@ -8,33 +8,37 @@
         del v2
         return (v3,)
 
-Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use.
+Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. What another
+executor takes is one call, and what it computes is written below it:
+
+    (v2, v3) = multimul(v0, v1, 0, 0)  # f32[2, 2] by myex
+        # def multimul(v0, v1): ...
 """
 
 from __future__ import annotations
 
 import builtins
 import keyword
-from bisect import bisect_left
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.errors import InvalidTrace
-from thunder_fn.executors.reuse import CLONE, drop_copies, find_aliases, in_place, last_uses, plan_reuse
+from thunder_fn.errors import InvalidTrace, RegionWarning, located
+from thunder_fn.executors.asking import TORCH
+from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
+from thunder_fn.executors.claims import Claim, Claimed, claim
+from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
-from thunder_fn.executors.tidy import tidy
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.pretty import identifier, literal_text, object_name
-from thunder_fn.rules import lowered
-from thunder_fn.structured.call import CALL, call_options
+from thunder_fn.pretty import identifier, literal_text, object_name, to_text
 from thunder_fn.structured.running import bodies_compiled_by
-from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, TraceBuilder, Var
+from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, Var
 
 BELOW_AUTOGRAD_FROM = 12
 """Programs of so many calls gain more from running below autograd than entering that mode costs."""
@@ -42,10 +46,16 @@ BELOW_AUTOGRAD_FROM = 12
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs: a function of the trace's inputs, and the text that it was made from."""
+    """A program that runs: a function of the trace's inputs, the text that it was made from, and what was claimed."""
 
     text: str
     run: Callable[..., tuple[Any, ...]]
+    claimed: Claimed = field(repr=False)
+
+    @property
+    def trace(self) -> Trace:
+        """What the program computes: leaves, structured ops, and one composite for each thing that an executor took."""
+        return self.claimed.trace
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return self.run(*inputs)
@@ -55,12 +65,17 @@ class Program:
 
 
 def lower(
-    trace: Trace, donated: Sequence[int] = (), writes: Sequence[int | None] = (), *, below_autograd: bool = False
+    trace: Trace,
+    donated: Sequence[int] = (),
+    writes: Sequence[int | None] = (),
+    *,
+    below_autograd: bool = False,
+    executors: Sequence[Executor] = (),
 ) -> Program:
-    """Lower a trace to PyTorch calls.
+    """Lower a trace to PyTorch calls, and calls of what other executors take.
 
-    Law: ``lower(t)(*xs)`` is bitwise ``evaluate(t, xs)``; the memory of inputs is untouched but for donated and
-    written ones.
+    Law: ``lower(t)(*xs)`` is bitwise ``evaluate(t, xs)``, with executors as exactly as their labels say; the memory of
+    inputs is untouched but for donated and written ones.
 
     Args:
         trace: closed and checked.
@@ -68,69 +83,14 @@ def lower(
         writes: one for each of the last outputs: the input, by position, that it will be written to, or None. The
             program may compute it there, and then returns the very tensor. These inputs share memory with nothing.
         below_autograd: the results need no gradient, so autograd may be skipped.
+        executors: in order of priority; the torch executor comes after them.
     """
-    flat = unfold(dce(trace).renamed(trace.name), below_autograd)
-    return _Emitter(flat, donated, writes, below_autograd).program()
-
-
-# ---- unfolding ----
-
-
-@dataclass(frozen=True, slots=True)
-class Flat:
-    """A trace without composites, and which composites began before each equation."""
-
-    trace: Trace
-    notes: dict[int, tuple[str, ...]]
-
-    def without(self, trace: Trace, gone: tuple[int, ...]) -> Flat:
-        """The notes moved to where their equations are now that some are gone."""
-        notes = dict[int, tuple[str, ...]]()
-        for position, texts in self.notes.items():
-            place = position - bisect_left(gone, position)
-            notes[place] = (*notes.get(place, ()), *texts)
-        return Flat(trace, notes)
-
-
-def unfold(trace: Trace, below_autograd: bool = False) -> Flat:
-    """Replace composites by their bodies, all the way down, and drop what need not run."""
-    builder, notes = TraceBuilder(trace.name), dict[int, tuple[str, ...]]()
-    inputs = tuple(builder.input(var.type) for var in trace.inputs)
-    outputs = _unfold(builder, trace, inputs, notes, 0, "")
-    flat = Flat(builder.build(outputs), notes)
-    flat = flat.without(*drop_copies(flat.trace))
-    return flat.without(*tidy(flat.trace, below_autograd=below_autograd))
-
-
-def _unfold(
-    builder: TraceBuilder,
-    trace: Trace,
-    inputs: tuple[Atom, ...],
-    notes: dict[int, tuple[str, ...]],
-    depth: int,
-    module: str,
-) -> tuple[Atom, ...]:
-    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, inputs, strict=True)}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
-        body = lowered(equation)
-        if body is not None:
-            path = equation.source.module if equation.source else ""
-            note = f"{'  ' * depth}{_called(equation)}" + (f" ({path})" if path and path != module else "")
-            position = len(builder.equations)
-            notes[position] = (*notes.get(position, ()), note)
-            operands = tuple(env[var.index] for var in equation.operands)
-            results = _unfold(builder, body, operands, notes, depth + 1, path or module)
-        else:
-            results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-
-
-def _called(equation: Equation) -> str:
-    """What a comment calls an equation whose body follows."""
-    return f"call of {call_options(equation)[0]}" if equation.op == CALL else equation.op.name
+    frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
+    claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
+    program = _Emitter(claimed, frozen, donated, writes, below_autograd).program()
+    for executor in reversed(frozen):
+        program = executor.finish(program)
+    return program
 
 
 # ---- emitting ----
@@ -139,8 +99,17 @@ def _called(equation: Equation) -> str:
 class _Emitter:
     """Writes the text of one program and gathers the values that it names."""
 
-    def __init__(self, flat: Flat, donated: Sequence[int], writes: Sequence[int | None], below_autograd: bool) -> None:
+    def __init__(
+        self,
+        flat: Claimed,
+        executors: tuple[Executor, ...],
+        donated: Sequence[int],
+        writes: Sequence[int | None],
+        below_autograd: bool,
+    ) -> None:
+        self.claimed, self.executors = flat, executors
         self.trace, self.notes = flat.trace, flat.notes
+        self.shown: set[Trace] = set()
         self.donated, self.last = tuple(donated), last_uses(flat.trace)
         written = flat.trace.outputs[len(flat.trace.outputs) - len(writes) :]
         pairs = zip(writes, written, strict=True)
@@ -161,7 +130,7 @@ class _Emitter:
         homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
         text = "\n".join([*([f"# {homes}"] if homes else []), header, *lines, ""])
         exec(compile(text, f"<thunder_fn {self.name}>", "exec"), self.context)
-        return Program(text, self.context.pop(self.name))
+        return Program(text, self.context.pop(self.name), self.claimed)
 
     def lines(self) -> Iterator[str]:
         indent = "    "
@@ -180,6 +149,7 @@ class _Emitter:
         for position, equation in enumerate(self.trace.equations):
             yield from (f"# {note}" for note in self.notes.get(position, ()))
             yield self.line(position, equation)
+            yield from self.meaning(equation)
             dead = self.dead_after(position, equation)
             if dead:
                 yield f"del {', '.join(dead)}"
@@ -192,6 +162,9 @@ class _Emitter:
             comment += f" in v{equation.operands[0].index}'s memory"
         if equation.op.kind == "structured":
             call = self.structured(equation)
+        elif equation.op.kind == "composite":
+            call, by = self.claim(equation)
+            comment += by
         else:
             call = self.leaf(equation, position in self.in_place)
         return f"{call}  # {comment}" if comment else call
@@ -207,12 +180,35 @@ class _Emitter:
         parts += [f"{key}={self.arg(arg, spelling)}" for key, arg in equation.kwargs]
         return self.assign(equation, f"{self.function(spelling)}({', '.join(parts)})")
 
+    def claim(self, equation: Equation) -> tuple[str, str]:
+        """A call of what an executor runs, and who it is."""
+        claim = self.claimed.claim_of(equation)
+        run = claim.run or _compiled(claim)
+        name = self.bind((claim.executor, claim.name, run), claim.name, run)
+        own = Spelling(name, claim.executor.name, run)
+        parts = [self.arg(arg, own) for arg in equation.args]
+        parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
+        targets = _tuple_text([str(var) for var in equation.outputs])
+        call = f"{name}({', '.join(parts)})"
+        return f"{targets} = {call}" if equation.outputs else call, f" by {claim.executor.name}"
+
+    def meaning(self, equation: Equation) -> Iterator[str]:
+        """What a claimed equation computes, as comments, where it is first called."""
+        if equation.op.kind == "composite" and equation.body not in self.shown:
+            self.shown.add(equation.body)
+            header, *lines = to_text(equation.body.renamed(ops.short_name(equation.op))).splitlines()
+            types = [line for line in lines if line.startswith("    # v")]
+            yield f"    # {header}"
+            yield from (f"    # {line}" for line in lines[len(types) :])
+
     def structured(self, equation: Equation) -> str:
         """A structured op's evaluation rule, called with its bodies."""
         from thunder_fn.interpreters.evaluate import evaluate_rule
 
         rule, bodies = evaluate_rule(equation), equation.bodies
-        name = self.bind((equation.op, bodies), equation.op.name, _run_compiled(rule, bodies, self.may_skip_autograd))
+        name = self.bind(
+            (equation.op, bodies), equation.op.name, _run_compiled(rule, bodies, self.executors, self.may_skip_autograd)
+        )
         own = Spelling(name, "torch.ops", rule)
         parts = [self.arg(arg, own) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
@@ -286,19 +282,39 @@ class _Emitter:
         return self.names[key]
 
 
-def _run_compiled(rule: Callable[..., Any], bodies: tuple[Trace, ...], below_autograd: bool) -> Callable[..., Any]:
+def _run_compiled(
+    rule: Callable[..., Any], bodies: tuple[Trace, ...], executors: tuple[Executor, ...], below_autograd: bool
+) -> Callable[..., Any]:
     """A structured op's evaluation rule, its bodies lowered when they are first run."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with bodies_compiled_by(_lower_body), internals.below_autograd() if below_autograd else nullcontext():
+        lowered = partial(_lower_body, executors=executors)
+        with bodies_compiled_by(lowered), internals.below_autograd() if below_autograd else nullcontext():
             return rule(bodies, *args, **kwargs)
 
     return run
 
 
 @lru_cache(maxsize=4096)
-def _lower_body(body: Trace) -> Callable[..., tuple[Any, ...]]:
-    return lower(body).run
+def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., tuple[Any, ...]]:
+    return lower(body, executors=executors).run
+
+
+def _compiled(claim: Claim) -> RunFunction:
+    """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
+    region, executor = claim.region, claim.executor
+    assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
+    try:
+        return executor.compiled(region)
+    except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
+        source = next((equation.source for equation in region.equations if equation.source), None)
+        text = located(
+            f"{executor.name} could not compile the region {claim.name} of {len(region.equations)} equations, "
+            f"which runs on the torch executor instead\n{type(error).__name__}: {error}",
+            source=source,
+        )
+        warnings.warn(text, RegionWarning, stacklevel=2)
+        return lower(region).run
 
 
 def _tuple_text(parts: list[str]) -> str:

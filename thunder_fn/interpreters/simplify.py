@@ -85,7 +85,10 @@ def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var
     """The composite without the results and operands that are not needed.
 
     One that is still the user's own call keeps its arguments: `torch.nn.functional.linear(x, w, b)` stays as written.
+    An executor's operator is computed as a whole.
     """
+    if ops.is_operator(equation.op):
+        return equation, equation.operands
     body, reads = dce_to(equation.body, flags)
     if all(flags) and (all(reads) or ops.is_call(equation.op)):
         if body is equation.body:

@@ -13,9 +13,11 @@ from thunder_fn.capture import current
 from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.errors import JitError
 from thunder_fn.executors import Program
+from thunder_fn.executors.base import watched_by
 from thunder_fn.jit.cache import Cache, CacheInfo, CallPath
 from thunder_fn.jit.call import Call, call_key, read_call
 from thunder_fn.jit.callpath import MISS
+from thunder_fn.jit.explain import ClaimReport, explain
 from thunder_fn.jit.guards import call_path, pattern
 from thunder_fn.jit.options import Options, check_argnums
 from thunder_fn.jit.program import Entry, build, capture_call
@@ -26,7 +28,9 @@ __all__ = [
     "CacheInfo",
     "Jitted",
     "Options",
+    "ClaimReport",
     "cache_info",
+    "explain_claims",
     "jit",
     "last_backward_traces",
     "last_prologue_traces",
@@ -96,7 +100,10 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Args:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
-        executors: what runs the program; `"torch"` calls PyTorch's ops.
+        executors: what runs the program, in order of priority: values such as `OperatorExecutor("mine")` or names of
+            registered ones. What none of them takes, the torch executor runs.
+        numerics: how far results may be from eager's: executors labelled otherwise are left out. `"bitwise"`,
+            `"reassociating"` (sums and products in another order) or `"precision-changing"`, which allows all.
         transforms: functions from Trace to Trace, applied in order to what was traced.
         lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to `replace_with`.
         cache: `"constant values"`; `"same input"` checks nothing after the first call, the caller promises that all
@@ -154,7 +161,7 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if internals.inside_torch_func():
         return jitted.fn(*args, **kwargs)
     cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
-    key = call_key(call)
+    key, generation = call_key(call), cache.generation
     if jitted.options.cache == "no caching":
         entry = build(jitted.fn, jitted.options, call)
         cache.count_miss()
@@ -162,10 +169,13 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return _execute(entry, call)
     entry = cache.get(key)
     if entry is None or not entry.is_current():
-        entry = cache.put(key, build(jitted.fn, jitted.options, call), replace=entry)
+        with watched_by(cache):
+            entry = cache.put(key, build(jitted.fn, jitted.options, call), replace=entry)
     else:
         cache.count_hit()
     cache.prefer(_path(jitted, entry, call, key))
+    if cache.generation != generation:  # an executor's registrations changed meanwhile
+        cache.clear()
     return _execute(entry, call)
 
 
@@ -224,3 +234,21 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
     if not isinstance(f, Jitted):
         raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
     return f.programs.info()
+
+
+def explain_claims(f: Callable[..., Any], *args: Any, **kwargs: Any) -> ClaimReport:
+    """Which executor takes what of `f(*args, **kwargs)`, and why those that were asked before do not.
+
+    Nothing is run. Where an argument requires a gradient, the backward is part of the report.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.executors import FusionExecutor
+        >>> ex = FusionExecutor("slow", fuse=lambda region: region.python_callable())
+        >>> ex.register_supported(torch.sin)
+        >>> report = explain_claims(jit(lambda x: x.sin().sin().cos(), executors=[ex]), torch.ones(2))
+        >>> [(claim.op, claim.taken_by) for claim in report.forward]
+        [('aten.sin.default', 'slow'), ('aten.cos.default', 'torch')]
+    """
+    jitted = f if isinstance(f, Jitted) else jit(f)
+    return explain(jitted.fn, jitted.options, args, kwargs)

@@ -17,14 +17,19 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.derive import Split
 from thunder_fn.errors import InvalidTrace, located
-from thunder_fn.executors import Program, lower
+from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.interpreters.vjp import activity, split_vjp, vjp
 from thunder_fn.trace import TensorType, Trace, Var, canonical, type_of
 
 Mask = tuple[bool, ...]
 
 
-def bridge(trace: Trace, tensors: Sequence[torch.Tensor], writes: Sequence[int | None] = ()) -> Bridge | None:
+def bridge(
+    trace: Trace,
+    tensors: Sequence[torch.Tensor],
+    writes: Sequence[int | None] = (),
+    executors: tuple[Executor, ...] = (),
+) -> Bridge | None:
     """The trace as a differentiable function of these tensors; None if no output depends on what requires grad.
 
     The last outputs will be written to the inputs `writes`, or elsewhere where it is None. Where none of them has a
@@ -41,7 +46,7 @@ def bridge(trace: Trace, tensors: Sequence[torch.Tensor], writes: Sequence[int |
     if any(written) and all(place is None for place in split_vjp(trace, wanted, written).gradients):
         outputs = outputs[:first] + (False,) * len(writes)
     overwritten = frozenset(place for place in writes if place is not None and not wanted[place])
-    return Bridge(trace, wanted, outputs, overwritten) if any(outputs) else None
+    return Bridge(trace, wanted, outputs, overwritten, executors) if any(outputs) else None
 
 
 def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
@@ -65,13 +70,14 @@ class Bridge:
     """A trace, called under autograd.
 
     `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
-    will not hold their value when the backward runs.
+    will not hold their value when the backward runs. `executors` run both halves.
     """
 
     trace: Trace
     wanted: Mask
     active: Mask
     overwritten: frozenset[int]
+    executors: tuple[Executor, ...] = ()
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones."""
@@ -99,12 +105,12 @@ class Bridge:
 
     @cached_property
     def forward(self) -> Program:
-        return lower(self.split.forward, below_autograd=True)
+        return lower(self.split.forward, below_autograd=True, executors=self.executors)
 
     @cached_property
     def backward(self) -> Program:
         """From residuals and cotangents to gradients."""
-        return lower(self.split.backward, below_autograd=True)
+        return lower(self.split.backward, below_autograd=True, executors=self.executors)
 
     @cached_property
     def gradient(self) -> Trace:
@@ -140,7 +146,7 @@ class _Function(torch.autograd.Function):
         given = [_cotangent(owner, i, cotangents[i]) for i, flag in enumerate(owner.active) if flag]
         if torch.is_grad_enabled():
             _check_unchanged(owner, ctx.probes)
-            gradients: Sequence[Any] = _differentiable(owner.gradient, (*inputs, *given))
+            gradients: Sequence[Any] = _differentiable(owner, (*inputs, *given))
         else:
             split = owner.split
             residuals = [inputs[where.index] if where.kind == "input" else next(kept) for where in split.residuals]
@@ -181,7 +187,7 @@ def _cotangent(owner: Bridge, position: int, given: torch.Tensor | None) -> torc
     return torch.zeros(type.shape, dtype=type.dtype, device=type.device)  # type: ignore[arg-type]
 
 
-def _differentiable(trace: Trace, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    """The results of a trace under autograd."""
-    again = bridge(trace, tensors)
-    return again(*tensors) if again is not None else lower(trace)(*tensors)
+def _differentiable(owner: Bridge, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """The gradients of a bridge under autograd, from its inputs and the cotangents."""
+    again = bridge(owner.gradient, tensors, executors=owner.executors)
+    return again(*tensors) if again is not None else lower(owner.gradient, executors=owner.executors)(*tensors)

@@ -48,6 +48,7 @@ class Cache:
         self._entries: OrderedDict[Hashable, Any] = OrderedDict()
         self._known_paths: OrderedDict[Hashable, CallPath] = OrderedDict()
         self._probes, self._misses = 0, 0
+        self.generation = 0
 
     def get(self, key: Hashable) -> Any:
         """The program for a key, or None."""
@@ -100,6 +101,7 @@ class Cache:
             self._entries.clear()
             self._known_paths.clear()
             self.paths = ()
+            self.generation += 1
 
     def info(self) -> CacheInfo:
         """How the cache has been used so far."""

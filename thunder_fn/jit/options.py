@@ -11,9 +11,10 @@ from typing import Any
 
 from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption, located
+from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
+from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.trace import Trace
 
-EXECUTORS = ("torch",)
 CACHES = ("constant values", "same input", "no caching")
 _LATER = {"symbolic values": "arrives with symbolic numbers; until then use cache='constant values'"}
 
@@ -22,12 +23,18 @@ _LATER = {"symbolic values": "arrives with symbolic numbers; until then use cach
 class Options:
     """What jit was asked for. See `jit` for what each option means."""
 
-    executors: tuple[str, ...] = ("torch",)
+    executors: tuple[Executor, ...] = ()
     transforms: tuple[Callable[[Trace], Trace], ...] = ()
     lookasides: tuple[Lookaside, ...] = ()
+    numerics: Numerics = "precision-changing"
     cache: str = "constant values"
     static_argnums: tuple[int, ...] = ()
     donate_argnums: tuple[int, ...] = ()
+
+    def chosen_executors(self) -> tuple[Executor, ...]:
+        """The executors as they are now, without those whose results may be farther off than `numerics` allows."""
+        allowed = (executor for executor in self.executors if is_within(executor.numerics, self.numerics))
+        return tuple(executor.frozen() for executor in allowed)
 
     def changed(self, given: dict[str, Any]) -> Options:
         """These options with others in their place; transforms and lookasides are added after those that are there.
@@ -74,14 +81,6 @@ def _unknown(kind: str, given: Any, known: Iterable[str]) -> str:
     return located(f"jit: unknown {kind} {given!r}; did you mean {near[0]!r}?", fix=f"There are {', '.join(choices)}.")
 
 
-def _read_executors(value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
-    for name in names:
-        if name not in EXECUTORS:
-            raise UnknownOption(_unknown("executor", name, EXECUTORS))
-    return names or EXECUTORS
-
-
 def _read_transforms(value: Any) -> tuple[Callable[[Trace], Trace], ...]:
     given: tuple[Any, ...] = (value,) if callable(value) else tuple(value)
     for transform in given:
@@ -115,9 +114,10 @@ def _read_argnums(value: Any) -> tuple[int, ...]:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "executors": _read_executors,
+    "executors": resolve_executors,
     "transforms": _read_transforms,
     "lookasides": _read_lookasides,
+    "numerics": lambda value: check_numerics(value, "jit"),
     "cache": _read_cache,
     "static_argnums": _read_argnums,
     "donate_argnums": _read_argnums,

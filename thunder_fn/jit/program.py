@@ -20,7 +20,7 @@ from thunder_fn.capture import TENSOR, Captured, capture
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.errors import JitError, located
-from thunder_fn.executors import Program, lower
+from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.executors.reuse import is_dense
 from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
@@ -66,8 +66,9 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
     tensors = tuple(tensor for _, tensor in call.tensors)
     targets = [write.target for write in captured.writes]
     writes = _places(targets, len(tensors), constants)
-    bridged = bridge(closed, (*tensors, *constants), writes) if torch.is_grad_enabled() else None
-    execution = _Execution(captured, closed, constants, writes, call, bridged)
+    executors = options.chosen_executors()
+    bridged = bridge(closed, (*tensors, *constants), writes, executors) if torch.is_grad_enabled() else None
+    execution = _Execution(captured, closed, constants, writes, call, bridged, executors)
     watched = _distinct((*constants, *(target for target in targets if isinstance(target, torch.Tensor))))
     return Entry(
         execute=execution.function(),
@@ -166,7 +167,9 @@ class _Execution:
         writes: tuple[int | None, ...],
         call: Call,
         bridged: Bridge | None,
+        executors: tuple[Executor, ...],
     ) -> None:
+        self.executors = executors
         self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
         self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away)
         self.leaves = [f"l{position}" for position, _ in call.tensors]
@@ -184,7 +187,7 @@ class _Execution:
         return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
 
     def lowered(self, donated: Sequence[int]) -> Program:
-        return lower(self.trace, donated, self.writes, below_autograd=True)
+        return lower(self.trace, donated, self.writes, below_autograd=True, executors=self.executors)
 
     def function(self) -> Callable[..., Any]:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]

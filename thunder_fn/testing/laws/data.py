@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import pickle
+import zlib
 from collections.abc import Callable
 
 import torch
 
 from thunder_fn.capture import capture
 from thunder_fn.check import check
-from thunder_fn.executors.torch_executor import lower
+from thunder_fn.executors import FusionExecutor, lower
 from thunder_fn.fx import from_fx, to_fx
 from thunder_fn.interpreters import simplify
 from thunder_fn.interpreters.evaluate import evaluate
@@ -29,7 +30,7 @@ from thunder_fn.testing.laws.comparing import (
 from thunder_fn.testing.laws.interpreters import (
     pull,
 )
-from thunder_fn.trace import TensorType, Trace, subtraces
+from thunder_fn.trace import Equation, TensorType, Trace, subtraces
 
 # ---- laws of the data ----
 
@@ -94,8 +95,24 @@ def law_executor_is_evaluate(trace: Trace, inputs: Inputs) -> None:
         agree(given, inputs, f"the program of the {name} executor changed an input; it", trace=trace)
 
 
+class Patchy(FusionExecutor):
+    """Fuses some ops and not others, down to regions of one op, and evaluates its regions."""
+
+    def supports(self, equation: Equation) -> str | None:
+        """Two of three leaves, by name."""
+        takes = equation.op.kind == "leaf" and zlib.crc32(equation.op.name.encode()) % 3
+        return None if takes else "not by chance"
+
+    def fuse(self, region: Trace) -> Callable[..., Values]:
+        """The region, evaluated."""
+        return lambda *inputs: evaluate(region, inputs)
+
+
 EXECUTORS: dict[str, Callable[[Trace], Callable[..., Values]]] = {
     "torch": lower,
     "torch below autograd": functools.partial(lower, below_autograd=True),
+    "patchy": functools.partial(
+        lower, below_autograd=True, executors=(Patchy("patchy", numerics="bitwise", min_size=1, min_shared=2),)
+    ),
 }
 """Every way to make a trace a program that must be bitwise what evaluate is."""

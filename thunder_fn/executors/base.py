@@ -1,0 +1,317 @@
+"""What an executor is, and what it may answer when it is asked for an equation.
+
+Claiming (`claims.py`) walks from the outermost composite inwards and asks the executors in the order in which the user
+gave them. An executor answers an equation with one of
+
+    Run(name, run)       it computes the equation: `run(*args, **kwargs)` gives the outputs as a tuple
+    Instead(trace)       the equation is replaced by a trace over its operands, and claiming goes on inside
+    Fuse()               the equation may be part of a region, a closed trace that the executor compiles as one
+    Refused(reason)      it is left to the next executor, and unfolded where nobody takes it
+
+Answers are functions of the equation alone. Registering on an executor changes what it answers from then on; `frozen`
+is the executor as it is now, the value that programs are made with.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal as Choice, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
+
+from thunder_fn import ops
+from thunder_fn.errors import ExecutorError
+from thunder_fn.executors.matching import Key, fake_call, keys_of, located_in
+from thunder_fn.trace import Equation, Trace
+
+Numerics = Choice["bitwise", "reassociating", "precision-changing"]
+NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
+"""How far results may be from those of `evaluate`, from nearest to farthest: not at all, by the order of additions and
+multiplications, by the precision of intermediates."""
+
+RunFunction: TypeAlias = Callable[..., tuple[Any, ...]]
+Checker: TypeAlias = Callable[..., bool]
+E = TypeVar("E", bound="Executor")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The executor computes the equation. `name` is what the program calls it."""
+
+    name: str
+    run: RunFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """The equation is what this trace computes from its operands. `rule` is not applied again inside."""
+
+    trace: Trace
+    rule: object
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """The equation may be part of a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The executor does not take the equation."""
+
+    reason: str
+
+
+Answer: TypeAlias = Run | Instead | Fuse | Refused
+FUSE = Fuse()
+NOT_REGISTERED = Refused("not registered")
+
+
+def is_within(numerics: Numerics, limit: Numerics) -> bool:
+    """Something so labelled may be used under this limit."""
+    return NUMERICS.index(numerics) <= NUMERICS.index(limit)
+
+
+def check_numerics(value: Any, where: str) -> Numerics:
+    """The label.
+
+    Raises:
+        ExecutorError: there is no such label.
+    """
+    if value not in NUMERICS:
+        raise ExecutorError(f"{where}: numerics is one of {', '.join(map(repr, NUMERICS))}, given {value!r}")
+    return value
+
+
+class Watcher(Protocol):
+    """Something made with an executor's registrations, which is to be made anew when they change."""
+
+    def clear(self) -> None:
+        """Forget what was made."""
+        ...
+
+
+@runtime_checkable
+class HasExecutors(Protocol):
+    """Options that say which executors run a function."""
+
+    executors: tuple[Executor, ...]
+
+    def chosen_executors(self) -> tuple[Executor, ...]:
+        """Those that may be used, as they are now."""
+        ...
+
+
+_watcher: ContextVar[Watcher | None] = ContextVar("thunder_fn_executor_watcher", default=None)
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Generator[None]:
+    """Executors whose registrations are read inside tell this one when they change."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+class Executor:
+    """Something that runs equations, regions or whole programs.
+
+    Args:
+        name: an identifier; no two executors of one program have the same.
+        version: for people, and for caches of what was compiled.
+        numerics: how far its results may be from those of `evaluate`.
+    """
+
+    def __init__(self, name: str, *, version: str = "", numerics: Numerics = "reassociating") -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ExecutorError(f"an executor's name is an identifier, given {name!r}")
+        self.name, self.version = name, str(version)
+        self.numerics: Numerics = check_numerics(numerics, f"the executor {name}")
+        self.rules: Mapping[Key, Any] = MappingProxyType({})
+        self.is_frozen = False
+        self.identity = object()
+        self._lock = threading.Lock()
+        self._watchers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._value: Executor | None = None
+
+    def __repr__(self) -> str:
+        return f"<executor {self.name}{f' {self.version}' if self.version else ''}, {self.numerics}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by name: an executor holds functions and, maybe, compiled code."""
+        from thunder_fn.executors.registry import get_executor, list_executors
+
+        if self.name not in list_executors() or get_executor(self.name) is not self:
+            raise ExecutorError(
+                f"the executor {self.name} is pickled by its name, but is not registered under it\n"
+                "Call `register_executor` first, here and where it is unpickled."
+            )
+        return get_executor, (self.name,)
+
+    def answer(self, equation: Equation) -> Answer:
+        """What the executor does with an equation. Pure."""
+        return NOT_REGISTERED
+
+    def finish(self, program: Any) -> Any:
+        """The whole program as the executor runs it; as it is, for those that run parts only."""
+        return program
+
+    def frozen(self: E) -> E:
+        """The executor as it is now: the same value until something is registered."""
+        if self.is_frozen:
+            return self
+        with self._lock:
+            watcher = _watcher.get()
+            if watcher is not None:
+                self._watchers.add(watcher)
+            if self._value is None:
+                value = _copy(self)
+                value.is_frozen = True
+                self._value = value
+            return self._value  # type: ignore[return-value]
+
+    def register(self, rules: Mapping[Key, Any]) -> None:
+        """Enter rules, in place of those of the same keys; functions that were made with the old ones are traced again."""
+        if self.is_frozen:
+            raise ExecutorError(f"the executor {self.name} is frozen in a program; register on the one that it is of")
+        with self._lock:
+            self.rules = MappingProxyType({**self.rules, **rules})
+            self._value = None
+            watchers = tuple(self._watchers)
+            self._watchers.clear()
+        for watcher in watchers:
+            watcher.clear()
+
+    def rule_for(self, equation: Equation) -> Any:
+        """What is registered for the equation's op, most specific key first; None if nothing is."""
+        op = equation.op
+        found = self.rules.get(op.name)
+        if found is None and op.kind == "leaf":
+            found = self.rules.get(op.name.rpartition(".")[0])
+        return found
+
+
+def _copy(executor: E) -> E:
+    new = object.__new__(type(executor))
+    new.__dict__.update(executor.__dict__)
+    return new
+
+
+def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str | None:
+    """Why a checker refuses an equation, None if it does not. It sees tensors without values, numbers as they are.
+
+    Raises:
+        ExecutorError: the checker raised.
+    """
+    if checker is None:
+        return None
+    name = getattr(checker, "__name__", type(checker).__name__)
+    call = fake_call(equation)
+    mismatch = call.mismatch(checker)
+    if mismatch is not None:
+        return f"the checker {name} cannot be called with these arguments: {mismatch}"
+    try:
+        accepted = call.apply(checker)
+    except Exception as error:
+        raise ExecutorError(
+            located_in(
+                f"{where}: the checker {name} raised {type(error).__name__}: {error}",
+                equation,
+                "A checker sees types only: return False for calls that the executor cannot run.",
+            )
+        ) from error
+    return None if accepted else f"the checker {name} said no"
+
+
+class FusionExecutor(Executor):
+    """An executor that compiles regions: connected or not, but without a way out of the region and back in.
+
+    Args:
+        name, version, numerics: as of every executor.
+        fuse: makes a region, a closed trace, a function of its inputs that returns its outputs as a tuple. Subclasses
+            have it as a method instead.
+        min_size: regions of fewer ops are left to the next executor.
+        min_shared: composites of so many ops that occur more than once are regions of their own, so that equal ones are
+            compiled once.
+
+    Law: ``fuse(region)(*xs)`` is ``evaluate(region, xs)``, as exactly as `numerics` says.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn import evaluate, jit
+        >>> ex = FusionExecutor("slow", fuse=lambda region: lambda *xs: evaluate(region, xs))
+        >>> ex.register_supported(torch.sin)
+        >>> ex.register_supported(torch.mul)
+        >>> jit(lambda x: x.sin() * 2, executors=[ex])(torch.zeros(2))
+        tensor([0., 0.])
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: str = "",
+        numerics: Numerics = "reassociating",
+        fuse: Callable[[Trace], RunFunction] | None = None,
+        min_size: int = 2,
+        min_shared: int = 12,
+    ) -> None:
+        super().__init__(name, version=version, numerics=numerics)
+        if fuse is not None:
+            self.fuse = fuse  # type: ignore[method-assign]
+        elif type(self).fuse is FusionExecutor.fuse:
+            raise ExecutorError(f"the fusion executor {name} has no `fuse`; pass `fuse=`, or define it in a subclass")
+        self.min_size, self.min_shared = min_size, min_shared
+        self._programs: dict[Trace, RunFunction] = {}
+
+    def register_supported(self, op: Any, *, checker: Checker | None = None) -> None:
+        """Regions may have this op: an ATen op, a torch function, a composite, or the name of one.
+
+        Args:
+            checker: takes the op's arguments, tensors without values among them, and says whether this call may.
+        """
+        _check_callable(checker, f"{self.name}.register_supported")
+        self.register(dict.fromkeys(keys_of(op, f"{self.name}.register_supported"), (checker,)))
+
+    def supports(self, equation: Equation) -> str | None:
+        """Why the equation may not be part of a region, None if it may. Registered ops may; subclasses know more."""
+        rule = self.rule_for(equation)
+        if rule is None:
+            return NOT_REGISTERED.reason
+        return ask_checker(rule[0], equation, self.name)
+
+    def answer(self, equation: Equation) -> Answer:
+        """Fuse, or why not."""
+        reason = self.supports(equation)
+        return FUSE if reason is None else NOT_REGISTERED if reason == NOT_REGISTERED.reason else Refused(reason)
+
+    def is_worth(self, region: Trace) -> bool:
+        """The region has enough ops that compute something to be compiled."""
+        return sum(size_of(equation) for equation in region.equations if not ops.is_view(equation.op)) >= self.min_size
+
+    def fuse(self, region: Trace) -> RunFunction:
+        """A function of the region's inputs that returns its outputs as a tuple."""
+        raise NotImplementedError
+
+    def compiled(self, region: Trace) -> RunFunction:
+        """`fuse(region)`, made once for equal regions."""
+        known = self._programs.get(region)
+        if known is None:
+            known = self._programs.setdefault(region, self.fuse(region))
+        return known
+
+
+def _check_callable(value: Any, where: str) -> None:
+    if value is not None and not callable(value):
+        raise ExecutorError(f"{where}: expected a function, given a {type(value).__name__}: {value!r:.60}")
+
+
+def size_of(equation: Equation) -> int:
+    """How many ops an equation is, those in its bodies counted."""
+    return sum(size_of(inner) for body in equation.bodies for inner in body.equations) if equation.bodies else 1

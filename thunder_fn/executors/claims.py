@@ -1,0 +1,380 @@
+"""Claiming: who runs which part of a trace.
+
+The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
+unfolded, down to ATen leaves and structured ops, which the torch executor runs. What comes out is a trace again:
+everything that an executor other than torch runs is one composite in it, so that `evaluate` says what it has to compute.
+
+    myex::multimul                  an equation that an executor computes
+    inductor::inductor_fusion_0     a region
+
+A call of a jitted function that was given executors of its own is claimed by those, and nobody else sees inside.
+A composite that occurs more than once and is large is claimed on its own, so that the regions in it are equal wherever
+it occurs, and are compiled once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from thunder_fn import ops
+from thunder_fn.derive import alone
+from thunder_fn.errors import ExecutorError
+from thunder_fn.executors.asking import TORCH, called, frozen, is_final, own_executors, shared_bodies
+from thunder_fn.executors.base import (
+    NOT_REGISTERED,
+    Answer,
+    Executor,
+    Fuse,
+    FusionExecutor,
+    Instead,
+    Refused,
+    Run,
+    RunFunction,
+)
+from thunder_fn.executors.matching import located_in
+from thunder_fn.executors.regions import grouped, partition
+from thunder_fn.executors.reuse import drop_copies
+from thunder_fn.executors.tidy import tidy
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.rules import lowered
+from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
+
+REGION = "region"
+TOO_SMALL = "the region would be too small"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an executor runs: an equation, by a function, or a region, which it compiles."""
+
+    executor: Executor
+    name: str
+    run: RunFunction | None
+    region: Trace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of one kind of equation: who took it, and why those that were asked before did not.
+
+    `taken_by` is None for a composite that was unfolded; `times` counts equations; `depth` is how deep in composites
+    they were.
+    """
+
+    op: str
+    depth: int
+    source: str
+    taken_by: str | None
+    how: str
+    refusals: tuple[tuple[str, str], ...]
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A trace of leaves, structured ops and claimed composites; who runs those; which composites began where."""
+
+    trace: Trace
+    notes: dict[int, tuple[str, ...]]
+    claims: dict[Trace, Claim]
+    log: tuple[Decision, ...] = ()
+
+    def claim_of(self, equation: Equation) -> Claim:
+        """Who runs a composite."""
+        return self.claims[alone(equation)]
+
+
+def claim(trace: Trace, executors: Sequence[Executor] = (), *, below_autograd: bool = False) -> Claimed:
+    """Decide who runs what.
+
+    Law: ``evaluate(claim(t, executors).trace, xs)`` is bitwise ``evaluate(t, xs)``.
+
+    Args:
+        executors: in order of priority. What none of them takes is left to the torch executor.
+        below_autograd: the results need no gradient.
+
+    Raises:
+        ExecutorError: two executors have the same name, or a checker or a transform of an executor raises.
+    """
+    return _Claiming(frozen(executors), below_autograd).program(trace)
+
+
+class _Claiming:
+    """One claiming: what was decided so far."""
+
+    def __init__(self, executors: tuple[Executor, ...], below_autograd: bool) -> None:
+        self.executors, self.below_autograd = executors, below_autograd
+        self.fusions = tuple(executor for executor in executors if isinstance(executor, FusionExecutor))
+        self.min_shared = min((executor.min_shared for executor in self.fusions), default=None)
+        self.claims: dict[Trace, Claim] = {}
+        self.log: dict[Decision, int] = {}
+        self.parts: dict[tuple[Trace, tuple[Executor, ...] | None], _Part] = {}
+        self.by_name: dict[str, Executor] = {}
+        self.know(executors)
+
+    def know(self, executors: tuple[Executor, ...]) -> None:
+        for executor in executors:
+            if self.by_name.setdefault(executor.name, executor).identity is not executor.identity:
+                raise ExecutorError(
+                    f"two executors are called {executor.name!r}\nGive each executor of a program a name of its own."
+                )
+
+    def program(self, trace: Trace) -> Claimed:
+        part = self.part(trace)
+        named = self.named(part.trace)
+        log = tuple(replace(decision, times=count) for decision, count in self.log.items() if count)
+        return Claimed(named, part.notes, self.claims, log)
+
+    def part(self, trace: Trace) -> _Part:
+        """A trace, claimed; its shared composites are parts of their own."""
+        shared = shared_bodies(trace, self.min_shared) if self.min_shared is not None else frozenset[Trace]()
+        walk = _Walk(self, shared, TraceBuilder(trace.name), {})
+        outputs = walk.run(trace, tuple(walk.builder.input(var.type) for var in trace.inputs))
+        part = _Part(walk.builder.build(outputs), walk.notes)
+        part = part.without(*drop_copies(part.trace))
+        part = part.without(*tidy(part.trace, below_autograd=self.below_autograd))
+        for fusion in self.fusions:
+            part = self.fused(part, fusion)
+        return self.unfolded(part, shared)
+
+    def fused(self, part: _Part, fusion: FusionExecutor) -> _Part:
+        wanted = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
+        groups: list[tuple[int, ...]] = []
+        for group in partition(part.trace, wanted):
+            if self.is_worth(part.trace, group, fusion):
+                groups.append(group)
+            else:
+                self.give_up([part.trace.equations[position] for position in group], fusion)
+        return part.reordered(*grouped(part.trace, groups, f"{fusion.name}::{REGION}")) if groups else part
+
+    def is_fusible(self, equation: Equation, fusion: FusionExecutor) -> bool:
+        return not ops.is_operator(equation.op) and isinstance(fusion.answer(equation), Fuse)
+
+    def is_worth(self, trace: Trace, group: tuple[int, ...], fusion: FusionExecutor) -> bool:
+        new, firsts = grouped(trace, [group], REGION)
+        return fusion.is_worth(new.equations[firsts.index(group[0])].body)
+
+    def unfolded(self, part: _Part, shared: frozenset[Trace]) -> _Part:
+        """The part with its shared composites as the parts that they are, and composites that no region took unfolded."""
+        if all(is_final(equation) for equation in part.trace.equations):
+            return part
+        walk = _Walk(self, frozenset(), TraceBuilder(part.trace.name), {}, part.notes)
+        arguments = tuple(walk.builder.input(var.type) for var in part.trace.inputs)
+        outputs = walk.expand(part.trace, arguments, shared)
+        return _Part(walk.builder.build(outputs), walk.notes)
+
+    def part_of(self, equation: Equation, body: Trace) -> _Part:
+        """The body of a shared composite, or of a call that brings its own executors, as a part."""
+        own = own_executors(equation)
+        if (body, own) not in self.parts:
+            claiming = self if own is None else self.with_executors(own)
+            self.parts[body, own] = claiming.part(body)
+        return self.parts[body, own]
+
+    def with_executors(self, executors: tuple[Executor, ...]) -> _Claiming:
+        """The same claiming, where other executors are asked."""
+        self.know(executors)
+        inner = _Claiming(executors, self.below_autograd)
+        inner.claims, inner.log, inner.by_name = self.claims, self.log, self.by_name
+        return inner
+
+    def ask(self, equation: Equation, busy: frozenset[object], depth: int, *, fuse: bool) -> tuple[Executor, Answer]:
+        """The first executor that does not refuse, and its answer; a refusal if all do."""
+        refusals: list[tuple[str, str]] = []
+        for executor in self.executors:
+            answer = executor.answer(equation)
+            if isinstance(answer, Instead) and answer.rule in busy:
+                answer = Refused("inside its own transform")
+            if isinstance(answer, Fuse) and not fuse:
+                answer = Refused(TOO_SMALL)
+            if not isinstance(answer, Refused):
+                self.note(equation, executor.name, _how(answer), refusals, depth)
+                return executor, answer
+            refusals.append((executor.name, answer.reason))
+        self.note(equation, None if lowered(equation) is not None else "torch", "", refusals, depth)
+        return TORCH, NOT_REGISTERED
+
+    def note(
+        self, equation: Equation, taken_by: str | None, how: str, refusals: list[tuple[str, str]], depth: int
+    ) -> None:
+        if not self.executors:
+            return
+        source = str(equation.source) if equation.source else ""
+        decision = Decision(equation.op.name, depth, source, taken_by, how, tuple(refusals))
+        self.log[decision] = self.log.get(decision, 0) + 1
+
+    def give_up(self, equations: Sequence[Equation], fusion: FusionExecutor) -> None:
+        """Correct the log: these equations are not in a region after all."""
+        for equation in equations:
+            source = str(equation.source) if equation.source else ""
+            for decision in [one for one, count in self.log.items() if count and one.taken_by == fusion.name]:
+                if (decision.op, decision.source) == (equation.op.name, source):
+                    self.log[decision] -= 1
+                    self.note(equation, "torch", "", [*decision.refusals, (fusion.name, TOO_SMALL)], decision.depth)
+                    break
+
+    def named(self, trace: Trace) -> Trace:
+        """Regions numbered in the order in which they first run; equal ones have one name."""
+        names: dict[tuple[str, Trace], str] = {}
+        counts = Counter[str]()
+        equations: list[Equation] = []
+        for equation in trace.equations:
+            owner, _, kind = equation.op.name.partition("::")
+            if kind == REGION and ops.is_operator(equation.op):
+                key = (owner, equation.body)
+                if key not in names:
+                    names[key] = f"{owner}_fusion_{counts[owner]}"
+                    counts[owner] += 1
+                body = equation.body.renamed(names[key])
+                equation = replace(equation, op=ops.composite(f"{owner}::{names[key]}"), bodies=(body,))
+                self.claims[alone(equation)] = Claim(self.by_name[owner], names[key], None, body)
+            equations.append(equation)
+        return replace(trace, equations=tuple(equations))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A claimed trace, and which composites began before each of its equations."""
+
+    trace: Trace
+    notes: dict[int, tuple[str, ...]]
+
+    def without(self, trace: Trace, gone: tuple[int, ...]) -> _Part:
+        """The notes moved to where their equations are now that some are gone."""
+        notes = dict[int, tuple[str, ...]]()
+        for position, texts in self.notes.items():
+            place = position - bisect_left(gone, position)
+            notes[place] = (*notes.get(place, ()), *texts)
+        return _Part(trace, notes)
+
+    def reordered(self, trace: Trace, firsts: tuple[int, ...]) -> _Part:
+        """The notes of what begins with an equation that is still first; the others are inside regions."""
+        places = {first: place for place, first in enumerate(firsts)}
+        return _Part(trace, {places[at]: texts for at, texts in self.notes.items() if at in places})
+
+
+class _Walk:
+    """Copies a trace, composites unfolded, as the executors say."""
+
+    def __init__(
+        self,
+        claiming: _Claiming,
+        shared: frozenset[Trace],
+        builder: TraceBuilder,
+        notes: dict[int, tuple[str, ...]],
+        known: dict[int, tuple[str, ...]] | None = None,
+    ) -> None:
+        self.claiming, self.shared, self.builder, self.notes = claiming, shared, builder, notes
+        self.known = known or {}
+
+    def say(self, *texts: str) -> None:
+        position = len(self.builder.equations)
+        if texts:
+            self.notes[position] = (*self.notes.get(position, ()), *texts)
+
+    def run(
+        self,
+        trace: Trace,
+        inputs: tuple[Atom, ...],
+        depth: int = 0,
+        module: str = "",
+        busy: frozenset[object] = frozenset(),
+        *,
+        fuse: bool = True,
+    ) -> tuple[Atom, ...]:
+        env = self.bind(trace, inputs)
+        for equation in trace.equations:
+            results = self.equation(equation, env, depth, module, busy, fuse)
+            env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
+        return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+
+    def bind(self, trace: Trace, inputs: tuple[Atom, ...]) -> dict[int, Atom]:
+        env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, inputs, strict=True)}
+        for constant in trace.constants:
+            env[constant.var.index] = self.builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+        return env
+
+    def equation(
+        self, equation: Equation, env: dict[int, Atom], depth: int, module: str, busy: frozenset[object], fuse: bool
+    ) -> tuple[Atom, ...]:
+        executor, answer = self.claiming.ask(equation, busy, depth, fuse=fuse)
+        path = equation.source.module if equation.source else ""
+        at = f" ({path})" if path and path != module else ""
+        match answer:
+            case Run(name, run):
+                return self.claimed(equation, env, executor, name, run)
+            case Instead(trace, rule):
+                self.say(f"{'  ' * depth}{equation.op.name} as {executor.name} computes it{at}")
+                operands = self.replaced_operands(equation, trace, executor, env)
+                return self.run(trace, operands, depth + 1, path or module, busy | {rule}, fuse=fuse)
+            case Fuse():
+                return self.builder.copy(equation, lambda var: env[var.index])
+            case Refused():
+                body = lowered(equation)
+                if body is None or body in self.shared or own_executors(equation) is not None:
+                    return self.builder.copy(equation, lambda var: env[var.index])
+                self.say(f"{'  ' * depth}{called(equation)}{at}")
+                operands = tuple(env[var.index] for var in equation.operands)
+                return self.run(body, operands, depth + 1, path or module, busy, fuse=fuse)
+
+    def claimed(
+        self, equation: Equation, env: dict[int, Atom], executor: Executor, name: str, run: RunFunction
+    ) -> tuple[Atom, ...]:
+        bodies = equation.bodies if equation.op.kind == "composite" else (alone(equation),)
+        taken = replace(equation, op=ops.composite(f"{executor.name}::{name}"), bodies=bodies)
+        results = self.builder.copy(taken, lambda var: env[var.index])
+        self.claiming.claims[alone(self.builder.equations[-1])] = Claim(executor, name, run)
+        return results
+
+    def replaced_operands(
+        self, equation: Equation, trace: Trace, executor: Executor, env: dict[int, Atom]
+    ) -> tuple[Atom, ...]:
+        found, expected = trace.output_types, tuple(var.type for var in equation.outputs)
+        if trace.input_types != tuple(var.type for var in equation.operands) or found != expected:
+            texts = f"({', '.join(map(str, found))}), not ({', '.join(map(str, expected))})"
+            raise ExecutorError(
+                located_in(f"{executor.name}: what it computes instead of {equation.op} gives {texts}", equation)
+            )
+        return tuple(env[var.index] for var in equation.operands)
+
+    def expand(self, trace: Trace, inputs: tuple[Atom, ...], shared: frozenset[Trace]) -> tuple[Atom, ...]:
+        """Shared composites as the parts that they are; other composites that are left, without regions."""
+        env = self.bind(trace, inputs)
+        for position, equation in enumerate(trace.equations):
+            self.say(*self.known.get(position, ()))
+            body = None if is_final(equation) else lowered(equation)
+            if body is None:
+                results = self.builder.copy(equation, lambda var: env[var.index])
+            else:
+                path = equation.source.module if equation.source else ""
+                self.say(called(equation) + (f" ({path})" if path else ""))
+                operands = tuple(env[var.index] for var in equation.operands)
+                if body in shared or own_executors(equation) is not None:
+                    results = self.inlined(self.claiming.part_of(equation, body), operands)
+                else:
+                    results = self.run(body, operands, 1, path, fuse=False)
+            env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
+        self.say(*self.known.get(len(trace.equations), ()))
+        return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+
+    def inlined(self, part: _Part, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        start = len(self.builder.equations)
+        for position, texts in part.notes.items():
+            known = self.notes.get(start + position, ())
+            self.notes[start + position] = (*known, *(f"  {text}" for text in texts))
+        return inline_into(self.builder, part.trace, operands)
+
+
+def _how(answer: Answer) -> str:
+    match answer:
+        case Run(name):
+            return f"runs it as {name}"
+        case Instead():
+            return "computes something else instead"
+        case Fuse():
+            return "fuses it"
+        case Refused(reason):
+            return reason

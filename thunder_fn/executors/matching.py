@@ -1,0 +1,115 @@
+"""From what a user registers for to equations, and from equations to the calls that users' functions see."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.scopes import function_name
+from thunder_fn.errors import ExecutorError, located
+from thunder_fn.trace import Equation, Literal, TensorType, Var
+
+Key: TypeAlias = str
+"""The name of an op, or of a leaf without its overload: `aten.mul`."""
+
+
+def keys_of(op: Any, where: str) -> tuple[Key, ...]:
+    """The names under which an op appears in traces.
+
+    A torch function is a composite of its name, or where it is one ATen op, that op. A composite is known by its
+    function, a module by its class.
+
+    Raises:
+        ExecutorError: it is no op.
+    """
+    match op:
+        case str():
+            return (op,)
+        case internals.OpOverload():
+            return (str(op),)
+        case internals.OpOverloadPacket():
+            return (str(op),)
+        case type() if issubclass(op, torch.nn.Module):
+            return (op.__name__,)
+        case _:
+            pass
+    name = getattr(op, "__composite__", None) or internals.custom_op_name(op)
+    if name is not None:
+        return (name,)
+    name = function_name(op) if callable(op) and hasattr(op, "__name__") else None
+    if name is None:
+        raise ExecutorError(
+            located(
+                f"{where}: {getattr(op, '__qualname__', repr(op))} is no op of a trace",
+                fix="Give an ATen op (`torch.ops.aten.mul.Tensor`), a torch function (`torch.mul`), a `@composite` function, "
+                "a module class, an operator that `register_operator` returned, or the name of one.",
+            )
+        )
+    short = name.rsplit(".", 1)[-1]
+    packets = [candidate for candidate in (short, f"_{short}") if hasattr(torch.ops.aten, candidate)]
+    return (name, *(f"aten.{packet}" for packet in packets))
+
+
+@dataclass(frozen=True, slots=True)
+class FakeCall:
+    """An equation's arguments as a user's function sees them: tensors without values, numbers as they are."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    mode: Any
+
+    def mismatch(self, function: Callable[..., Any]) -> str | None:
+        """Why Python would not pass these arguments to the function; None if it would, or cannot tell."""
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return None
+        try:
+            signature.bind(*self.args, **self.kwargs)
+        except TypeError as error:
+            return str(error)
+        return None
+
+    def apply(self, function: Callable[..., Any]) -> Any:
+        """Call the function."""
+        with internals.isolated(), internals.no_torch_function(), self.mode, torch.no_grad():
+            return function(*self.args, **self.kwargs)
+
+
+def fake_call(equation: Equation) -> FakeCall:
+    """The equation's call with fake tensors."""
+    mode = internals.fake_mode()
+    fakes: dict[int, Any] = {}
+
+    def read(var: Var) -> Any:
+        if not isinstance(var.type, TensorType):
+            return None
+        if var.index not in fakes:
+            fakes[var.index] = internals.fake_in(mode, var.type)
+        return fakes[var.index]
+
+    args = tuple(python_value(arg, read) for arg in equation.args)
+    return FakeCall(args, {key: python_value(arg, read) for key, arg in equation.kwargs}, mode)
+
+
+def python_value(arg: Any, read: Callable[[Var], Any]) -> Any:
+    """An argument as Python has it: variables read, literals unwrapped, tuples as tuples."""
+    match arg:
+        case Var():
+            return read(arg)
+        case Literal():
+            return arg.value
+        case _:
+            return tuple(python_value(item, read) for item in arg)
+
+
+def located_in(what: str, equation: Equation, fix: str | None = None) -> str:
+    """The text of an error about an equation."""
+    from thunder_fn.pretty import format_equation
+
+    return located(what, equation=format_equation(equation), source=equation.source, fix=fix)

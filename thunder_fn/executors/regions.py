@@ -1,0 +1,133 @@
+"""Cutting a flat trace into regions: which equations one executor compiles together.
+
+Regions are convex: no way leads out of a region and back in, so that a region can run as one call. In program order an
+equation joins the latest region unless something outside that depends on the region lies between; then it begins the
+next one. So no two regions could be one, and values are made about where the program makes them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from thunder_fn import ops
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var, canonical
+
+Group = tuple[int, ...]
+
+
+def partition(trace: Trace, wanted: Sequence[bool]) -> list[Group]:
+    """The positions of wanted equations, in regions.
+
+    Law: every wanted equation is in exactly one region; regions are convex, and merging any two of them would make a
+    circle. Equations with effects and random numbers stay in order; they are never wanted.
+    """
+    regions: list[list[int]] = []
+    inside, behind = set[int](), set[int]()
+    after_effect = False
+    for position, equation in enumerate(trace.equations):
+        operands = {var.index for var in equation.operands}
+        outputs = {var.index for var in equation.outputs}
+        if wanted[position] and not is_kept(equation):
+            if not regions or operands & behind:
+                regions.append([])
+                inside, behind, after_effect = set(), set(), False
+            regions[-1].append(position)
+            inside |= outputs
+            continue
+        kept = is_kept(equation)
+        if operands & (inside | behind) or (kept and after_effect):
+            behind |= outputs
+            after_effect = after_effect or kept
+    return [tuple(region) for region in regions]
+
+
+def grouped(trace: Trace, groups: Sequence[Group], name: str) -> tuple[Trace, tuple[int, ...]]:
+    """The trace with each group as one composite equation of this name, its body a closed trace.
+
+    Returns:
+        The trace, and for each of its equations the position of the first equation that it stands for.
+    """
+    group_of = {position: group for group in groups for position in group}
+    order = _order(trace, group_of)
+    readers = _readers(trace, group_of)
+    builder = TraceBuilder(trace.name)
+    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for item in order:
+        equations = [trace.equations[position] for position in item]
+        if len(item) == 1 and item[0] not in group_of:
+            variables = equations[0].outputs
+            results = builder.copy(equations[0], lambda var: env[var.index])
+        else:
+            inputs, variables, body = _close(trace, item, equations, readers, name)
+            arguments = tuple(env[var.index] for var in inputs)
+            results = builder.add(
+                ops.composite(name), arguments, body.output_types, bodies=(body,), source=equations[0].source
+            )
+        env.update((var.index, new) for var, new in zip(variables, results, strict=True))
+    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+    return builder.build(outputs), tuple(item[0] for item in order)
+
+
+def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:
+    """For each variable the groups and single equations that read it; the trace's own reading is the empty group."""
+    found: dict[int, set[Group]] = {}
+    for position, equation in enumerate(trace.equations):
+        for var in equation.operands:
+            found.setdefault(var.index, set()).add(group_of.get(position, (position,)))
+    for atom in trace.outputs:
+        if isinstance(atom, Var):
+            found.setdefault(atom.index, set()).add(())
+    return found
+
+
+def _close(
+    trace: Trace, group: Group, equations: Sequence[Equation], readers: dict[int, set[Group]], name: str
+) -> tuple[tuple[Var, ...], tuple[Var, ...], Trace]:
+    """A group as a closed trace: its inputs and outputs as variables of the trace around, and the trace."""
+    own = {var.index for equation in equations for var in equation.outputs}
+    constants = {constant.var.index for constant in trace.constants}
+    read = {var.index: var for equation in equations for var in equation.operands}
+    inputs = tuple(var for index, var in read.items() if index not in own and index not in constants)
+    made = (var for equation in equations for var in equation.outputs)
+    outputs = tuple(var for var in made if readers.get(var.index, set()) - {group})
+    return inputs, outputs, canonical(inputs, tuple(equations), outputs, trace.constants, name=name)
+
+
+def _order(trace: Trace, group_of: dict[int, Group]) -> list[Group]:
+    """Groups and single equations so that each comes after what it reads, otherwise in program order."""
+    maker: dict[int, Group] = {}
+    items: dict[Group, None] = {}
+    for position, equation in enumerate(trace.equations):
+        item = group_of.get(position, (position,))
+        items[item] = None
+        maker.update((var.index, item) for var in equation.outputs)
+    before: dict[Group, set[Group]] = {item: set() for item in items}
+    last_kept: Group | None = None
+    for item in items:
+        for position in item:
+            equation = trace.equations[position]
+            before[item] |= {maker[var.index] for var in equation.operands if var.index in maker}
+            if is_kept(equation):
+                before[item] |= {last_kept} if last_kept is not None else set()
+                last_kept = item
+        before[item].discard(item)
+    followers: dict[Group, list[Group]] = {item: [] for item in items}
+    for item, earlier in before.items():
+        for other in earlier:
+            followers[other].append(item)
+    missing = {item: len(earlier) for item, earlier in before.items()}
+    ready = [item for item, count in missing.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[Group] = []
+    while ready:
+        item = heapq.heappop(ready)
+        order.append(item)
+        for follower in followers[item]:
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                heapq.heappush(ready, follower)
+    return order
