@@ -92,8 +92,13 @@ CANNOT = (NotImplementedError, RuntimeError, internals.DATA_DEPENDENT_VALUE, int
 
 
 @lru_cache(maxsize=65536)
-def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split | Trace:
+def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask = ()) -> Split | Trace:
     """The split of one leaf equation, or its decomposition where PyTorch has no derivative for it.
+
+    Args:
+        single: the equation, `alone`.
+        transposed: operands that are transposes of contiguous matrices; all others are taken as contiguous. PyTorch
+            multiplies matrices in the order that suits their layout, which is a matter of rounding and of speed.
 
     Raises:
         MissingRule: neither is known; names the op and the user's line.
@@ -104,7 +109,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split 
     reasons: list[Exception] = []
     for call in (call_differentiable, call_inplace_twin):
         try:
-            return _ask_autograd(single, wanted_inputs, wanted_outputs, call)
+            return _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call)
         except MissingRule:
             raise
         except CANNOT as error:
@@ -129,11 +134,16 @@ def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Spl
 Call = Callable[[Equation, Callable[[Var], Any]], tuple[Any, ...]]
 
 
-def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, call: Call) -> Split:
+def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask, call: Call) -> Split:
     (equation,) = single.equations
+    layouts = zip(single.inputs, transposed or (False,) * len(single.inputs), strict=True)
     recorder = Recorder(track_no_grad=False)
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)), torch.enable_grad():
-        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        tracers = [
+            recorder.input_of_type(var.type, is_transposed=flag)
+            for var, flag in layouts
+            if isinstance(var.type, TensorType)
+        ]
         asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
         if equation.op.name in (*FACTORS, *ADDRESSES, *READS_MEMORY):
             recorder.contiguous.update(var.index for var in recorder.inputs)

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards, dict_version
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.effects import has_effects
@@ -212,10 +212,13 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
         return torch.as_strided(memory, shape, stride, offset)
 
 
-def fake_of_type(mode: RecordingMode, type: TensorType) -> torch.Tensor:
-    """A contiguous fake tensor of mode."""
+def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
+    """A contiguous fake tensor of mode, or the transpose of a contiguous matrix."""
+    shape = static_shape(type)
     with only_mode(mode):
-        return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
+        if is_transposed:
+            return torch.empty_strided(shape, (1, shape[0]), dtype=type.dtype, device=type.device)
+        return torch.empty(shape, dtype=type.dtype, device=type.device)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -487,7 +490,7 @@ class Patch:
         self._replacements = replacements
         self._lock = threading.RLock()
         self._users = 0
-        self._done: list[tuple[Any, str, Any, Any]] = []
+        self._done: list[tuple[Any, str, Any, Any, bool]] = []
 
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
@@ -495,9 +498,9 @@ class Patch:
         with self._lock:
             if self._users == 0:
                 for owner, name, make in self._replacements:
-                    before = getattr(owner, name)
+                    before, own = getattr(owner, name), name in vars(owner)
                     setattr(owner, name, make(before))
-                    self._done.append((owner, name, before, getattr(owner, name)))
+                    self._done.append((owner, name, before, getattr(owner, name), own))
             self._users += 1
         try:
             yield
@@ -505,9 +508,13 @@ class Patch:
             with self._lock:
                 self._users -= 1
                 while self._users == 0 and self._done:
-                    owner, name, before, ours = self._done.pop()
-                    if getattr(owner, name) is ours:
+                    owner, name, before, ours, own = self._done.pop()
+                    if getattr(owner, name) is not ours:
+                        continue
+                    if own:
                         setattr(owner, name, before)
+                    else:
+                        delattr(owner, name)
 
 
 class _Depth(threading.local):
@@ -786,6 +793,21 @@ def decomposition_of(overload: OpOverload) -> Callable[..., Any] | None:
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """Context: ops skip autograd's part of the dispatcher. Half a microsecond to enter, a tenth saved on each op."""
 
+
+def runnable(overload: OpOverload) -> Callable[..., Any]:
+    """The overload as a program calls it: a kernel that saves what its backward needs is asked to save it."""
+    if overload is not torch.ops.aten.mkldnn_rnn_layer.default:
+        return overload
+
+    def save_workspace(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            return overload(*args)
+        with below_autograd(), torch.enable_grad():
+            return overload(*args)
+
+    return save_workspace
+
+
 _C_MODULES = (
     ("torch", torch._C._VariableFunctions),
     ("torch._C._nn", torch._C._nn),
@@ -853,6 +875,28 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     It holds no reference to them. It is False where one tensor is passed twice.
     """
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def dict_guard(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
+    """A check that nobody has changed any of these dicts. To assign the value that is there already is no change."""
+    filled, empty = [value for value in dicts if value], [value for value in dicts if not value]
+    versions = [*map(dict_version, filled)]
+    return lambda: not any(empty) and [*map(dict_version, filled)] == versions
+
+
+GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(
+    value
+    for name, value in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(value, dict)
+)
+"""The hooks that PyTorch runs for every module."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_uninitialized(tensor: torch.Tensor) -> bool:
+    """A parameter of a lazy module that has not been called yet."""
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
 
 
 def global_state_guard() -> Callable[[], bool]:

@@ -192,9 +192,15 @@ class Recorder:
         self._take_grad(tensor, tracer)
         return tracer
 
-    def input_of_type(self, type: TensorType) -> torch.Tensor:
-        """A tracer for an input of which only the type is known."""
-        tracer, var = self._trace_fake(internals.fake_of_type(self.mode, type))
+    def identify(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
+        """The tensor, though the function closes over it, is the input that this tracer stands for."""
+        var = self.var_of(tracer)
+        if var is not None:
+            self._lifted[id(tensor)] = (tensor, tracer, var)
+
+    def input_of_type(self, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
+        """A tracer for an input of which only the type is known, or that it is the transpose of a contiguous matrix."""
+        tracer, var = self._trace_fake(internals.fake_of_type(self.mode, type, is_transposed=is_transposed))
         self.inputs.append(var)
         return tracer
 
@@ -285,8 +291,9 @@ class Recorder:
             return type_of_value(tracer)
 
     def lifted(self) -> list[tuple[torch.Tensor, torch.Tensor, Var]]:
-        """Closed-over tensors: (tensor, its tracer, its variable)."""
-        return list(self._lifted.values())
+        """Closed-over tensors that are no inputs: (tensor, its tracer, its variable)."""
+        inputs = {var.index for var in self.inputs}
+        return [entry for entry in self._lifted.values() if entry[2].index not in inputs]
 
     # ---- ops ----
 
@@ -488,6 +495,9 @@ class Recorder:
         """A tensor that reached the dispatcher without passing a torch function."""
         if isinstance(tensor, internals.FakeTensor):
             raise escaped_error()
+        known = self.var_of(tensor)
+        if known is not None:
+            return self.stop(known)
         check_supported(tensor)
         var = self.fresh(type_of_value(tensor))
         self.constants.append(Constant(var, tensor))

@@ -49,7 +49,7 @@ def spell(op: Op, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) ->
 
 def overload_spelling(op: Op) -> Spelling:
     """The op's own overload."""
-    return Spelling(op.name.replace(".", "_"), "torch.ops", ops.overload(op))
+    return Spelling(op.name.replace(".", "_"), "torch.ops", internals.runnable(ops.overload(op)))
 
 
 def _skeleton(arg: Any) -> Any:

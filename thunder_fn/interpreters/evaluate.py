@@ -81,7 +81,7 @@ def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str
 
 def evaluate_leaf(equation: Equation, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Call a leaf's overload; its results in the order of the equation's outputs."""
-    result = ops.overload(equation.op)(*args, **kwargs)
+    result = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
     return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
 
 

@@ -15,6 +15,7 @@ from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, num_vars
 
 aten = ops.aten
+TRANSPOSE = ops.leaf(aten.t.default)
 
 
 @memo(16384)
@@ -87,11 +88,12 @@ def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     for constant in trace.constants:
         env[constant.var.index] = forward.constant(constant.tensor, constant.var.type, owned=constant.owned)
     steps: list[_Step] = []
+    transposed = transposed_matrices(trace)
     for equation in trace.equations:
         operands = tuple(active[var.index] and useful[var.index] for var in equation.operands)
         outputs = tuple(useful[var.index] for var in equation.outputs)
         if any(operands) and any(outputs):
-            steps.append(_forward_step(forward, env, equation, operands, outputs))
+            steps.append(_forward_step(forward, env, equation, operands, outputs, transposed))
         else:
             _bind(env, equation.outputs, forward.copy(equation, lambda var: env[var.index]))
     return _backward(trace, forward, env, steps, wanted_inputs, wanted_outputs, useful)
@@ -116,20 +118,36 @@ def _bind(env: dict[int, Atom], variables: tuple[Var, ...], values: tuple[Atom, 
     env.update((var.index, value) for var, value in zip(variables, values, strict=True))
 
 
-def split_of(equation: Equation, operands: Mask, outputs: Mask) -> Split:
+def transposed_matrices(trace: Trace) -> frozenset[int]:
+    """The variables that are transposes of matrices, as the weight is in `linear`."""
+    found: set[int] = set()
+    for equation in trace.equations:
+        type = equation.outputs[0].type if equation.op == TRANSPOSE else None
+        if isinstance(type, TensorType) and len(type.shape) == 2 and equation.operands[0].index not in found:
+            found.add(equation.outputs[0].index)
+    return frozenset(found)
+
+
+def split_of(equation: Equation, operands: Mask, outputs: Mask, transposed: frozenset[int] = frozenset()) -> Split:
     """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
     if equation.op.kind == "composite":
         return split_vjp(equation.body, operands, outputs)
     if equation.op.kind == "structured":
         return rules_of(equation).split(equation, operands, outputs)
-    rule = vjp_rule(alone(equation), operands, outputs)
+    layouts = tuple(var.index in transposed for var in equation.operands)
+    rule = vjp_rule(alone(equation), operands, outputs, layouts if any(layouts) else ())
     return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs)
 
 
 def _forward_step(
-    forward: TraceBuilder, env: dict[int, Atom], equation: Equation, operands: Mask, outputs: Mask
+    forward: TraceBuilder,
+    env: dict[int, Atom],
+    equation: Equation,
+    operands: Mask,
+    outputs: Mask,
+    transposed: frozenset[int],
 ) -> _Step:
-    split = split_of(equation, operands, outputs)
+    split = split_of(equation, operands, outputs, transposed)
     read: Callable[[Var], Arg] = lambda var: env[var.index]
     arguments = tuple(env[var.index] for var in equation.operands)
     if split.num_extra == 0 and _computes_the_same(equation, split.forward):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import torch
+
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import close_over, write_back
@@ -135,9 +137,18 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
         return functools.partial(jit, **options)
     if isinstance(f, Jitted):
         return Jitted(f.fn, f.options.changed(options)) if options else f
+    if isinstance(f, torch.nn.Module):
+        return _modules().jit_module(f, options)
     if not callable(f):
         raise JitError(f"jit: expected a function, given a {type(f).__name__}: {f!r:.60}")
     return Jitted(f, Options().changed(options))
+
+
+def _modules() -> Any:
+    """What jits modules, which is built from what jits functions."""
+    from thunder_fn.jit import module
+
+    return module
 
 
 def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,9 +216,11 @@ def _execute(entry: Entry, call: Call) -> Any:
 
 
 def _last(f: Any) -> Entry:
-    if not isinstance(f, Jitted):
-        raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
-    paths = f.programs.paths
+    modules = _modules()
+    inner = modules.latest_of(f) if modules.is_jitted(f) else f
+    if inner is not None and not isinstance(inner, Jitted):
+        raise JitError(f"expected a jitted function or module, given a {type(f).__name__}: {f!r:.60}")
+    paths = inner.programs.paths if inner is not None else ()
     if not paths:
         raise JitError(f"{f!r} has not been called yet, so there is nothing to show")
     return paths[0].entry
@@ -231,8 +244,10 @@ def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
 
 def cache_info(f: Callable[..., Any]) -> CacheInfo:
     """Hits, misses, size and greatest size of a jitted function's cache."""
+    if _modules().is_jitted(f):
+        return _modules().jit_of(f).info()
     if not isinstance(f, Jitted):
-        raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
+        raise JitError(f"expected a jitted function or module, given a {type(f).__name__}: {f!r:.60}")
     return f.programs.info()
 
 

@@ -103,6 +103,14 @@ class Bridge:
         """The inputs that the backward reads."""
         return frozenset(residual.index for residual in self.split.residuals if residual.kind == "input")
 
+    def reached(self, given: Mask) -> Mask:
+        """Which wanted inputs have a gradient, not None, where only some of the active outputs have a cotangent."""
+        if all(given):
+            return tuple(place is not None for place in self.split.gradients)
+        flags = iter(given)
+        outputs = tuple(active and next(flags) for active in self.active)
+        return tuple(place is not None for place in split_vjp(self.trace, self.wanted, outputs).gradients)
+
     @cached_property
     def forward(self) -> Program:
         return lower(self.split.forward, below_autograd=True, executors=self.executors)
@@ -150,10 +158,12 @@ class _Function(torch.autograd.Function):
         else:
             split = owner.split
             residuals = [inputs[where.index] if where.kind == "input" else next(kept) for where in split.residuals]
-            found = owner.backward(*residuals, *given)
-            gradients = [None if place is None else found[place] for place in split.gradients]
-        supply = iter(gradients)
-        return None, *(next(supply) if wanted else None for wanted in owner.wanted)
+            results = owner.backward(*residuals, *given)
+            gradients = [None if place is None else results[place] for place in split.gradients]
+        reached = owner.reached(tuple(cotangents[i] is not None for i, flag in enumerate(owner.active) if flag))
+        supply = iter(zip(gradients, reached, strict=True))
+        found = (next(supply) if wanted else (None, False) for wanted in owner.wanted)
+        return None, *(gradient if flag else None for gradient, flag in found)
 
 
 def _saved_inputs(owner: Bridge, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[Any, int]]]:

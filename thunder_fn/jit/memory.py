@@ -40,6 +40,15 @@ def give_away(*tensors: torch.Tensor) -> None:
         tensor.__class__ = DonatedTensor
 
 
+def write(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a mutated tensor its new value. A leaf that requires grad was changed where gradients were off."""
+    if target.requires_grad and target.is_leaf:
+        with torch.no_grad():
+            target.copy_(value)
+    else:
+        target.copy_(value)
+
+
 @cache
 def _nothing(device: torch.device) -> torch.Tensor:
     return torch.empty(0, device=device)

@@ -2,7 +2,7 @@
 
 def execute(l0, l1):
     r0, r1, = program(l0, l1)
-    if r1 is not l0: l0.copy_(r1)
+    if r1 is not l0: write(l0, r1)
     return {"loss": r0}
 """
 
@@ -25,7 +25,7 @@ from thunder_fn.executors.reuse import is_dense
 from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
-from thunder_fn.jit.memory import all_exclusive, clash_check, give_away
+from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
 from thunder_fn.jit.options import Options
 from thunder_fn.jit.prologue import prologue_trace, structure_text
 from thunder_fn.trace import Source, Trace, Var, canonical
@@ -171,9 +171,11 @@ class _Execution:
     ) -> None:
         self.executors = executors
         self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
-        self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away)
+        self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away, write=write)
         self.leaves = [f"l{position}" for position, _ in call.tensors]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
+        followed = (tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in call.tensors)))
+        self.stopped = bridged is None and torch.is_grad_enabled() and any(followed)
         self.donated = [i for i, (position, _) in enumerate(call.tensors) if position in call.donated]
         self.writable = [i for i in self.donated if is_dense(call.tensors[i][1])] if bridged is None else []
         pairs = zip(captured.writes, writes, strict=True)
@@ -198,11 +200,13 @@ class _Execution:
             given = ", ".join(self.inputs[i] for i in self.writable)
             lines.append(f"    run = {run} if all_exclusive({given}) else {careful}")
             run = "run"
-        lines.append(
-            f"    {''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({', '.join(self.inputs)})"
-        )
+        line = f"{''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({', '.join(self.inputs)})"
+        if self.stopped:  # no result has a gradient, whatever PyTorch would make of the ops
+            lines.append(f"    with {self.names.bind(torch.no_grad, 'no_grad')}():")
+            line = f"    {line}"
+        lines.append(f"    {line}")
         for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
-            lines.append(f"    if {value} is not {target}: {target}.copy_({value})")
+            lines.append(f"    if {value} is not {target}: write({target}, {value})")
         result = self.result(values)
         if self.donated:
             lines += [f"    result = {result}", f"    give_away({', '.join(self.leaves[i] for i in self.donated)})"]

@@ -1,0 +1,225 @@
+"""jit of a module: a module of the same class on the same state, whose `forward` is jitted.
+
+The jitted module and the module that was given share their `__dict__`, so whatever is done to one, by an optimizer, a
+`load_state_dict`, a hook or an assignment, is done to the other. Parameters and buffers enter the program as inputs. The
+module's own hooks run around the program, as they do around any `forward`; those of its submodules are traced.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import current
+from thunder_fn.capture.patches import module_path
+from thunder_fn.capture.reads import Reads, tracked
+from thunder_fn.errors import JitError
+from thunder_fn.jit import Jitted
+from thunder_fn.jit.cache import MAXSIZE, CacheInfo
+from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
+from thunder_fn.jit.options import Options, check_argnums
+
+STATE = "__state__"
+"""The keyword under which a module's tensors are passed to its program."""
+
+VARIANTS = 16
+"""How many states of a module (train, eval, ...) have programs at a time."""
+
+_SLOT = "_thunder_fn_jit"
+
+
+class TracedForward:
+    """A module's `forward` as a function of its tensors too: those that it uses are the inputs that were passed."""
+
+    def __init__(self, module: torch.nn.Module, on_reads: Callable[[Reads], None]) -> None:
+        self.module, self.on_reads = module, on_reads
+        self.__name__ = type(module).__name__
+        self.__wrapped__ = module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given, recorder = kwargs.pop(STATE), current()
+        if recorder is None:
+            return self.module.forward(*args, **kwargs)
+        for tensor, tracer in zip(read(self.module).tensors, given, strict=True):
+            recorder.identify(tensor, tracer)
+        for child in self.module.modules():
+            recorder.modules.watch(child, module_path(recorder, child))
+        with tracked() as reads:
+            result = self.module.forward(*args, **kwargs)
+        self.on_reads(reads)
+        return result
+
+
+@dataclass(slots=True, eq=False)
+class Variant:
+    """The programs for one state of a module. `reads` is replaced, never changed."""
+
+    layout: Layout
+    jitted: Jitted
+    reads: Reads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latest:
+    """The programs and the tensors of the latest call, and the check that both are still right."""
+
+    jitted: Jitted
+    tensors: tuple[torch.Tensor, ...]
+    holds: Callable[[], bool]
+
+
+@dataclass(slots=True, eq=False)
+class ModuleJit:
+    """A module with the options that it is jitted with, and its programs."""
+
+    module: torch.nn.Module
+    options: Options
+    variants: tuple[Variant, ...] = ()
+    latest: Latest | None = None
+    retired: tuple[CacheInfo, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        latest = self.latest
+        if latest is not None and current() is None and latest.holds():
+            return latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
+        return self._call_slowly(args, kwargs)
+
+    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reading = read(self.module)
+        if not reading.is_ready:
+            return self.module.forward(*args, **kwargs)
+        if current() is not None:
+            inner = Jitted(TracedForward(self.module, lambda reads: None), self.options)
+            return inner(*args, **kwargs, **{STATE: reading.tensors})
+        variant = self.variant_of(reading)
+        if not reading.is_borrowed:
+            self.latest = Latest(variant.jitted, reading.tensors, unchanged(reading, variant.reads))
+        return variant.jitted(*args, **kwargs, **{STATE: reading.tensors})
+
+    def variant_of(self, reading: Reading) -> Variant:
+        """The programs for the module as it was read. The latest ones are in front."""
+        variants = self.variants
+        known = (one for one in variants if one.layout == reading.layout and matches(one.reads))
+        found = next(known, None) or self._new_variant(reading.layout)
+        others = [one for one in variants if one is not found]
+        self.retired += tuple(one.jitted.programs.info() for one in others[VARIANTS - 1 :])
+        self.variants = (found, *others[: VARIANTS - 1])
+        return found
+
+    def _new_variant(self, layout: Layout) -> Variant:
+        def on_reads(reads: Reads) -> None:
+            """A capture depends on more: what was checked so far is not enough."""
+            variant.reads = {**variant.reads, **reads}
+            self.latest = None
+
+        variant = Variant(layout, Jitted(TracedForward(self.module, on_reads), self.options), {})
+        return variant
+
+    def info(self) -> CacheInfo:
+        """What `cache_info` tells, over all variants."""
+        parts = [*self.retired, *(one.jitted.programs.info() for one in self.variants)]
+        live = parts[len(self.retired) :]
+        hits, misses = sum(part.hits for part in parts), sum(part.misses for part in parts)
+        return CacheInfo(hits, misses, sum(part.size for part in live), VARIANTS * MAXSIZE)
+
+
+# ---- a class of its own for each class of modules ----
+
+
+class _Forward:
+    """The `forward` of a jitted module. Another one that is assigned to an instance is traced in its place."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return jit_of(self)(*args, **kwargs)
+
+        self.function = forward
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self.function if instance is None else types.MethodType(self.function, instance)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__["forward"] = value
+
+    def __delete__(self, instance: Any) -> None:
+        del instance.__dict__["forward"]
+
+
+def _reduce(self: torch.nn.Module, protocol: Any = None) -> tuple[Any, ...]:
+    inner = jit_of(self)
+    return jitted_module, (inner.module, inner.options)
+
+
+def _copy(self: torch.nn.Module) -> torch.nn.Module:
+    inner = jit_of(self)
+    return jitted_module(copy.copy(inner.module), inner.options)
+
+
+def _deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    inner = jit_of(self)
+    return jitted_module(copy.deepcopy(inner.module, memo), inner.options)
+
+
+@functools.cache
+def _class_of(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A subclass that looks like the class and whose `forward` is jitted."""
+    namespace = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__slots__": (_SLOT,),
+        "__reduce_ex__": _reduce,
+        "__copy__": _copy,
+        "__deepcopy__": _deepcopy,
+        "forward": _Forward(cls.forward),
+    }
+    return types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update(namespace))
+
+
+def jit_of(module: torch.nn.Module) -> ModuleJit:
+    """What is behind a jitted module."""
+    return getattr(module, _SLOT)
+
+
+def is_jitted(module: Any) -> bool:
+    """The module was made by `jit`."""
+    return isinstance(module, torch.nn.Module) and hasattr(type(module), _SLOT)
+
+
+def latest_of(module: torch.nn.Module) -> Jitted | None:
+    """The programs of the latest call."""
+    variants = jit_of(module).variants
+    return variants[0].jitted if variants else None
+
+
+def jit_module(module: torch.nn.Module, options: dict[str, Any]) -> Any:
+    """A module of the same class, on the same state, with a jitted `forward`. See `jit`.
+
+    Raises:
+        UnknownOption, ArgnumError: as `jit` does.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise JitError(
+            "jit: a torch.jit.ScriptModule has no Python code to trace\nGive jit the module that it was made from."
+        )
+    if is_jitted(module):
+        inner = jit_of(module)
+        return jitted_module(inner.module, inner.options.changed(options)) if options else module
+    return jitted_module(module, Options().changed(options))
+
+
+def jitted_module(module: torch.nn.Module, options: Options) -> Any:
+    """A module that shares its state with this one."""
+    check_argnums(options, module.forward)
+    cls = _class_of(type(module))
+    jitted = cls.__new__(cls)
+    object.__setattr__(jitted, "__dict__", module.__dict__)
+    object.__setattr__(jitted, _SLOT, ModuleJit(module, options))
+    return jitted

@@ -1,0 +1,106 @@
+"""What a jitted module is when it is called: its tensors, and whatever else a program may depend on.
+
+A `Reading` is a walk over the module. It is good until somebody changes one of the dicts that it came from, which PyTorch
+tells in nanoseconds; then the module is read again. Programs are kept for each `Variant` of a module, such as train and
+eval: the layout of its tensors, submodules and hooks, and the attributes that were read while it was traced.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.reads import Reads, attribute, parts_of, seen
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tensors of a module sit, by number, and what its submodules and hooks are."""
+
+    modules: tuple[Any, ...]
+    places: tuple[tuple[str, int | None], ...]
+    hooks: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """A module as it is now: its layout, its distinct tensors, and the dicts that say so."""
+
+    layout: Layout
+    tensors: tuple[Tensor, ...]
+    dicts: tuple[dict[Any, Any], ...]
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Other tensors stand in for its parameters, as in `functional_call`. They are not to be kept."""
+        sections = (module.__dict__["_parameters"].values() for module in self.layout.modules)
+        found = (value for section in sections for value in section if value is not None)
+        return not all(isinstance(value, torch.nn.Parameter) for value in found)
+
+    @property
+    def is_ready(self) -> bool:
+        """No lazy module waits for its first call."""
+        return not any(map(internals.is_uninitialized, self.tensors))
+
+
+def read(module: torch.nn.Module) -> Reading:
+    """Walk over a module and its submodules."""
+    modules = tuple(module.modules())
+    numbers: dict[int, int] = {}
+    tensors: list[Tensor] = []
+    places: list[tuple[str, int | None]] = []
+    hooks: list[Any] = [*_hooks(internals.GLOBAL_HOOKS)]
+    dicts: list[dict[Any, Any]] = [*internals.GLOBAL_HOOKS]
+    for child in modules:
+        held = child.__dict__
+        dicts += (held, held["_parameters"], held["_buffers"], held["_modules"])
+        if child is not module:  # its own hooks run around the program
+            own = [held[name] for name in internals.HOOKS]
+            dicts += own
+            hooks += _hooks(own)
+        plain = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        for section in (held["_parameters"], held["_buffers"], plain):
+            for name, tensor in section.items():
+                if tensor is not None and id(tensor) not in numbers:
+                    numbers[id(tensor)] = len(tensors)
+                    tensors.append(tensor)
+                places.append((name, None if tensor is None else numbers[id(tensor)]))
+        places += [(name, None if part is None else -1) for name, part in held["_modules"].items()]
+    return Reading(Layout(modules, tuple(places), tuple(hooks)), tuple(tensors), tuple(dicts))
+
+
+def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:
+    for hooks in dicts:
+        yield from hooks.values()
+        yield None
+
+
+def matches(reads: Reads) -> bool:
+    """The attributes that were read hold what they held then."""
+    return all(seen(attribute(*key)) == value for key, value in reads.items())
+
+
+def unchanged(reading: Reading, reads: Reads) -> Callable[[], bool]:
+    """A quick check that the module is as it was read, and the attributes as they are now."""
+    parts = {id(part): part for key in reads for part in parts_of(attribute(*key))}
+    dicts = {
+        id(value): value for value in (*reading.dicts, *(part for part in parts.values() if isinstance(part, dict)))
+    }
+    dicts_match = internals.dict_guard(tuple(dicts.values()))
+    others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
+    if not others:
+        return dicts_match
+
+    def match() -> bool:
+        return dicts_match() and all(
+            len(part) == len(items) and all(map(operator.is_, part, items)) for part, items in others
+        )
+
+    return match
