@@ -21,6 +21,7 @@ from thunder_fn.api import (
     vmap as vmap,
 )
 from thunder_fn.api.associative_scan import associative_scan as associative_scan
+from thunder_fn.api.autocast import autocast as autocast, autocast_policy as autocast_policy
 from thunder_fn.capture import composite as composite
 from thunder_fn.capture.lookasides import Lookaside as Lookaside
 from thunder_fn.check import check as check

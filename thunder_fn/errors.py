@@ -105,6 +105,10 @@ class VmapError(ThunderError, ValueError):
     """Misuse of vmap: in_dims or out_dims that do not fit, sizes that differ, random numbers without a choice."""
 
 
+class AutocastError(ThunderError, ValueError):
+    """Misuse of autocast: a dtype that is none, or a policy that answers nonsense."""
+
+
 class CheckpointError(ThunderError, ValueError):
     """Misuse of checkpoint: a policy that is none, or that answers nonsense."""
 

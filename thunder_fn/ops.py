@@ -103,6 +103,12 @@ def is_view(op: Op) -> bool:
 
 
 @cache
+def is_pointwise(op: Op) -> bool:
+    """Computes each element of its output from those at the same place, so it promotes operands of several dtypes."""
+    return op.kind == "leaf" and torch.Tag.pointwise in overload(op).tags
+
+
+@cache
 def is_factory(op: Op) -> bool:
     """Makes a tensor from nothing: where no dtype and device are given, the defaults of the moment decide."""
     if op.kind != "leaf":

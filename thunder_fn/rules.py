@@ -98,6 +98,8 @@ class StructuredOp:
     - `lower(equation)`: what it is once no transform follows, as a trace over its operands; None for an op that
       executors run by its evaluation rule.
     - `divisible`: its one body, on the operands, may be cut in two: `partial_eval` cuts it like a trace.
+    - `keeps_types`: the types of its outputs are tied to those of its operands or rules, as a carry's are. Otherwise
+      they are what its bodies give, or without bodies those of the operands.
     """
 
     name: str
@@ -110,6 +112,7 @@ class StructuredOp:
     dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
     lower: Callable[[Equation], Trace] | None = None
     divisible: bool = False
+    keeps_types: bool = True
 
 
 STRUCTURED: dict[str, StructuredOp] = {}

@@ -652,6 +652,49 @@ no_autocast = torch._C._DisableAutocast
 """Context: autocast is off on every device."""
 
 
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps")
+
+
+def autocast_off() -> contextlib.AbstractContextManager[None]:
+    """Inside, autocast is off, until somebody turns it on: a trace says which casts there are."""
+    return _autocast_off() if torch._C._is_any_autocast_enabled() else _NOTHING
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _autocast_off() -> Generator[None]:
+    devices = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
+    for device in devices:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in devices:
+            torch.set_autocast_enabled(device, True)
+
+
+def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with autocast off."""
+
+    def run_without_autocast(*args: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return run(*args)
+        with _autocast_off():
+            return run(*args)
+
+    return run_without_autocast
+
+
+@functools.cache
+def autocast_ops(device: str) -> frozenset[str]:
+    """The names of the ATen ops for which autocast has a rule on a type of device."""
+    key = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}.get(device)
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(key) if key else []
+    return frozenset(name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::"))
+
+
 _PLAIN_DISPATCH = {torch.Tensor.__torch_dispatch__, FakeTensor.__torch_dispatch__, Tracer.__torch_dispatch__}
 _PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl}
 

@@ -110,6 +110,11 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
 
 def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run a trace op by op inside a capture, its composites as scopes."""
+    with internals.autocast_off():
+        return _replay(recorder, trace, inputs)
+
+
+def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
     for equation in trace.equations:
         env.extend(_replay_equation(recorder, equation, env))
@@ -126,7 +131,7 @@ def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> 
         case "composite":
             body, operands = equation.body, [env[var.index] for var in equation.operands]
             kind = "function" if ops.is_call(equation.op) else "composite"
-            return in_scope(recorder, equation.op.name, kind, lambda: replay(recorder, body, operands), args, kwargs)
+            return in_scope(recorder, equation.op.name, kind, lambda: _replay(recorder, body, operands), args, kwargs)
         case "structured":
             from thunder_fn.interpreters.evaluate import evaluate_rule
 

@@ -133,14 +133,14 @@ class Recorder:
 
     @contextmanager
     def running(self, *around: AbstractContextManager[Any]) -> Generator[None]:
-        """PyTorch's modes around the traced function, and then `around`."""
+        """PyTorch's modes around the traced function, and then `around`. A derived rule knows of no autocast."""
         token = _current.set(self)
         try:
             with ExitStack() as stack:
                 for context in (
                     internals.isolated(),
                     internals.compiling(),
-                    internals.no_autocast_cache(),
+                    internals.no_autocast_cache() if self.track_no_grad else internals.autocast_off(),
                     self.mode,
                     self.functional_mode,
                     *around,

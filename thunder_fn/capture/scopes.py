@@ -258,7 +258,8 @@ def _encode(recorder: Recorder, value: Any) -> Arg:
 def function_name(func: Any) -> str | None:
     """The name of a torch function's composite, None for those that are no scope of their own.
 
-    A method has the name of the function that does the same: `Tensor.matmul` and `@` are `torch.matmul`.
+    A method has the name of the function that does the same: `Tensor.matmul` and `@` are `torch.matmul`. Reflected
+    ones, whose arguments come the other way around, keep theirs.
     """
     short = getattr(func, "__name__", "")
     if isinstance(func, internals.OpOverload | internals.OpOverloadPacket):
@@ -268,7 +269,7 @@ def function_name(func: Any) -> str | None:
     name = resolve_name(func) or getattr(func, "__qualname__", short)
     if not name.startswith("torch.Tensor."):
         return name if name.startswith("torch.") else None
-    plain = short.strip("_").removeprefix("r") if short.startswith("__r") else short.strip("_")
+    plain = short.strip("_")
     return f"torch.{plain}" if hasattr(torch, plain) else name
 
 

@@ -130,7 +130,10 @@ class _Emitter:
         homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
         text = "\n".join([*([f"# {homes}"] if homes else []), header, *lines, ""])
         exec(compile(text, f"<thunder_fn {self.name}>", "exec"), self.context)
-        return Program(text, self.context.pop(self.name), self.claimed)
+        run = self.context.pop(self.name)
+        if any(map(_autocasts, self.trace.equations)):
+            run = internals.without_autocast(run)
+        return Program(text, run, self.claimed)
 
     def lines(self) -> Iterator[str]:
         indent = "    "
@@ -280,6 +283,14 @@ class _Emitter:
                 name = f"{base}_{count}"
             self.names[key], self.context[name] = name, value
         return self.names[key]
+
+
+def _autocasts(equation: Equation) -> bool:
+    """PyTorch's autocast, where it is on, would change what the equation computes."""
+    if equation.op.kind != "leaf":
+        return bool(equation.bodies)
+    name = equation.op.name.split(".")[1]
+    return any(name in internals.autocast_ops(device) for device in ("cpu", "cuda"))
 
 
 def _run_compiled(

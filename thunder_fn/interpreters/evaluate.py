@@ -1,6 +1,7 @@
 """Evaluate a trace: the reference semantics, against which every other interpreter and executor is tested.
 
-It runs plain PyTorch ops, so autograd, `torch.func` and outer tracers see them as they see any PyTorch code.
+It runs plain PyTorch ops, so autograd, `torch.func` and outer tracers see them as they see any PyTorch code. Casts are
+those of the trace: autocast is off.
 Variables are numbered in binding order, so the environment is a list that grows: `env[i]` is the value of `vi`.
 
 Source: autodidax part 1 (`eval_jaxpr`).
@@ -39,6 +40,11 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         Exception: what an op raises, with a note that names the equation and the user's line.
     """
     _check_inputs(trace, inputs)
+    with internals.autocast_off():
+        return _evaluate(trace, inputs)
+
+
+def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     env: list[Any] = [
         *map(internals.plain, inputs),
         *(internals.plain(constant.tensor) for constant in trace.constants),

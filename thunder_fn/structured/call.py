@@ -94,5 +94,6 @@ register(
         dce=wrapper_dce_rule,
         lower=wrapper_lower_rule,
         divisible=True,
+        keeps_types=False,
     )
 )

@@ -199,6 +199,7 @@ register(
         batch=wrapper_batch_rule,
         dce=wrapper_dce_rule,
         lower=wrapper_lower_rule,  # after lowering nothing merges equations any more
+        keeps_types=False,
     )
 )
 

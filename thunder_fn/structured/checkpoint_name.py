@@ -101,6 +101,7 @@ register(
         batch=name_batch_rule,
         dce=name_dce_rule,
         lower=name_lower_rule,
+        keeps_types=False,
     )
 )
 

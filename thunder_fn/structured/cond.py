@@ -209,6 +209,7 @@ for _op, _evaluate in ((COND, cond_evaluate_rule), (SWITCH, switch_evaluate_rule
             split=cond_split_rule,
             batch=cond_batch_rule,
             dce=cond_dce_rule,
+            keeps_types=False,
         )
     )
 

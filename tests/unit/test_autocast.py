@@ -1,0 +1,241 @@
+"""autocast as a transform, and `torch.autocast` regions inside traced code, both against eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.check import check
+from thunder_fn.errors import AutocastError
+from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.trace import Equation, TensorType
+
+F = torch.nn.functional
+BF16 = torch.bfloat16
+
+
+def region(f: Callable[..., Any], dtype: torch.dtype = BF16) -> Callable[..., Any]:
+    """f under PyTorch's own autocast."""
+
+    def run(*args: Any) -> Any:
+        with torch.autocast("cpu", dtype):
+            return f(*args)
+
+    return run
+
+
+def mlp(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    h = F.layer_norm(F.linear(x, w, b).relu(), (4,), b)
+    h = F.scaled_dot_product_attention(h, h, h)
+    return F.mse_loss(F.softmax(h @ w, -1), x)
+
+
+def inputs() -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return torch.randn(2, 3, 4), torch.randn(4, 4), torch.randn(4)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def leaf_types(trace: tfn.Trace, name: str) -> set[torch.dtype]:
+    """The dtypes that the leaves of this name give, in all bodies."""
+    found: set[torch.dtype] = set()
+    for equation in trace.equations:
+        if name in equation.op.name and equation.op.kind == "leaf":
+            found |= {var.type.dtype for var in equation.outputs if isinstance(var.type, TensorType)}
+        for body in equation.bodies:
+            found |= leaf_types(body, name)
+    return found
+
+
+# ---- values ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_values_are_those_of_torch_autocast(dtype: torch.dtype) -> None:
+    args = inputs()
+    trace = tfn.trace(tfn.autocast(mlp, dtype), *args)
+    check(trace)
+    assert same(tfn.autocast(mlp, dtype)(*args), region(mlp, dtype)(*args))
+    assert not same(mlp(*args), region(mlp, dtype)(*args))
+    assert leaf_types(trace, "mm") == {dtype}
+
+
+def test_modules_and_double_precision() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(tfn.autocast(layer)(x), region(layer)(x), rtol=2e-2, atol=2e-2)
+    y = torch.randn(3, 3, dtype=torch.float64)
+    assert same(tfn.autocast(torch.matmul)(y, y), y @ y)
+
+
+def test_a_policy_without_answers_keeps_every_bit() -> None:
+    args = inputs()
+    trace = tfn.trace(mlp, *args)
+    assert autocast(trace, BF16, lambda equation: None) == trace
+    assert same(tfn.autocast(mlp, policy=lambda equation: None)(*args), mlp(*args))
+
+
+def test_a_policy_is_a_function_of_an_equation() -> None:
+    def only_attention(equation: Equation) -> str | None:
+        return "lower" if "attention" in equation.op.name else None
+
+    trace = tfn.trace(tfn.autocast(mlp, policy=only_attention), *inputs())
+    assert leaf_types(trace, "addmm") == {torch.float32}
+    assert BF16 in leaf_types(trace, "attention")
+
+
+def test_a_table_is_laid_over_pytorchs_policy() -> None:
+    trace = tfn.trace(tfn.autocast(mlp, policy={"linear": "float32", "aten._softmax": "lower"}), *inputs())
+    assert leaf_types(trace, "addmm") == {torch.float32}
+    assert leaf_types(trace, "_softmax") == {BF16}
+
+
+def test_casts_are_made_once() -> None:
+    x = torch.randn(3, 3)
+    trace = tfn.trace(tfn.autocast(lambda x: x @ x + x @ x), x)
+    (whole,) = trace.equations
+    assert sum(e.op.name == "aten._to_copy.default" for e in whole.body.equations) == 1
+
+
+def test_the_policy_can_be_called() -> None:
+    (equation,) = tfn.trace(torch.mm, torch.ones(2, 2), torch.ones(2, 2)).equations
+    assert tfn.autocast_policy(equation) == "lower"
+    (equation,) = tfn.trace(torch.prod, torch.ones(2, 2)).equations
+    assert tfn.autocast_policy(equation) == "float32"
+    (equation,) = tfn.trace(lambda x, y: torch.cat((x, y)), torch.ones(2), torch.ones(2)).equations
+    assert tfn.autocast_policy(equation) == "promote"
+    (equation,) = tfn.trace(torch.sin, torch.ones(2)).equations
+    assert tfn.autocast_policy(equation) is None
+
+
+# ---- bodies ----
+
+
+def test_carries_keep_their_types() -> None:
+    w, xs = torch.randn(3, 3), torch.randn(5, 2, 3)
+
+    def f(w: torch.Tensor, xs: torch.Tensor) -> Any:
+        return tfn.scan(lambda h, x: ((h @ w + x).tanh(), h @ w), torch.zeros(2, 3), xs)
+
+    trace = tfn.trace(tfn.autocast(f), w, xs)
+    check(trace)
+    assert leaf_types(trace, "mm") == {BF16}
+    last, ys = tfn.autocast(f)(w, xs)
+    assert last.dtype == ys.dtype == torch.float32
+
+    def loop(w: torch.Tensor, xs: torch.Tensor) -> Any:
+        h, out = torch.zeros(2, 3), []
+        for x in xs:
+            product = (h.to(BF16) @ w.to(BF16)).float()
+            h = ((h.to(BF16) @ w.to(BF16)) + x).tanh()
+            out.append(product)
+        return h, torch.stack(out)
+
+    torch.testing.assert_close((last, ys), loop(w, xs))
+
+
+def test_branches_agree() -> None:
+    x = torch.randn(3, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return tfn.cond(x.sum() > 0, lambda x: x @ x, lambda x: x.sin(), (x,))
+
+    check(tfn.trace(tfn.autocast(f), x))
+    for value in (x.abs(), -x.abs()):
+        assert same(tfn.autocast(f)(value), ((value.to(BF16) @ value.to(BF16)).float() if value.sum() > 0 else value.sin()))
+
+
+def test_custom_rules_keep_their_types() -> None:
+    @tfn.custom_vjp
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    f.defvjp(lambda x: (x @ x, x), lambda x, ct: (7 * ct,))
+    x = torch.randn(3, 3)
+    assert tfn.autocast(f)(x).dtype == torch.float32
+    gradient = tfn.grad(lambda x: tfn.autocast(f)(x).sum())(x)
+    assert same(gradient, torch.full((3, 3), 7.0))
+
+
+# ---- with other transforms ----
+
+
+def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(F.linear(x, w).tanh() @ w, x)
+
+
+def pair() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(4, 4), torch.randn(4, 4)
+
+
+def gradient_by_autograd(f: Callable[..., Any], *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    leaves = [arg.clone().requires_grad_() for arg in args]
+    return torch.autograd.grad(f(*leaves), leaves)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, tfn.jit, tfn.checkpoint], ids=["plain", "jit", "checkpoint"])
+def test_gradients_are_those_of_torch_autocast(around: Any) -> None:
+    x, w = pair()
+    expected = gradient_by_autograd(region(loss), x, w)
+    for f in (tfn.autocast(around(loss)), around(tfn.autocast(loss)), around(region(loss)), region(around(loss))):
+        found = tfn.grad(f, argnums=(0, 1))(x, w)
+        assert all(a.dtype == torch.float32 for a in found)
+        torch.testing.assert_close(found, expected)
+
+
+def test_batches_are_those_of_a_loop() -> None:
+    x, w = pair()
+    xs = torch.stack([x, 2 * x, -x])
+    expected = torch.stack([region(loss)(x, w) for x in xs])
+    for f in (tfn.autocast(loss), region(loss)):
+        torch.testing.assert_close(tfn.vmap(f, in_dims=(0, None))(xs, w), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(tfn.autocast(tfn.vmap(loss, (0, None)))(xs, w), expected, rtol=1e-2, atol=1e-2)
+    each = tfn.vmap(tfn.grad(region(loss)), in_dims=(0, None))(xs, w)
+    rows = torch.stack([gradient_by_autograd(region(loss), x, w)[0] for x in xs])
+    torch.testing.assert_close(each, rows, rtol=2e-2, atol=2e-2)
+
+
+def test_tangents_are_those_of_torch_func() -> None:
+    x, w = pair()
+    directions = (torch.ones_like(x), torch.ones_like(w))
+    expected = torch.func.jvp(region(loss), (x, w), directions)
+    for f in (tfn.autocast(loss), region(loss)):
+        torch.testing.assert_close(tfn.jvp(f, (x, w), directions), expected, rtol=1e-2, atol=1e-2)
+    assert tfn.hessian(tfn.autocast(loss))(x, w).shape == (4, 4, 4, 4)
+
+
+def test_rules_derived_inside_a_region_are_as_outside() -> None:
+    def solve(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(a, b).sin().sum()
+
+    a, b = torch.randn(7, 7) + 7 * torch.eye(7), torch.randn(7, 3)
+    inside = region(tfn.grad(solve))(a, b)
+    assert same(inside, tfn.grad(solve)(a, b))
+
+
+# ---- bad input ----
+
+
+def test_bad_input() -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(AutocastError, match=r"^autocast: the lower precision is a floating dtype, given torch.int32$"):
+        tfn.autocast(torch.mm, torch.int32)
+    with pytest.raises(AutocastError, match=r"^autocast: a policy is a function of an equation or a table of answers, given 3$"):
+        tfn.autocast(torch.mm, policy=3)
+    with pytest.raises(AutocastError) as found:
+        tfn.autocast(torch.mm, policy=lambda equation: "half")(x, x)
+    lines = str(found.value).splitlines()
+    assert lines[0] == "autocast: the policy <lambda> answered 'half'"
+    assert lines[1].startswith("in equation:  v2: f32[2, 2] = aten.mm.default(v0, v1)")
+    assert lines[-1] == 'Answer "lower", "float32", "promote" or None.'
+    with pytest.raises(AutocastError, match="the policy table answered 'bf16'"):
+        tfn.autocast(torch.mm, policy={"aten.mm": "bf16"})(x, x)

@@ -1,0 +1,100 @@
+"""autocast: a function whose ops run in lower precision where that is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
+from thunder_fn.capture import capture
+from thunder_fn.derive_autocast import Answer, autocast_policy
+from thunder_fn.errors import AutocastError
+from thunder_fn.interpreters.autocast import Policy, autocast as autocast_trace
+from thunder_fn.trace import Equation
+
+__all__ = ["Autocast", "Table", "autocast", "autocast_policy"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Answers by the names of ops: full (`aten.mm.default`), without the overload (`aten.mm`), or short (`linear`).
+
+    Ops that are not in the table are as PyTorch has them.
+    """
+
+    answers: tuple[tuple[str, Answer], ...]
+
+    @property
+    def __name__(self) -> str:
+        return "table"
+
+    def __call__(self, equation: Equation) -> Answer:
+        name = equation.op.name
+        names = (name, name.rsplit(".", 1)[0] if equation.op.kind == "leaf" else ops.short_name(equation.op))
+        return next((answer for key, answer in self.answers if key in names), autocast_policy(equation))
+
+
+@dataclass(frozen=True)
+class Autocast(Transformed):
+    """A function in mixed precision. See `autocast`."""
+
+    fn: Callable[..., Any]
+    dtype: torch.dtype
+    policy: Policy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        captured = capture(self.fn, args, kwargs)
+        inputs = tensors_of(captured, args, kwargs)
+        outputs = apply(self.__name__, autocast_trace(captured.trace, self.dtype, self.policy), inputs)
+        write_back(captured, inputs, outputs[captured.num_results :])
+        return captured.result(outputs)
+
+
+def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy: Any = None) -> Any:
+    """A function that runs in lower precision what its policy says.
+
+    Law: with PyTorch's policy, the values of f under `torch.autocast`; derivatives are those of the casts.
+
+    Args:
+        f: any PyTorch callable. Arguments in double precision, and what is computed from them alone, stay as they are.
+        dtype: the lower precision, a floating dtype.
+        policy: None for PyTorch's own, on the device of an op's arguments: matrix products, convolutions and attention
+            in lower precision, what needs range in float32. Or a table from names of ops to answers, beside PyTorch's.
+            Or a function of an `Equation`, asked about a composite before what is in it, in place of PyTorch's
+            (`autocast_policy` is that). The answers are "lower", "float32", "promote" (the widest of the arguments) and
+            None: leave it as it is, and ask about what is in it.
+
+    Returns:
+        A function with the arguments of f. Carries of loops and custom rules keep their types. That of a jitted
+        function is jitted.
+
+    Raises:
+        AutocastError: the dtype or the policy is none, or the policy answers something else.
+
+    Example:
+        >>> autocast(torch.nn.functional.linear)(torch.ones(2, 3), torch.ones(4, 3)).dtype
+        torch.bfloat16
+
+    Source: torch.autocast for the policy.
+    """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise AutocastError(f"autocast: the lower precision is a floating dtype, given {dtype!r}")
+    chosen = check_policy(policy)
+    return transformed(f, lambda fn: Autocast(fn, dtype, chosen))
+
+
+def check_policy(policy: Any) -> Policy:
+    """The policy, None being PyTorch's and a table laid over it."""
+    if policy is None:
+        return autocast_policy
+    if isinstance(policy, Mapping):
+        return Table(tuple((str(name), answer) for name, answer in policy.items()))
+    if not callable(policy):
+        raise AutocastError(
+            f"autocast: a policy is a function of an equation or a table of answers, given {policy!r:.60}"
+        )
+    return policy

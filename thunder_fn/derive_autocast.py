@@ -1,0 +1,165 @@
+"""PyTorch's autocast policy of an op, asked from PyTorch.
+
+Its dispatcher knows which ops have an autocast rule on a device, leaves and functions such as `torch.matmul` alike. What
+the rule does is seen by running the op under `torch.autocast` on tracers: which of its arguments are cast, and to what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import Any, Literal as Choice, TypeAlias
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.capture.lookasides import diverted
+from thunder_fn.capture.nest import nest
+from thunder_fn.capture.patches import module_scopes
+from thunder_fn.capture.recorder import Leaf, Recorder
+from thunder_fn.capture.scopes import ScopeMode
+from thunder_fn.derive import alone, call_leaf, python_arg
+from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, Var
+
+Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
+"""What becomes of an op's floating arguments: the lower precision, float32, the widest among them, or nothing."""
+
+TO_COPY = ops.leaf(torch.ops.aten._to_copy.default)
+LOWER = torch.bfloat16
+
+
+KERNELS: dict[str, Answer] = {
+    **dict.fromkeys(("dot", "mv", "convolution"), "lower"),
+    **dict.fromkeys(
+        (
+            *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),
+            *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable"),
+        ),
+        "lower",
+    ),
+    **dict.fromkeys(("_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "_linalg_solve_ex", "_linalg_det"), "float32"),
+    **dict.fromkeys(
+        ("_linalg_slogdet", "_cdist_forward", "_fft_r2c", "_fft_c2r", "linalg_solve_triangular"), "float32"
+    ),
+}
+"""Kernels without a rule of their own: functions that have one (matmul, conv2d, linalg.svd) are captured as these."""
+
+
+def is_eligible(type: Type, device: torch.device) -> bool:
+    """Autocast casts the floating tensors on its device, but not those in double precision."""
+    return (
+        isinstance(type, TensorType)
+        and type.dtype.is_floating_point
+        and type.dtype.itemsize <= 4
+        and type.device.type == device.type
+    )
+
+
+def device_of(equation: Equation) -> torch.device | None:
+    """Where the equation runs: a CPU tensor beside others is a number for them."""
+    devices = [var.type.device for var in equation.operands if isinstance(var.type, TensorType)]
+    return next((device for device in devices if device.type != "cpu"), devices[0] if devices else None)
+
+
+def autocast_policy(equation: Equation) -> Answer:
+    """What `torch.autocast` does to the arguments of an op, on the device of its operands.
+
+    It is asked about leaves and about calls of torch functions; of other composites it knows nothing.
+    """
+    device = device_of(equation)
+    if device is None or not any(is_eligible(var.type, device) for var in equation.operands):
+        return None
+    name = aten_name(equation)
+    if name not in internals.autocast_ops(device.type):
+        return KERNELS.get(name)
+    return _observed(alone(equation), device)
+
+
+def aten_name(equation: Equation) -> str:
+    """The name of the ATen op behind a leaf or a call: `linalg_norm` of `torch.linalg.norm`."""
+    if equation.op.kind == "leaf":
+        namespace, name, _ = equation.op.name.split(".")
+        return name if namespace == "aten" else ""
+    if not ops.is_call(equation.op):
+        return ""
+    name = equation.op.name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
+    return name.removeprefix("__r").strip("_").replace(".", "_")
+
+
+@lru_cache(maxsize=16384)
+def _observed(single: Trace, device: torch.device) -> Answer:
+    """The casts of an op that has a rule: of float32 arguments, and of those in lower precision."""
+    if LOWER in _casts(single, device, torch.float32):
+        return "lower"
+    return "float32" if torch.float32 in _casts(single, device, LOWER) else "promote"
+
+
+def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
+    """What the arguments are cast to when all are of one dtype."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running(), _autocast_on(device.type):
+        tracers = {
+            var.index: recorder.input_of_type(
+                TensorType(given, var.type.shape, var.type.device) if is_eligible(var.type, device) else var.type
+            )
+            for var in single.inputs
+            if isinstance(var.type, TensorType)
+        }
+        inputs = {var.index for var in recorder.inputs}
+        with contextlib.suppress(RuntimeError, TypeError, NotImplementedError, ValueError):
+            call_of(equation)(lambda var: tracers.get(var.index))
+        leaves = [item for item in recorder.root.items if isinstance(item, Leaf) and item.op == TO_COPY]
+        casts = [leaf for leaf in leaves if isinstance(leaf.args[0], Var) and leaf.args[0].index in inputs]
+        return {
+            value.value for leaf in casts for key, value in leaf.kwargs if key == "dtype" and isinstance(value, Literal)
+        }
+
+
+def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
+    """The op of a leaf, or the torch function of a call, as a function of how to read variables."""
+    if equation.op.kind == "leaf":
+        return functools.partial(call_leaf, equation)
+    function: Any = functools.reduce(getattr, equation.op.name.split(".")[1:], torch)
+
+    def call(read: Callable[[Var], Any]) -> Any:
+        args = [python_arg(arg, read) for arg in equation.args]
+        return function(*args, **{key: python_arg(arg, read) for key, arg in equation.kwargs})
+
+    return call
+
+
+@lru_cache(maxsize=4096)
+def body_of_call(single: Trace) -> Trace | None:
+    """What the torch function of a call does on its operands' types; None where it refuses them."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False)
+    with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
+        tracers = {
+            var.index: recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)
+        }
+        try:
+            found = pytree.flatten(call_of(equation)(lambda var: tracers[var.index]))[0]
+        except (RuntimeError, TypeError, NotImplementedError, ValueError):
+            return None
+        outputs = [recorder.var_of(leaf) for leaf in found if isinstance(leaf, torch.Tensor)]
+    known = tuple(var for var in outputs if var is not None)
+    if len(known) != len(equation.outputs):
+        return None
+    return nest(recorder, known, ops.short_name(equation.op))
+
+
+@contextlib.contextmanager
+def _autocast_on(device: str) -> Generator[None]:
+    """Autocast is on, whether or not this machine has the device."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, LOWER)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])

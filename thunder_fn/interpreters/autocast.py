@@ -1,0 +1,243 @@
+"""autocast: a trace whose ops run in lower precision where a policy says so.
+
+The policy is asked about each equation, about a composite before what is in it. Its answer casts the arguments; what a
+composite with an answer does is not asked about. Everything else takes its arguments as they come, so types change
+along the way: ops promote as PyTorch's do.
+
+What enters and leaves a loop or a custom rule keeps its type, and bodies are cast inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.check import fake_result_types
+from thunder_fn.derive import alone
+from thunder_fn.derive_autocast import TO_COPY, Answer, body_of_call, device_of, is_eligible
+from thunder_fn.errors import AutocastError, located
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.pretty import format_equation
+from thunder_fn.rules import memo, rules_of
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, map_arg, type_of
+
+Policy = Callable[[Equation], Any]
+
+MIXED = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        *("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"),
+        *("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional"),
+    )
+)
+"""Ops that are not pointwise and take arguments of several precisions: the parameters may be wider than the input."""
+
+
+@memo(1024)
+def autocast(trace: Trace, dtype: torch.dtype, policy: Policy) -> Trace:
+    """Cast the arguments of ops as a policy says.
+
+    Law: with a policy that always answers None the trace computes what it did, bitwise. The inputs keep their types.
+
+    Args:
+        dtype: the lower precision.
+        policy: answers "lower", "float32", "promote" (the widest of the arguments) or None for each equation. None
+            for a composite asks about what is in it.
+
+    Raises:
+        AutocastError: the policy answers something else.
+
+    Source: torch.autocast.
+    """
+    return _retyped(trace, trace.input_types, dtype, policy)
+
+
+@memo(16384)
+def _retyped(trace: Trace, types: tuple[Type, ...], dtype: torch.dtype, policy: Policy | None) -> Trace:
+    """The trace for inputs of other types; casts where there is a policy."""
+    builder = TraceBuilder(trace.name)
+    env: dict[int, Atom] = {var.index: builder.input(type) for var, type in zip(trace.inputs, types, strict=True)}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    walk = _Walk(builder, env, dtype, policy)
+    for equation in trace.equations:
+        results = walk.equation(equation)
+        env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
+    builder.constraints.extend(trace.constraints)
+    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+
+
+class _Walk:
+    """One trace on its way: where its values are, and how they have been cast."""
+
+    def __init__(self, builder: TraceBuilder, env: dict[int, Atom], dtype: torch.dtype, policy: Policy | None) -> None:
+        self.builder, self.env, self.dtype, self.policy = builder, env, dtype, policy
+        self._cast: dict[tuple[int, torch.dtype], Atom] = {}
+
+    def equation(self, equation: Equation) -> tuple[Atom, ...]:
+        """Append the equation on its arguments as they are now."""
+        operands = tuple(self.env[var.index] for var in equation.operands)
+        answer = None if self.policy is None else ask(self.policy, equation)
+        inner = self.policy
+        if answer is not None:
+            operands, inner = self._answered(equation, operands, answer), None
+        match equation.op.kind:
+            case "leaf":
+                return self._leaf(equation, operands)
+            case "composite":
+                return self._composite(equation, operands, inner)
+            case "structured" if rules_of(equation).keeps_types:
+                return self._keeping_types(equation, operands, inner)
+            case "structured":
+                return self._with_free_types(equation, operands, inner)
+
+    def _answered(self, equation: Equation, operands: tuple[Atom, ...], answer: Answer) -> tuple[Atom, ...]:
+        device = device_of(equation)
+        found = [type_of(atom) for atom in operands]
+        if device is None:
+            return operands
+        floats = [type.dtype for type in found if isinstance(type, TensorType) and is_eligible(type, device)]
+        widest = torch.float32 if torch.float32 in floats or len(set(floats)) > 1 else next(iter(floats), None)
+        target = {"lower": self.dtype, "float32": torch.float32, "promote": widest}[answer or "promote"]
+        return tuple(
+            self.cast(atom, target) if target is not None and is_eligible(type, device) else atom
+            for atom, type in zip(operands, found, strict=True)
+        )
+
+    def cast(self, atom: Atom, dtype: torch.dtype) -> Atom:
+        """The value in this dtype, cast once."""
+        if not isinstance(atom, Var):
+            return atom
+        key = (atom.index, dtype)
+        if key not in self._cast:
+            self._cast[key] = cast(self.builder, atom, dtype)
+        return self._cast[key]
+
+    def _leaf(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        if _same_types(equation, operands):
+            return self._add(equation, operands, tuple(var.type for var in equation.outputs))
+        if equation.op.name not in MIXED and not ops.is_pointwise(equation.op):
+            operands = self._answered(equation, operands, "promote")
+        types = _result_types(equation, operands)
+        if types is None:  # the op does not take these types: it gets those that it had
+            operands = self._as_before(equation, operands)
+            types = tuple(var.type for var in equation.outputs)
+        return self._add(equation, operands, types)
+
+    def _as_before(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        return tuple(
+            self.cast(atom, var.type.dtype) if isinstance(var.type, TensorType) else atom
+            for atom, var in zip(operands, equation.operands, strict=True)
+        )
+
+    def _composite(self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None) -> tuple[Atom, ...]:
+        if inner is None and ops.is_call(equation.op) and not _same_types(equation, operands):
+            body = body_of_call(alone(_on(equation, operands)))
+            if body is not None:
+                return self._add(equation, operands, body.output_types, (body,))
+        body = _retyped(equation.body, tuple(map(type_of, operands)), self.dtype, inner)
+        if body == equation.body or inner is None:  # it is still the call that its name says
+            return self._add(equation, operands, body.output_types, (body,))
+        op = ops.composite(ops.short_name(equation.op))
+        return self.builder.add(op, operands, body.output_types, bodies=(body,), source=equation.source)
+
+    def _keeping_types(self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None) -> tuple[Atom, ...]:
+        bodies = tuple(
+            _ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types) for b in equation.bodies
+        )
+        types = tuple(var.type for var in equation.outputs)
+        return self._add(equation, self._as_before(equation, operands), types, bodies)
+
+    def _with_free_types(
+        self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None
+    ) -> tuple[Atom, ...]:
+        if not equation.bodies:
+            return self._add(equation, operands, tuple(map(type_of, operands)))
+        given = tuple(map(type_of, operands[len(operands) - len(equation.bodies[0].inputs) :]))
+        bodies = [_retyped(body, given, self.dtype, inner) for body in equation.bodies]
+        types = tuple(_widest(column) for column in zip(*(body.output_types for body in bodies), strict=True))
+        return self._add(equation, operands, types, tuple(_ending_in(body, types) for body in bodies))
+
+    def _add(
+        self, equation: Equation, operands: tuple[Atom, ...], types: tuple[Type, ...], bodies: tuple[Trace, ...] = ()
+    ) -> tuple[Atom, ...]:
+        new = _on(equation, operands)
+        return self.builder.add(new.op, new.args, types, kwargs=new.kwargs, bodies=bodies, source=new.source)
+
+
+def ask(policy: Policy, equation: Equation) -> Answer:
+    """The policy's answer about an equation.
+
+    Raises:
+        AutocastError: it is none of the answers that there are.
+    """
+    match policy(equation):
+        case None | "lower" | "float32" | "promote" as answer:
+            return answer
+        case other:
+            raise AutocastError(
+                located(
+                    f"autocast: the policy {getattr(policy, '__name__', type(policy).__name__)} answered {other!r}",
+                    equation=format_equation(equation),
+                    source=equation.source,
+                    fix='Answer "lower", "float32", "promote" or None.',
+                )
+            )
+
+
+def _same_types(equation: Equation, operands: tuple[Atom, ...]) -> bool:
+    return all(type_of(atom) == var.type for atom, var in zip(operands, equation.operands, strict=True))
+
+
+def _result_types(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Type, ...] | None:
+    """The types of a leaf's results on these operands; None where the op refuses them."""
+    try:
+        with internals.compiling():  # a refusal is no news for PyTorch's log
+            return fake_result_types(_on(equation, operands))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def _on(equation: Equation, operands: tuple[Atom, ...]) -> Equation:
+    """The equation on other operands."""
+    supply = iter(operands)
+    args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(lambda _: next(supply), arg)) for key, arg in equation.kwargs)
+    return Equation(equation.op, args, kwargs, equation.outputs, equation.bodies, equation.source)
+
+
+def _widest(types: tuple[Type, ...]) -> Type:
+    """The type that results of branches are cast to."""
+    first = types[0]
+    if not isinstance(first, TensorType):
+        return first
+    dtype = first.dtype
+    for type in types[1:]:
+        assert isinstance(type, TensorType), "branches agree in kind"
+        dtype = torch.promote_types(dtype, type.dtype)
+    return TensorType(dtype, first.shape, first.device)
+
+
+def _ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
+    """The body with its results cast to these types."""
+    if body.output_types == types:
+        return body
+    builder = TraceBuilder(body.name)
+    results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))
+    return builder.build(
+        tuple(
+            cast(builder, atom, type.dtype) if isinstance(type, TensorType) else atom
+            for atom, type in zip(results, types, strict=True)
+        )
+    )
+
+
+def cast(builder: TraceBuilder, atom: Atom, dtype: torch.dtype) -> Atom:
+    """The value in this dtype."""
+    if not isinstance(atom, Var) or not isinstance(atom.type, TensorType) or atom.type.dtype == dtype:
+        return atom
+    type = TensorType(dtype, atom.type.shape, atom.type.device)
+    return builder.add(TO_COPY, (atom,), (type,), kwargs=(("dtype", Literal(dtype)),))[0]
