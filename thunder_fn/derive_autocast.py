@@ -149,7 +149,7 @@ def body_of_call(single: Trace) -> Trace | None:
     known = tuple(var for var in outputs if var is not None)
     if len(known) != len(equation.outputs):
         return None
-    return nest(recorder, known, ops.short_name(equation.op))
+    return nest(recorder, known, equation.op.name).renamed(ops.short_name(equation.op))
 
 
 @contextlib.contextmanager

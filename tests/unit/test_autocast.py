@@ -36,7 +36,7 @@ def mlp(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def inputs() -> tuple[torch.Tensor, ...]:
     torch.manual_seed(0)
-    return torch.randn(2, 3, 4), torch.randn(4, 4), torch.randn(4)
+    return torch.randn(1, 2, 3, 4), torch.randn(4, 4), torch.randn(4)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -64,7 +64,7 @@ def test_values_are_those_of_torch_autocast(dtype: torch.dtype) -> None:
     check(trace)
     assert same(tfn.autocast(mlp, dtype)(*args), region(mlp, dtype)(*args))
     assert not same(mlp(*args), region(mlp, dtype)(*args))
-    assert leaf_types(trace, "mm") == {dtype}
+    assert leaf_types(trace, "mm") == {dtype} and leaf_types(trace, "mse_loss") == {torch.float32}
 
 
 def test_modules_and_double_precision() -> None:
@@ -150,7 +150,9 @@ def test_branches_agree() -> None:
 
     check(tfn.trace(tfn.autocast(f), x))
     for value in (x.abs(), -x.abs()):
-        assert same(tfn.autocast(f)(value), ((value.to(BF16) @ value.to(BF16)).float() if value.sum() > 0 else value.sin()))
+        assert same(
+            tfn.autocast(f)(value), ((value.to(BF16) @ value.to(BF16)).float() if value.sum() > 0 else value.sin())
+        )
 
 
 def test_custom_rules_keep_their_types() -> None:
@@ -189,7 +191,7 @@ def test_gradients_are_those_of_torch_autocast(around: Any) -> None:
     for f in (tfn.autocast(around(loss)), around(tfn.autocast(loss)), around(region(loss)), region(around(loss))):
         found = tfn.grad(f, argnums=(0, 1))(x, w)
         assert all(a.dtype == torch.float32 for a in found)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)  # the sum of w's is in bfloat16 or not
 
 
 def test_batches_are_those_of_a_loop() -> None:
@@ -229,7 +231,9 @@ def test_bad_input() -> None:
     x = torch.ones(2, 2)
     with pytest.raises(AutocastError, match=r"^autocast: the lower precision is a floating dtype, given torch.int32$"):
         tfn.autocast(torch.mm, torch.int32)
-    with pytest.raises(AutocastError, match=r"^autocast: a policy is a function of an equation or a table of answers, given 3$"):
+    with pytest.raises(
+        AutocastError, match=r"^autocast: a policy is a function of an equation or a table of answers, given 3$"
+    ):
         tfn.autocast(torch.mm, policy=3)
     with pytest.raises(AutocastError) as found:
         tfn.autocast(torch.mm, policy=lambda equation: "half")(x, x)
