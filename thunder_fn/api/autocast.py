@@ -32,7 +32,7 @@ class Table:
     def __name__(self) -> str:
         return "table"
 
-    def __call__(self, equation: Equation) -> Answer:
+    def __call__(self, equation: Equation) -> Answer | str:
         name = equation.op.name
         names = (name, name.rsplit(".", 1)[0] if equation.op.kind == "leaf" else ops.short_name(equation.op))
         return next((answer for key, answer in self.answers if key in names), autocast_policy(equation))
