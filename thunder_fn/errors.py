@@ -117,6 +117,10 @@ class CustomRuleError(ThunderError, TypeError):
     """A custom rule is missing, or returned something that does not fit its function."""
 
 
+class RewriteError(ThunderError, TypeError):
+    """Rewrites that do not fit, an unknown scheme, or parameters that were prepared by another transform."""
+
+
 class JitError(ThunderError):
     """Base class of misuse of jit."""
 

@@ -1,0 +1,250 @@
+"""Rewrites: transforms that change how parameters are stored, as three traces.
+
+    compute: (new parameters, the other inputs) -> outputs
+    prepare: old parameters -> new parameters
+    restore: new parameters -> old parameters
+
+Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the same
+values. A rewrite comes from a **Representation** of some parameters: into which parts each is taken, how the parts give
+it back, and which calls can work on the parts as they are (a linear layer on int8 weights, say). `represent` is the
+interpreter that carries representations through a trace, into bodies, to where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from thunder_fn import ops
+from thunder_fn.errors import RewriteError
+from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.rules import memo
+from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type, Var
+
+Rule = Callable[[Equation, int], "Trace | None"]
+
+
+def _no_rule(equation: Equation, position: int) -> Trace | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Representation:
+    """How a parameter is stored.
+
+    Law: ``decode(encode(w))`` is w within what the representation promises.
+
+    Args:
+        label: a word that names calls on the parts, such as `int8` in `int8_linear`.
+        type: of the parameter that it stands for.
+        suffixes: one per part: `values` makes the part of `fc.weight` `fc.weight.values`, an empty one `fc.weight`.
+        encode: the parameter to its parts.
+        decode: the parts to the value that computations see.
+        restore: the parts to the parameter that the user gets back; None for `decode`.
+        rule: asked with a composite equation and the position of the parameter among its operands: a trace over its
+            operands, the parts in the parameter's place; None where there is nothing better than to go into the body.
+    """
+
+    label: str
+    type: TensorType
+    suffixes: tuple[str, ...]
+    encode: Trace
+    decode: Trace
+    restore: Trace | None = None
+    rule: Rule = _no_rule
+
+    @property
+    def part_types(self) -> tuple[Type, ...]:
+        """The types of the parts."""
+        return self.encode.output_types
+
+
+Step = Callable[[str, TensorType], Representation | None]
+"""What a rewriting transform decides for each parameter, by its name and type; None leaves it as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A computation on parameters that are stored in another way.
+
+    Laws: ``compute(prepare(p), x)`` is the original on ``restore(prepare(p))`` and x; composition is associative, and
+    `identity` is neutral.
+
+    Args:
+        compute: its first inputs are the outputs of `prepare`, in order.
+        prepare: old parameters to new ones.
+        restore: new parameters to old ones.
+        names: of the new parameters.
+    """
+
+    compute: Trace
+    prepare: Trace
+    restore: Trace
+    names: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        new = self.prepare.output_types
+        if self.compute.input_types[: len(new)] != new or self.restore.input_types != new:
+            raise RewriteError(f"prepare gives ({_texts(new)}), which compute and restore do not take")
+        if self.restore.output_types != self.prepare.input_types:
+            raise RewriteError("restore does not give back the types that prepare takes")
+
+    def then(self, step: Step) -> Rewrite:
+        """This rewrite, and then a step on the new parameters."""
+        return compose(rewrite(self.compute, self.names, step), self)
+
+
+def identity(trace: Trace, names: Sequence[str]) -> Rewrite:
+    """The rewrite that changes nothing; the first inputs of the trace are the parameters of these names."""
+    builder = TraceBuilder("identity")
+    same = builder.build(tuple(builder.input(var.type) for var in trace.inputs[: len(names)]))
+    return Rewrite(trace, same, same, tuple(names))
+
+
+def compose(second: Rewrite, first: Rewrite) -> Rewrite:
+    """`second` after `first`: it rewrites the parameters that first makes.
+
+    Raises:
+        RewriteError: second does not take the parameters that first makes.
+    """
+    if first.prepare.output_types != second.prepare.input_types:
+        given, taken = _texts(first.prepare.output_types), _texts(second.prepare.input_types)
+        raise RewriteError(f"cannot compose: the first rewrite makes ({given}), the second takes ({taken})")
+    prepare, restore = (
+        _chain("prepare", first.prepare, second.prepare),
+        _chain("restore", second.restore, first.restore),
+    )
+    return Rewrite(second.compute, prepare, restore, second.names)
+
+
+def _chain(name: str, first: Trace, second: Trace) -> Trace:
+    builder = TraceBuilder(name)
+    middle = inline_into(builder, first, tuple(builder.input(var.type) for var in first.inputs))
+    return builder.build(inline_into(builder, second, middle))
+
+
+def _texts(types: Sequence[Type]) -> str:
+    return ", ".join(map(str, types))
+
+
+def rewrite(trace: Trace, names: Sequence[str], step: Step) -> Rewrite:
+    """Store the parameters, which are the first inputs of a trace, as a step decides.
+
+    Law: ``evaluate(r.compute, [*evaluate(r.prepare, p), *x])`` is ``evaluate(trace, [*q, *x])`` where
+    ``q = evaluate(r.restore, evaluate(r.prepare, p))``, for steps whose restore is their decode.
+
+    Args:
+        trace: closed and checked.
+        names: of the first inputs, which are tensors.
+        step: asked once for each parameter.
+    """
+    chosen = tuple(_chosen(step, name, var) for name, var in zip(names, trace.inputs, strict=False))
+    others = (None,) * (len(trace.inputs) - len(chosen))
+    new_names = tuple(
+        f"{name}.{suffix}" if suffix else name
+        for name, kept in zip(names, chosen, strict=True)
+        for suffix in (kept.suffixes if kept else ("",))
+    )
+    types = [var.type for var in trace.inputs[: len(chosen)]]
+    return Rewrite(
+        represent(trace, (*chosen, *others)),
+        _side_by_side(
+            "prepare", [(kept.encode if kept else None, (type,)) for kept, type in zip(chosen, types, strict=True)]
+        ),
+        _side_by_side("restore", [_restored(kept, type) for kept, type in zip(chosen, types, strict=True)]),
+        new_names,
+    )
+
+
+def _chosen(step: Step, name: str, var: Var) -> Representation | None:
+    return step(name, var.type) if isinstance(var.type, TensorType) else None
+
+
+def _restored(kept: Representation | None, type: Type) -> tuple[Trace | None, tuple[Type, ...]]:
+    return (None, (type,)) if kept is None else (kept.restore or kept.decode, kept.part_types)
+
+
+def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]]) -> Trace:
+    """Traces next to each other, each on inputs of its own; None passes its inputs on."""
+    builder, outputs = TraceBuilder(name), list[Atom]()
+    for column, types in columns:
+        inputs = tuple(builder.input(type) for type in types)
+        outputs += inputs if column is None else inline_into(builder, column, inputs)
+    return builder.build(tuple(outputs))
+
+
+# ---- the interpreter ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A parameter inside a trace that is being rewritten: its parts instead of its value."""
+
+    kept: Representation
+    atoms: tuple[Atom, ...]
+
+
+@memo(4096)
+def represent(trace: Trace, representations: tuple[Representation | None, ...]) -> Trace:
+    """The trace on the parts of some inputs.
+
+    Law: on the parts of w it computes what the trace computes on ``decode(parts)``.
+
+    Args:
+        trace: closed and checked.
+        representations: one per input; None leaves it as it is. The inputs of the new trace are the parts, in order.
+    """
+    return _Walk(trace, representations).run()
+
+
+class _Walk:
+    """The environment of one trace: atoms, and parts that become atoms where an op needs the value."""
+
+    def __init__(self, trace: Trace, representations: tuple[Representation | None, ...]) -> None:
+        self.trace, self.builder = trace, TraceBuilder(trace.name)
+        self.env: dict[int, Atom | _Parts] = {}
+        self.decoded: dict[int, Var] = {}
+        for var, kept in zip(trace.inputs, representations, strict=True):
+            if kept is None:
+                self.env[var.index] = self.builder.input(var.type)
+            else:
+                self.env[var.index] = _Parts(kept, tuple(map(self.builder.input, kept.part_types)))
+        for constant in trace.constants:
+            tensor, type = constant.tensor, constant.var.type
+            self.env[constant.var.index] = self.builder.constant(tensor, type, owned=constant.owned)
+
+    def run(self) -> Trace:
+        for equation in self.trace.equations:
+            results = self.equation(equation)
+            self.env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
+        outputs = tuple(self.value(atom) if isinstance(atom, Var) else atom for atom in self.trace.outputs)
+        return dce(self.builder.build(outputs))
+
+    def equation(self, equation: Equation) -> tuple[Atom, ...]:
+        held = [self.env[var.index] for var in equation.operands]
+        if equation.op.kind != "composite" or not any(isinstance(value, _Parts) for value in held):
+            return self.builder.copy(equation, self.value)
+        label, body = self.body(equation, held)
+        arguments = tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
+        op = ops.composite(label + ops.short_name(equation.op))
+        return self.builder.add(op, arguments, body.output_types, bodies=(body,), source=equation.source)
+
+    def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[str, Trace]:
+        """What a composite is on parts, by rule or by its own body, and the word that its name begins with."""
+        kept = tuple(value.kept if isinstance(value, _Parts) else None for value in held)
+        places = [(position, one) for position, one in enumerate(kept) if one is not None]
+        if len(places) == 1:
+            position, one = places[0]
+            by_rule = one.rule(equation, position)
+            if by_rule is not None:
+                return f"{one.label}_", by_rule
+        return "", represent(equation.body, kept)
+
+    def value(self, var: Var) -> Atom:
+        held = self.env[var.index]
+        if not isinstance(held, _Parts):
+            return held
+        if var.index not in self.decoded:
+            op = ops.composite(f"{held.kept.label}_decode")
+            (self.decoded[var.index],) = self.builder.add(op, held.atoms, (held.kept.type,), bodies=(held.kept.decode,))
+        return self.decoded[var.index]

@@ -1,0 +1,160 @@
+"""Rewritten modules: the parameters that a rewrite makes, in a module that is called as the original is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from thunder_fn.errors import RewriteError
+from thunder_fn.interpreters.rewrite import Step
+from thunder_fn.jit import Options
+from thunder_fn.rewrites.functions import Prepared, Rewritten
+from thunder_fn.rewrites.steps import ADAPTERS
+
+_BUFFER = "buffer "
+
+
+def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> torch.nn.Module:
+    """A copy of a module on other tensors, made from names and old ones. What was tied stays tied."""
+    memo: dict[int, Any] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        new = make(name, tensor)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+    return copy.deepcopy(module, memo)
+
+
+class Skeleton:
+    """A module without tensors, as a function of its parameters, its buffers and its arguments."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = with_tensors(module, lambda _, tensor: torch.empty_like(tensor, device="meta"))
+        self.__name__ = type(module).__name__
+
+    def __call__(
+        self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        return torch.func.functional_call(self.module, {**params, **buffers}, args, kwargs)
+
+
+class RewrittenModule(torch.nn.Module):
+    """A module whose parameters are stored in another way. Made by `quantize` and its kin.
+
+    `state_dict()` has the names, shapes and dtypes of the module that was given, and `load_state_dict` takes them.
+    `parts()` are the tensors as they are stored. What optimizers train are the adapters where there are any, otherwise
+    the parameters that are stored as they were.
+    """
+
+    def __init__(self, module: torch.nn.Module, steps: tuple[Step, ...], options: Options | None = None) -> None:
+        super().__init__()
+        self._skeleton = Skeleton(module)
+        self._functions: dict[tuple[bool, ...], Rewritten] = {}
+        self._steps, self._options = steps, options
+        self._state_names = _state_names(module)
+        self._buffer_names = tuple(name for name, _ in module.named_buffers())
+        params = {name: value.detach() for name, value in module.named_parameters()}
+        prepared = Rewritten(self._skeleton, steps).prepare(params)
+        self._layout = prepared.layout
+        adapters = any(name.endswith(ADAPTERS) for name in prepared)
+        for name, value in prepared.items():
+            if name.endswith(ADAPTERS) or name in params:
+                trained = name.endswith(ADAPTERS) or not adapters
+                self.register_parameter(_slot(name), torch.nn.Parameter(value.clone(), requires_grad=trained))
+            else:
+                self.register_buffer(_slot(name), value)
+        for name, value in module.named_buffers():
+            self.register_buffer(_BUFFER + _slot(name), value.detach().clone())
+        self.train(module.training)
+
+    def parts(self) -> Prepared:
+        """The parameters as they are stored."""
+        return Prepared(self._layout, [getattr(self, _slot(name)) for name in self._layout.rewrite.names])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes on the parameters that the parts stand for."""
+        buffers = {name: getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names}
+        return self._function()(self.parts(), buffers, *args, **kwargs)
+
+    def _function(self) -> Rewritten:
+        """The function for the module's modes: whether it and its children train is part of what is traced."""
+        modes = tuple(child.training for child in self._skeleton.module.modules())
+        if modes not in self._functions:
+            self._functions[modes] = Rewritten(self._skeleton, self._steps, self._options)
+        return self._functions[modes]
+
+    def rewritten(self, step: Step) -> RewrittenModule:
+        """This module with one more step, from the parameters that it stands for."""
+        steps = Rewritten(self._skeleton, self._steps).with_step(step).steps
+        return RewrittenModule(self.restored(), steps, self._options)
+
+    def restored(self) -> torch.nn.Module:
+        """The module that was given, with the parameters and buffers that this one stands for."""
+        known = self._known()
+        return with_tensors(self._skeleton.module, lambda name, _: known[name].clone())
+
+    def _known(self) -> dict[str, torch.Tensor]:
+        """The tensors of the module that was given, by the names under which they are listed."""
+        with torch.no_grad():
+            return {**self.parts().restore(), **dict(zip(self._buffer_names, self._own_buffers(), strict=True))}
+
+    def _own_buffers(self) -> list[torch.Tensor]:
+        return [getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names]
+
+    def train(self, mode: bool = True) -> RewrittenModule:
+        """Set the module's mode, and its children's."""
+        super().train(mode)
+        self._skeleton.module.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
+        """The parameters and buffers under the names, shapes and dtypes of the module that was given."""
+        known = self._known()
+        found = {prefix + name: known[canonical] for name, canonical in self._state_names}
+        destination = args[0] if args else kwargs.get("destination")
+        if destination is None:
+            return found
+        destination.update(found)
+        return destination
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Prepare and load parameters under the names and shapes of the module that was given. Adapters begin anew.
+
+        Raises:
+            RewriteError: under `strict`, names are missing or unknown.
+        """
+        current = self.state_dict()
+        missing, unknown = sorted(current.keys() - state_dict.keys()), sorted(state_dict.keys() - current.keys())
+        if strict and (missing or unknown):
+            raise RewriteError(f"load_state_dict: missing {missing}, unknown {unknown}")
+        given = {canonical: state_dict.get(name, current[name]) for name, canonical in self._state_names}
+        prepared = Rewritten(self._skeleton, self._steps).prepare({name: given[name] for name in self._layout.names})
+        with torch.no_grad():
+            for name, value in prepared.items():
+                getattr(self, _slot(name)).copy_(value)
+            for name, value in zip(self._buffer_names, self._own_buffers(), strict=True):
+                value.copy_(given.get(name, value))
+        return torch.nn.modules.module._IncompatibleKeys(missing, unknown)  # pyright: ignore[reportPrivateUsage]
+
+
+def _slot(name: str) -> str:
+    """A name without dots, which modules keep for their children."""
+    return name.replace(".", "/")
+
+
+def _state_names(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
+    """The names in a module's state, and for each the one under which its tensor is listed: tied ones have one."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    listed = {id(tensor): name for name, tensor in tensors.items()}
+    every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    own = {name: listed[id(tensor)] for name, tensor in every}
+    return tuple((name, own[name]) for name in module.state_dict() if name in own)
+
+
+def rewritten_module(module: torch.nn.Module, step: Step) -> RewrittenModule:
+    """A module with one more step."""
+    if isinstance(module, RewrittenModule):
+        return module.rewritten(step)
+    return RewrittenModule(module, (step,))
