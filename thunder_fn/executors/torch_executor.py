@@ -13,16 +13,17 @@ executor takes is one call, and what it computes is written below it:
 
     (v2, v3) = multimul(v0, v1, 0, 0)  # f32[2, 2] by myex
         # def multimul(v0, v1): ...
+
+Loops and choices are Python's own, each in a function in front of the program (`loops.py`).
 """
 
 from __future__ import annotations
 
-import builtins
 import keyword
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,10 +34,13 @@ from thunder_fn.errors import InvalidTrace, RegionWarning, located
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim, Claimed, claim
+from thunder_fn.executors.loops import Function, function_of
+from thunder_fn.executors.names import Names
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import identifier, literal_text, object_name, to_text
+from thunder_fn.rules import rules_of
 from thunder_fn.structured.running import bodies_compiled_by
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, Var
 
@@ -97,7 +101,7 @@ def lower(
 
 
 class _Emitter:
-    """Writes the text of one program and gathers the values that it names."""
+    """Writes the text of one program, or of a block in a function, and gathers the values that it names."""
 
     def __init__(
         self,
@@ -106,6 +110,7 @@ class _Emitter:
         donated: Sequence[int],
         writes: Sequence[int | None],
         below_autograd: bool,
+        names: Names | None = None,
     ) -> None:
         self.claimed, self.executors = flat, executors
         self.trace, self.notes = flat.trace, flat.notes
@@ -116,39 +121,46 @@ class _Emitter:
         finals = {target: atom.index for target, atom in pairs if target is not None and isinstance(atom, Var)}
         self.in_place = plan_reuse(flat.trace, donated, finals)
         self.private = self.find_private(finals)
-        self.may_skip_autograd = below_autograd
-        self.below_autograd = below_autograd and len(flat.trace.equations) >= BELOW_AUTOGRAD_FROM
+        self.below_autograd = below_autograd
         self.name = identifier(flat.trace.name)
-        self.context: dict[str, Any] = {"torch": torch, self.name: None}
-        self.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
-        self.names: dict[Any, str] = {}
-        self.homes: dict[str, list[str]] = {}
+        self.names = names or Names(self.name)
+        self.is_block = names is not None
+        if not self.is_block:
+            self.names.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
 
     def program(self) -> Program:
-        lines = list(self.lines())
-        header = f"def {self.name}({', '.join(map(str, self.trace.inputs))}):"
-        homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
-        text = "\n".join([*([f"# {homes}"] if homes else []), header, *lines, ""])
-        exec(compile(text, f"<thunder_fn {self.name}>", "exec"), self.context)
-        run = self.context.pop(self.name)
+        text, run = self.names.function(self.name, list(map(str, self.trace.inputs)), list(self.lines()))
         if any(map(_autocasts, self.trace.equations)):
             run = internals.without_autocast(run)
         return Program(text, run, self.claimed)
 
     def lines(self) -> Iterator[str]:
-        indent = "    "
-        yield from (f"    # {var}: {var.type}" for var in self.trace.inputs)
-        yield from (f"    # {constant.var}: {constant.var.type} constant" for constant in self.trace.constants)
-        if self.below_autograd:
-            yield f"    with {self.bind(internals.below_autograd, 'below_autograd', internals.below_autograd)}():"
-            indent = "        "
+        indent = ""
+        yield from (f"# {var}: {var.type}" for var in self.trace.inputs)
+        yield from (f"# {constant.var}: {constant.var.type} constant" for constant in self.trace.constants)
+        if self.below_autograd and _is_long(self.trace):
+            yield f"with {self.bind(internals.below_autograd, 'below_autograd', internals.below_autograd)}():"
+            indent = "    "
         yield from (indent + line for line in self.body())
 
     def body(self) -> Iterator[str]:
-        overwritten = {self.trace.equations[i].operands[0].index for i in self.in_place}
-        for index in self.donated:
-            if index in overwritten:
-                yield f"v{index} = {self.bind('detach', 'detach', torch.Tensor.detach)}(v{index})  # donated"
+        for var in self.overwritten:
+            yield f"{var} = {self.bind('detach', 'detach', torch.Tensor.detach)}({var})  # donated"
+        yield from self.statements()
+        yield from (f"# {note}" for note in self.notes.get(len(self.trace.equations), ()))
+        yield f"return {_tuple_text([self.output(atom) for atom in self.trace.outputs])}"
+
+    @property
+    def overwritten(self) -> tuple[Var, ...]:
+        """The donated inputs that the lines write to."""
+        targets = {self.trace.equations[i].operands[0].index for i in self.in_place}
+        return tuple(self.trace.inputs[index] for index in self.donated if index in targets)
+
+    def statements(self) -> Iterator[str]:
+        """The lines of the equations."""
+        if self.is_block:
+            for constant in self.trace.constants:
+                yield f"{constant.var} = {self.bind(id(constant.tensor), 'constant', constant.tensor)}"
         for position, equation in enumerate(self.trace.equations):
             yield from (f"# {note}" for note in self.notes.get(position, ()))
             yield self.line(position, equation)
@@ -156,8 +168,6 @@ class _Emitter:
             dead = self.dead_after(position, equation)
             if dead:
                 yield f"del {', '.join(dead)}"
-        yield from (f"# {note}" for note in self.notes.get(len(self.trace.equations), ()))
-        yield f"return {_tuple_text([self.output(atom) for atom in self.trace.outputs])}"
 
     def line(self, position: int, equation: Equation) -> str:
         comment = ", ".join(str(var.type) for var in equation.outputs)
@@ -205,19 +215,31 @@ class _Emitter:
             yield from (f"    # {line}" for line in lines[len(types) :])
 
     def structured(self, equation: Equation) -> str:
-        """A structured op's evaluation rule, called with its bodies."""
-        from thunder_fn.interpreters.evaluate import evaluate_rule
-
-        rule, bodies = evaluate_rule(equation), equation.bodies
-        name = self.bind(
-            (equation.op, bodies), equation.op.name, _run_compiled(rule, bodies, self.executors, self.may_skip_autograd)
-        )
-        own = Spelling(name, "torch.ops", rule)
-        parts = [self.arg(arg, own) for arg in equation.args]
-        parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
+        """A structured op: a function that has its bodies, or its evaluation rule, called with them."""
+        write = function_of(equation)
+        if write is not None:
+            name, parts = self.written(write, equation), [str(var) for var in equation.operands]
+        else:
+            rule, bodies = rules_of(equation).evaluate, equation.bodies
+            run = _run_compiled(rule, bodies, self.executors, self.below_autograd)
+            name = self.bind((equation.op, bodies), equation.op.name, run)
+            own = Spelling(name, "torch.ops", rule)
+            parts = [self.arg(arg, own) for arg in equation.args]
+            parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
         targets = _tuple_text([str(var) for var in equation.outputs])
         call = f"{name}({', '.join(parts)})"
         return f"{targets} = {call}" if equation.outputs else call
+
+    def written(self, write: Callable[[FunctionWriter, Equation], Function], equation: Equation) -> str:
+        """The name of the function of a structured equation, which is written where it is first needed."""
+        key = (equation.op, equation.kwargs, equation.bodies)
+        if key not in self.names.names:
+            name = self.bind(key, equation.op.name, None)
+            writer = FunctionWriter(name, self.executors, self.below_autograd)
+            made = write(writer, equation)
+            text, self.names.context[name] = writer.names.function(name, made.parameters, made.lines)
+            self.names.functions.append(text)
+        return self.names.names[key]
 
     def assign(self, equation: Equation, call: str) -> str:
         """`v3, v4 = call`, unpacked as the op's schema nests its results."""
@@ -269,20 +291,53 @@ class _Emitter:
 
     def function(self, spelling: Spelling) -> str:
         key = (spelling.home, spelling.name)
-        if key not in self.names:
-            self.homes.setdefault(spelling.home, []).append(self.bind(key, spelling.name, spelling.function))
-        return self.names[key]
+        if key not in self.names.names:
+            self.names.homes.setdefault(spelling.home, []).append(self.bind(key, spelling.name, spelling.function))
+        return self.names.names[key]
 
     def bind(self, key: Any, wanted: str, value: Any) -> str:
-        """The name of a value in the program's context: the same one for the same key."""
-        if key not in self.names:
-            base = name = wanted if wanted.isidentifier() and not keyword.iskeyword(wanted) else identifier(wanted)
-            count = 0
-            while name in self.context or (hasattr(builtins, name) and name in ("float", "complex", "getattr")):
-                count += 1
-                name = f"{base}_{count}"
-            self.names[key], self.context[name] = name, value
-        return self.names[key]
+        return self.names.bind(key, wanted, value)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionWriter:
+    """Writes the function of a structured op, as `loops.py` says."""
+
+    name: str
+    executors: tuple[Executor, ...]
+    below_autograd: bool
+    names: Names = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", Names(self.name))
+
+    def flat(self, body: Trace) -> Claimed:
+        """The body without composites."""
+        return claim(dce(body), self.executors, below_autograd=self.below_autograd)
+
+    def block(self, body: Claimed, donated: Sequence[int] = ()) -> _Emitter:
+        """What writes the lines of a body, in this function."""
+        return _Emitter(body, self.executors, donated, (), self.below_autograd, self.names)
+
+    def call(self, body: Claimed, name: str) -> str:
+        """The name of another function, which computes the body."""
+        called = self.names.bind(body.trace, name, None)
+        body = replace(body, trace=body.trace.renamed(called))
+        emitter = _Emitter(body, self.executors, (), (), self.below_autograd)
+        parameters = list(map(str, body.trace.inputs))
+        text, self.names.context[called] = emitter.names.function(called, parameters, list(emitter.body()))
+        self.names.functions.append(text)
+        return called
+
+    def bind(self, key: Any, wanted: str, value: Any) -> str:
+        """The name of a value: the same one for the same key."""
+        return self.names.bind(key, wanted, value)
+
+
+def _is_long(trace: Trace) -> bool:
+    """The program makes so many calls that running below autograd pays."""
+    is_loop = (equation.op.kind == "structured" and equation.bodies for equation in trace.equations)
+    return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)
 
 
 def _autocasts(equation: Equation) -> bool:

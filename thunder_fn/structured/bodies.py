@@ -45,13 +45,19 @@ def capture_bodies(
 ) -> Bodies:
     """Capture functions, each on its arguments, as bodies with shared closures.
 
+    One function on the same arguments is captured once, so conditions nested in both branches take linear work.
+
     Args:
         writes: a function may write to tensors from outside: the new values are outputs, for `write_inside`.
 
     Raises:
         CaptureError: a function writes to a tensor from outside, and may not.
     """
-    captured = tuple(capture(function, arguments) for function, arguments in zip(functions, args, strict=True))
+    known: dict[tuple[int, int], Captured] = {}
+    for function, arguments in zip(functions, args, strict=True):
+        key = id(function), id(arguments)
+        known[key] = known.get(key) or capture(function, arguments)
+    captured = tuple(known[id(function), id(arguments)] for function, arguments in zip(functions, args, strict=True))
     for function, one in zip(functions, captured, strict=True):
         if not writes:
             check_no_writes(op, function, one)

@@ -263,7 +263,7 @@ def _choose(
         raise TraceTypeError(f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}")
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
     check_branches(op, functions, bodies)
-    values = (choice.reshape(()), *tensor_leaves(operands), *bodies.closures)
+    values = (choice.reshape(()) if choice.ndim else choice, *tensor_leaves(operands), *bodies.closures)
     results = bind(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types)
     return bodies.captured[0].result(results)
 

@@ -1,0 +1,217 @@
+"""Structured ops as Python: the functions that stand for scan, while_loop, cond and switch in a program.
+
+    # torch: mm, tanh_; torch.Tensor: add_
+    def scan(v0, v1, x2):
+        y0 = []
+        for v2, in zip(x2.unbind(0)):
+            v3 = mm(v1, v0)  # f32[16, 64]
+            v4 = add_(v3, v2)  # f32[16, 64] in v3's memory
+            v5 = tanh_(v4)  # f32[16, 64] in v4's memory
+            y0.append(v5)
+            v1 = v5
+        return (v1, stack(y0))
+
+A body stands in the function itself, so a step of a loop calls nothing but its ops. What is the same in every step is
+computed in front of the loop, and a step may compute in the memory of a carry that nobody else holds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.executors.reuse import find_aliases
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.structured.cond import COND, SWITCH
+from thunder_fn.structured.loop import SCAN, Loop
+from thunder_fn.structured.while_split import WHILE, While
+from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
+
+if TYPE_CHECKING:
+    from thunder_fn.executors.claims import Claimed
+    from thunder_fn.executors.torch_executor import FunctionWriter
+
+INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """The parameters of a function, and its lines."""
+
+    parameters: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def function_of(equation: Equation) -> Callable[[FunctionWriter, Equation], Function] | None:
+    """What writes the function of a structured equation; None for one that runs by its evaluation rule."""
+    if any(body.constants for body in equation.bodies):
+        return None
+    if equation.op == SCAN:
+        return _scan if Loop.of(equation).length else None
+    return {WHILE: _while, COND: _cond, SWITCH: _switch}.get(equation.op)
+
+
+# ---- scan ----
+
+
+def _scan(writer: FunctionWriter, equation: Equation) -> Function:
+    loop = Loop.of(equation)
+    once, step = split_invariant(writer.flat(equation.body), loop.num_consts)
+    body, num_hoisted = step.trace, len(once.trace.outputs)
+    loop = replace(loop, num_consts=loop.num_consts + num_hoisted)
+    block = writer.block(step, private_carries(body, loop.num_consts, loop.num_carry))
+    consts, carry, xs = loop.parts(body.inputs)
+    own = consts[: len(consts) - num_hoisted]
+    outputs, ys = loop.results(body.outputs)
+    lines = list(_hoisted(writer, once, own, consts[len(own) :]))
+    lines += [f"{var} = {_clone(writer)}({var})" for var in block.overwritten]
+    lines += [f"y{i} = []" for i in range(len(ys))]
+    lines.append(_scan_header(loop, xs))
+    inside = [*block.statements(), *(f"y{i}.append({block.output(y)})" for i, y in enumerate(ys))]
+    inside += _assign(map(str, carry), map(block.output, outputs))
+    lines += _indented(inside or ["pass"])
+    stack, order = writer.bind(torch.stack, "stack", torch.stack), "[::-1]" if loop.reverse else ""
+    lines.append(f"return {_tuple([*map(str, carry), *(f'{stack}(y{i}{order})' for i in range(len(ys)))])}")
+    return Function((*map(str, (*own, *carry)), *(f"x{var.index}" for var in xs)), tuple(lines))
+
+
+def _scan_header(loop: Loop, xs: Sequence[Var]) -> str:
+    if not xs:
+        return f"for _ in range({loop.length}):"
+    slices = [f"x{var.index}.unbind(0)" for var in xs]
+    if loop.reverse:
+        slices = [f"reversed({text})" for text in slices]
+    if len(xs) == 1:
+        return f"for {xs[0]} in {slices[0]}:"
+    return f"for {', '.join(map(str, xs))} in zip({', '.join(slices)}):"
+
+
+def _hoisted(writer: FunctionWriter, once: Claimed, operands: Sequence[Var], targets: Sequence[Var]) -> Iterator[str]:
+    if targets:
+        yield f"{_tuple(map(str, targets))} = {writer.call(once, 'invariant')}({', '.join(map(str, operands))})"
+
+
+def _clone(writer: FunctionWriter) -> str:
+    return writer.bind(torch.clone, "clone", torch.clone)
+
+
+def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False) -> tuple[Claimed, Claimed]:
+    """A body in two: what is the same in every step, from the consts, and the step, which takes that after them.
+
+    Args:
+        only_views: leave ops that compute something in the step, since there may be no step.
+    """
+    trace = body.trace
+    fixed = {var.index for var in trace.inputs[:num_consts]}
+    early = list[int]()
+    for position, equation in enumerate(trace.equations):
+        operands_are_fixed = equation.op.kind == "leaf" and all(var.index in fixed for var in equation.operands)
+        if operands_are_fixed and not is_kept(equation) and (ops.is_view(equation.op) or not only_views):
+            early.append(position)
+            fixed.update(var.index for var in equation.outputs)
+    chosen = tuple(trace.equations[position] for position in early)
+    late = tuple(equation for position, equation in enumerate(trace.equations) if position not in set(early))
+    read = {var.index for equation in late for var in equation.operands}
+    read |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
+    hoisted = tuple(var for equation in chosen for var in equation.outputs if var.index in read)
+    once = canonical(trace.inputs[:num_consts], chosen, hoisted)
+    inputs = (*trace.inputs[:num_consts], *hoisted, *trace.inputs[num_consts:])
+    step = canonical(inputs, late, trace.outputs, trace.constants, name=trace.name)
+    notes = dict[int, tuple[str, ...]]()
+    for position, texts in body.notes.items():
+        place = position - bisect_left(early, position)
+        notes[place] = (*notes.get(place, ()), *texts)
+    return replace(body, trace=once, notes={}), replace(body, trace=step, notes=notes)
+
+
+def private_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[int, ...]:
+    """The carries of a flat body, by input, that lie in memory which only they see once a step has run.
+
+    A step that overwrites one needs a copy of the first carry, no more.
+    """
+    aliases = find_aliases(body)
+    outputs = [atom for atom in body.outputs if isinstance(atom, Var)]
+    found: list[int] = []
+    for position in range(num_carry):
+        atom = body.outputs[position]
+        if not isinstance(atom, Var) or not aliases.whole[atom.index]:
+            continue
+        mine = aliases.buffers[atom.index]
+        if sum(bool(mine & aliases.buffers[other.index]) for other in outputs) == 1:
+            found.append(num_consts + position)
+    return tuple(found)
+
+
+# ---- while_loop ----
+
+
+def _while(writer: FunctionWriter, equation: Equation) -> Function:
+    loop = While.of(equation)
+    once, step = split_invariant(writer.flat(equation.bodies[1]), loop.num_consts, only_views=True)
+    body, test = step.trace, writer.flat(equation.bodies[0])
+    num_consts = loop.num_consts + len(once.trace.outputs)
+    hoisted, carry = body.inputs[loop.num_consts : num_consts], body.inputs[num_consts:]
+    test = replace(test, trace=with_more_inputs(test.trace, loop.num_consts, hoisted))
+    condition, block = writer.block(test), writer.block(step, private_carries(body, num_consts, len(carry)))
+    own = body.inputs[: loop.num_consts]
+    lines = list(_hoisted(writer, once, own, hoisted))
+    lines += [f"{var} = {_clone(writer)}({var})" for var in block.overwritten]
+    lines.append("while True:" if loop.max_steps is None else f"for _ in range({loop.max_steps}):")
+    inside = [*condition.statements(), f"if not {condition.output(test.trace.outputs[0])}:", f"{INDENT}break"]
+    inside += [*block.statements(), *_assign(map(str, carry), map(block.output, body.outputs))]
+    lines += [*_indented(inside), f"return {_tuple(map(str, carry))}"]
+    return Function(tuple(map(str, (*own, *carry))), tuple(lines))
+
+
+def with_more_inputs(trace: Trace, position: int, like: Sequence[Var]) -> Trace:
+    """The trace with inputs that it does not read, of the types of `like`, at a position."""
+    new = tuple(Var(num_vars(trace) + i, var.type) for i, var in enumerate(like))
+    inputs = (*trace.inputs[:position], *new, *trace.inputs[position:])
+    return canonical(inputs, trace.equations, trace.outputs, trace.constants, name=trace.name)
+
+
+# ---- cond and switch ----
+
+
+def _cond(writer: FunctionWriter, equation: Equation) -> Function:
+    lines: list[str] = []
+    for header, body in zip(("if choice:", "else:"), equation.bodies, strict=True):
+        lines += [header, *_branch(writer, body)]
+    return Function(("choice", *map(str, equation.bodies[0].inputs)), tuple(lines))
+
+
+def _switch(writer: FunctionWriter, equation: Equation) -> Function:
+    lines, last = ["choice = int(choice)"], len(equation.bodies) - 1
+    for position, body in enumerate(equation.bodies):
+        lines += [f"if choice <= {position}:" if position < last else "if True:", *_branch(writer, body)]
+    return Function(("choice", *map(str, equation.bodies[0].inputs)), tuple(lines))
+
+
+def _branch(writer: FunctionWriter, body: Trace) -> Iterator[str]:
+    block = writer.block(writer.flat(body))
+    yield from _indented([*block.statements(), f"return {_tuple(map(block.output, block.trace.outputs))}"])
+
+
+# ---- text ----
+
+
+def _assign(targets: Any, values: Any) -> list[str]:
+    """One line that gives the targets their new values, None where nothing changes."""
+    pairs = [(target, value) for target, value in zip(targets, values, strict=True) if target != value]
+    if not pairs:
+        return []
+    return [f"{', '.join(target for target, _ in pairs)} = {', '.join(value for _, value in pairs)}"]
+
+
+def _indented(lines: Sequence[str]) -> Iterator[str]:
+    return (INDENT + line for line in lines)
+
+
+def _tuple(parts: Any) -> str:
+    texts = list(parts)
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

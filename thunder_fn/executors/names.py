@@ -1,0 +1,45 @@
+"""The values that a generated function names, and its text."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn.pretty import identifier
+
+BUILTINS = ("float", "complex", "getattr", "zip", "reversed", "range", "int")
+"""Names of Python's that generated code calls."""
+
+
+class Names:
+    """The values that one function names, and the functions that were written for it."""
+
+    def __init__(self, name: str) -> None:
+        self.context: dict[str, Any] = {"torch": torch, name: None}
+        self.names: dict[Any, str] = {}
+        self.homes: dict[str, list[str]] = {}
+        self.functions: list[str] = []
+
+    def bind(self, key: Any, wanted: str, value: Any) -> str:
+        """The name of a value in the context: the same one for the same key."""
+        if key not in self.names:
+            base = name = wanted if wanted.isidentifier() and not keyword.iskeyword(wanted) else identifier(wanted)
+            count = 0
+            while name in self.context or (hasattr(builtins, name) and name in BUILTINS):
+                count += 1
+                name = f"{base}_{count}"
+            self.names[key], self.context[name] = name, value
+        return self.names[key]
+
+    def function(self, name: str, parameters: Sequence[str], lines: Iterable[str]) -> tuple[str, Callable[..., Any]]:
+        """The text of a function, after those that were written for it, and the function."""
+        body = [f"    {line}" for line in lines]
+        homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
+        header = f"def {name}({', '.join(parameters)}):"
+        text = "\n".join([*([f"# {homes}"] if homes else []), header, *body, ""])
+        exec(compile(text, f"<thunder_fn {name}>", "exec"), self.context)
+        return "\n".join([*self.functions, text]), self.context.pop(name)
