@@ -6,10 +6,13 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from thunder_fn.commands import run_command
+
 COMMANDS = {
     "demo": ("thunder_fn.demo", "train a small GPT on Python's own source with one jitted train step"),
     "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside its peers"),
 }
+"""Name, the module that has the command's `main`, and what it does. A new command is a line here."""
 
 USAGE = "usage: python -m thunder_fn COMMAND [--help]\n\ncommands:\n" + "\n".join(
     f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()
@@ -17,7 +20,7 @@ USAGE = "usage: python -m thunder_fn COMMAND [--help]\n\ncommands:\n" + "\n".joi
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code: 0 well, 1 failed, 2 misused."""
+    """Run a command and return its exit code: 0 well, 1 failed, 2 misused, 130 interrupted."""
     match argv:
         case [] | ["-h" | "--help", *_]:
             print(USAGE)
@@ -25,12 +28,10 @@ def main(argv: Sequence[str]) -> int:
         case [name, *rest] if name in COMMANDS:
             module, _ = COMMANDS[name]
             return importlib.import_module(module).main(rest)
-        case [name, *_]:
-            print(f"thunder_fn: there is no command {name!r}\n\n{USAGE}", file=sys.stderr)
-            return 2
         case _:
+            print(f"thunder_fn: there is no command {argv[0]!r}\n\n{USAGE}", file=sys.stderr)
             return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -21,7 +21,7 @@ from thunder_fn.capture.recorder import Leaf, Recorder
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Type, Var, canonical, map_arg
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Type, Var, canonical, map_arg, python_arg
 
 
 def is_differentiable(type: Type) -> bool:
@@ -37,15 +37,6 @@ def alone(equation: Equation) -> Trace:
     kwargs = tuple((key, map_arg(lambda _: next(supply), arg)) for key, arg in equation.kwargs)
     outputs = tuple(Var(len(inputs) + i, var.type) for i, var in enumerate(equation.outputs))
     return Trace(inputs, (Equation(equation.op, args, kwargs, outputs, equation.bodies, equation.source),), outputs)
-
-
-def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
-    """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists."""
-    if isinstance(arg, Var):
-        return read(arg)
-    if isinstance(arg, Literal):
-        return arg.value
-    return [python_arg(item, read) for item in arg]
 
 
 def _refuse_hidden(equation: Equation) -> None:

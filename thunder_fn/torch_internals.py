@@ -75,6 +75,10 @@ OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 # ---- recording: a fake tensor mode that reports every op below autograd and functionalization ----
 
 
+_DEVICE = torch.ops.prim.device.default
+"""A question that PyTorch asks of every tensor that it wraps."""
+
+
 def _ignore_op(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     pass
 
@@ -95,6 +99,8 @@ class RecordingMode(FakeTensorMode):
         self._assumption: tuple[bool, str | None] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         kwargs = kwargs or {}
         if self._silent:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -204,21 +210,25 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor of mode with the dtype, sizes, strides and device of `tensor`, unrelated to it otherwise."""
     with no_torch_function():
         shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
-    with only_mode(mode):
+    with _only_memory():
         if not offset:
-            return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
-        extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
-        memory = torch.empty(offset + extent, dtype=tensor.dtype, device=tensor.device)
-        return torch.as_strided(memory, shape, stride, offset)
+            elem = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+        else:
+            extent = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+            memory = torch.empty(offset + extent, dtype=tensor.dtype, device="meta")
+            elem = torch.as_strided(memory, shape, stride, offset)
+        return FakeTensor(mode, elem, tensor.device)
 
 
 def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
     """A contiguous fake tensor of mode, or the transpose of a contiguous matrix."""
     shape = static_shape(type)
-    with only_mode(mode):
+    with _only_memory():
         if is_transposed:
-            return torch.empty_strided(shape, (1, shape[0]), dtype=type.dtype, device=type.device)
-        return torch.empty(shape, dtype=type.dtype, device=type.device)
+            elem = torch.empty_strided(shape, (1, shape[0]), dtype=type.dtype, device="meta")
+        else:
+            elem = torch.empty(shape, dtype=type.dtype, device="meta")
+        return FakeTensor(mode, elem, type.device)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -230,6 +240,14 @@ def fake_in(mode: FakeTensorMode, type: TensorType) -> torch.Tensor:
     """A contiguous fake tensor of such a mode."""
     with isolated(), no_torch_function(), mode:
         return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
+
+
+@contextlib.contextmanager
+def _only_memory() -> Generator[None]:
+    """No mode and no torch.func level sees the tensors that are made inside."""
+    outside = temporarily_clear_interpreter_stack()
+    with outside, torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
 
 
 def custom_op_name(op: Any) -> str | None:
@@ -350,6 +368,8 @@ class TracerMode(FunctionalTensorMode):
         self.on_change = on_change
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         if _get_dispatch_mode(_PROXY) is not None:
             raise SymbolicTracing
         if self.on_change is None or torch.is_grad_enabled():

@@ -19,7 +19,7 @@ Sources, names and spans are for people: they take no part in equality.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal as Choice, TypeAlias
 
@@ -212,7 +212,7 @@ class Equation:
     @property
     def operands(self) -> tuple[Var, ...]:
         """The variables in args and kwargs, in order, with repeats."""
-        return tuple(vars_in((self.args, tuple(value for _, value in self.kwargs))))
+        return tuple(vars_in((self.args, tuple(value for _, value in self.kwargs)) if self.kwargs else self.args))
 
     @property
     def body(self) -> Trace:
@@ -221,7 +221,7 @@ class Equation:
         return body
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Trace:
     """A closed program. See the grammar at the top of this module.
 
@@ -286,6 +286,13 @@ class Trace:
 
         return to_fx(self)
 
+    @staticmethod
+    def from_fx(module: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> Trace:
+        """The trace of an FX graph module of ATen calls. See `fx.from_fx`."""
+        from thunder_fn.fx import from_fx
+
+        return from_fx(module, example_inputs)
+
     @property
     def input_types(self) -> tuple[Type, ...]:
         """The types of the inputs, in order."""
@@ -349,13 +356,18 @@ def num_vars(trace: Trace) -> int:
     return len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
 
 
-def vars_in(arg: Any) -> Iterator[Var]:
+def vars_in(arg: Any) -> list[Var]:
     """The variables in an argument, in order, with repeats."""
     if isinstance(arg, Var):
-        yield arg
-    elif isinstance(arg, tuple):
+        return [arg]
+    found: list[Var] = []
+    if isinstance(arg, tuple):
         for item in arg:
-            yield from vars_in(item)
+            if isinstance(item, Var):
+                found.append(item)
+            elif isinstance(item, tuple) and item:
+                found += vars_in(item)
+    return found
 
 
 def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
@@ -365,6 +377,15 @@ def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
     if isinstance(arg, tuple):
         return tuple(map_arg(f, item) for item in arg)
     return arg
+
+
+def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
+    """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists."""
+    if isinstance(arg, Var):
+        return read(arg)
+    if isinstance(arg, Literal):
+        return arg.value
+    return [python_arg(item, read) for item in arg]
 
 
 def _check_numbering(trace: Trace) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -296,3 +298,18 @@ def test_plain_attributes_change_once_as_all_python_does() -> None:
     module = Keeper(lambda m, y: m.seen.append("called"))
     capture(module, (X,))
     assert (module.steps, module.seen) == (1, ["called"])
+
+
+def test_equal_layers_share_one_body() -> None:
+    """Within a capture and with captures of other models that are alive; a dead one keeps nothing."""
+
+    def bodies() -> list[Trace]:
+        trace = capture(nn.Sequential(*(Residual() for _ in range(3))), (torch.randn(2, 3, 4, 4),)).trace
+        return [equation.body for equation in trace.equations if equation.op.name == "Residual"]
+
+    first, second = bodies(), bodies()
+    assert len(first) == 3 and all(body is first[0] for body in first + second)
+    reference = weakref.ref(first[0])
+    del first, second
+    gc.collect()
+    assert reference() is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from thunder_fn import demo
 from thunder_fn.__main__ import COMMANDS, main
+from thunder_fn.commands import run_command
 
 
 def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +42,41 @@ def test_bad_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixt
         main(["demo", *argv])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.endswith(f"python -m thunder_fn demo: error: {message}\n")
+
+
+def test_commands_pass_their_arguments_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["benchmarks", "nothing"])
+    assert stopped.value.code == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("python -m thunder_fn.benchmarks: error: there is no benchmark 'nothing'; there are call, ")
+    )
+
+
+def test_a_reader_that_stops_reading_ends_a_command_quietly() -> None:
+    """As `python -m thunder_fn demo | head -1` does."""
+    code = """
+        import sys
+        from thunder_fn.commands import run_command
+        sys.exit(run_command(lambda argv: [print("line", flush=True) for _ in range(100_000)] and 0, []))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_an_interrupted_command(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted, []) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 @pytest.mark.parametrize("with_extras", [True, False])

@@ -41,6 +41,7 @@ def test_round_trip(build: Callable[[], Trace], given: str) -> None:
 
 def test_a_flat_trace_comes_back_equal() -> None:
     assert from_fx(to_fx(leaves())) == leaves()
+    assert Trace.from_fx(leaves().to_fx()) == leaves()
     assert from_fx(to_fx(splits())) == splits()
 
 

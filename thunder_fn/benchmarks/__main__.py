@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from thunder_fn.benchmarks.harness import machine, save, show
+from thunder_fn.commands import run_command
 
 NAMES = ("call", "trace", "train", "transforms")
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(prog="python -m thunder_fn.benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m thunder_fn.benchmarks",
+        description="Run named benchmarks beside every peer that is installed; print medians and ratios.",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them by default")
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="write each result there as JSON")
     parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
@@ -34,4 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import gc
 import importlib.metadata
 import json
 import os
@@ -79,14 +80,21 @@ def _time(peer: Callable[[], object], calls: int) -> float:
 
 
 def once(peer: Callable[[], object]) -> float:
-    """Seconds for one call, for things that happen once, such as a first trace."""
-    return _time(peer, 1)
+    """Seconds for one call, for things that happen once, such as a first trace; the garbage collector waits meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        return _time(peer, 1)
+    finally:
+        gc.enable()
 
 
-def single(name: str, seconds: dict[str, float], target: str = "", notes: tuple[str, ...] = ()) -> Result:
-    """A result of things that were timed once each."""
+def single(
+    name: str, seconds: dict[str, float], target: str = "", notes: tuple[str, ...] = (), parts: tuple[str, ...] = ()
+) -> Result:
+    """A result of things that happen once. `parts` of ours are shown without a ratio."""
     ours = seconds.get(OURS)
-    ratios = {peer: ours / value for peer, value in seconds.items() if ours and peer != OURS}
+    ratios = {peer: ours / value for peer, value in seconds.items() if ours and peer not in (OURS, *parts)}
     return Result(name, seconds, ratios, target, " ".join(sys.argv), machine(), notes)
 
 

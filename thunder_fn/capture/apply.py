@@ -7,7 +7,7 @@ where autograd or a torch.func transform around it must see every op, it is repl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.errors import CaptureError, located
-from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical
+from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical, python_arg
 
 
 def apply_inside(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...]:
@@ -122,8 +122,9 @@ def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[An
 
 
 def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> tuple[Any, ...]:
-    args = [_python(arg, env) for arg in equation.args]
-    kwargs = {key: _python(arg, env) for key, arg in equation.kwargs}
+    read: Callable[[Var], Any] = lambda var: env[var.index]
+    args = [python_arg(arg, read) for arg in equation.args]
+    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
     match equation.op.kind:
         case "leaf":
             result = ops.overload(equation.op)(*args, **kwargs)
@@ -136,16 +137,6 @@ def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> 
             from thunder_fn.interpreters.evaluate import evaluate_rule
 
             return tuple(evaluate_rule(equation)(equation.bodies, *args, **kwargs))
-
-
-def _python(arg: Arg, env: list[Any]) -> Any:
-    match arg:
-        case Var():
-            return env[arg.index]
-        case Literal():
-            return arg.value
-        case tuple():
-            return [_python(item, env) for item in arg]
 
 
 # ---- calls ----

@@ -35,7 +35,7 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
     """Raise for an argument that has no type in a trace and should not be baked in."""
     if isinstance(leaf, torch.Tensor):
         if not internals.is_plain(leaf):
-            check_supported(leaf, path())
+            check_supported(leaf, path)
         return
     fixes = {
         np.ndarray: "Convert it with `torch.from_numpy`; a tensor becomes an input of the trace.",

@@ -7,6 +7,7 @@ whatever else later equations use. Equal bodies become one object.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -100,7 +101,7 @@ def _without_elements(var: Var) -> Var:
     return Var(var.index, dataclasses.replace(var.type, shape=(0,))) if isinstance(var.type, TensorType) else var
 
 
-def _uses(leaf: Leaf) -> Iterator[Var]:
+def _uses(leaf: Leaf) -> list[Var]:
     return vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
 
 
@@ -256,4 +257,17 @@ def _close(
         inputs.append(context.recorder.fresh(var.type) if var.index in seen else var)
         seen.add(var.index)
     body = canonical(tuple(inputs), tuple(equations), outputs, name=scope.name.rsplit(".", 1)[-1])
-    return context.bodies.setdefault(body, body)
+    return context.bodies.setdefault(body, _alive_as(body))
+
+
+_alive: weakref.WeakValueDictionary[tuple[int, int], Trace] = weakref.WeakValueDictionary()
+
+
+def _alive_as(body: Trace) -> Trace:
+    """The body, or one of an earlier capture that differs in nothing: memos then find the next capture of a model fast."""
+    key = (hash(body), body.origin)
+    known = _alive.get(key)
+    if known is not None and known == body:
+        return known
+    _alive[key] = body
+    return body

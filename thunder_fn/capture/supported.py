@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,14 +66,14 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return internals.is_functorch_wrapped(tensor)
 
 
-def check_supported(tensor: torch.Tensor, what: str = "a closed-over tensor") -> None:
-    """Raise for tensors that have no type in a trace."""
+def check_supported(tensor: torch.Tensor, what: Callable[[], str] = lambda: "a closed-over tensor") -> None:
+    """Raise for tensors that have no type in a trace; `what` says which one."""
     if isinstance(tensor, EscapedValue):
         raise escaped_error()
     with internals.no_torch_function():
         kind, fix = _unsupported(tensor)
     if kind:
-        text = f"{what} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape and device"
+        text = f"{what()} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape and device"
         raise UnsupportedInput(located(text, fix=fix))
 
 

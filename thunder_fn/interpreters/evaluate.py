@@ -17,7 +17,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import MissingRule, TraceTypeError, located
 from thunder_fn.rules import rules_of
-from thunder_fn.trace import Arg, Equation, Literal, TensorType, Trace, Type, Var, short_dtype
+from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
 
 EvaluateRule = Callable[..., Sequence[Any]]
 
@@ -49,21 +49,12 @@ def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         *map(internals.plain, inputs),
         *(internals.plain(constant.tensor) for constant in trace.constants),
     ]
+    read: Callable[[Var], Any] = lambda var: env[var.index]
     for equation in trace.equations:
-        args = [_value(env, arg) for arg in equation.args]
-        kwargs = {key: _value(env, arg) for key, arg in equation.kwargs}
+        args = [python_arg(arg, read) for arg in equation.args]
+        kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
         env.extend(_apply(equation, env, args, kwargs))
-    return tuple(_value(env, atom) for atom in trace.outputs)
-
-
-def _value(env: list[Any], arg: Arg) -> Any:
-    match arg:
-        case Var():
-            return env[arg.index]
-        case Literal():
-            return arg.value
-        case tuple():
-            return [_value(env, item) for item in arg]
+    return tuple(python_arg(atom, read) for atom in trace.outputs)
 
 
 def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
