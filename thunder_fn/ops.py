@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.pure_twins import PREFIX, twin_of
 from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.trace import Equation, Op
 
@@ -31,6 +32,8 @@ def overload(op: Op) -> OpOverload:
     if op.kind != "leaf":
         raise InvalidTrace(f"{op} is a {op.kind} op and has no PyTorch overload")
     namespace, name, variant = op.name.split(".")
+    if namespace.startswith(PREFIX):
+        return twin_of(overload_named(op.name.removeprefix(PREFIX)))
     try:
         return getattr(getattr(getattr(torch.ops, namespace), name), variant)
     except AttributeError:

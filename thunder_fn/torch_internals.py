@@ -351,7 +351,8 @@ def changed_tensors(func: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor
 class TracerMode(FunctionalTensorMode):
     """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
-    `on_higher_order` is called instead of PyTorch's ops that take functions.
+    `on_higher_order` is called instead of PyTorch's ops that take functions; `pure_call` gives what to call instead of an
+    op that changes tensors in place and that functionalization does not know.
     """
 
     supports_higher_order_operators = True
@@ -361,8 +362,10 @@ class TracerMode(FunctionalTensorMode):
         on_new: Callable[[torch.Tensor], None],
         on_higher_order: Callable[[Any, Any, Any], Any] | None = None,
         on_change: OnChange | None = None,
+        pure_call: Callable[[OpOverload], Callable[..., Any] | None] = lambda func: None,
     ) -> None:
         super().__init__()
+        self.pure_call = pure_call
         self.on_new = on_new
         self.on_higher_order = on_higher_order
         self.on_change = on_change
@@ -393,6 +396,10 @@ class TracerMode(FunctionalTensorMode):
         if func in OUT_OF_PLACE:
             with self:
                 return args[0].copy_(OUT_OF_PLACE[func](*args, **kwargs))
+        pure = self.pure_call(func) if isinstance(func, OpOverload) else None
+        if pure is not None:
+            with self:
+                return pure(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
         if type(result) is FunctionalTensor:
@@ -793,6 +800,7 @@ HIGHER_ORDER = {
     "map": ("torch._higher_order_ops.map", "map"),
     "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
     "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
+    "linearize": ("torch._functorch.eager_transforms", "linearize"),
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
     "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
@@ -816,6 +824,13 @@ FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[att
 def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """What runs before the module's forward."""
     return list(module._forward_pre_hooks.values())
+
+
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Autograd would run a hook of this module, or of all modules, in its backward."""
+    everywhere = torch.nn.modules.module
+    of_all = everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks
+    return bool(of_all or module._backward_hooks or module._backward_pre_hooks)
 
 
 def has_setup_context(cls: Any) -> bool:
@@ -899,6 +914,11 @@ def is_decomposed(overload: OpOverload) -> bool:
 def schema_of(overload: OpOverload) -> Any:
     """The op's schema: `arguments`, each with `name`, `type`, `kwarg_only` and `alias_info`, `returns`, `is_mutable`."""
     return overload._schema
+
+
+def has_own_functionalization(overload: OpOverload) -> bool:
+    """The op says itself what it is without changing anything in place."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Functionalize")
 
 
 def schema_arguments(overload: OpOverload) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import thunder_fn as tfn
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
-from thunder_fn.errors import UnsupportedCall
+from thunder_fn.errors import MissingRule
 from thunder_fn.trace import subtraces
 
 X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
@@ -317,6 +318,20 @@ def test_autograd_functions_without_gradients_are_transparent() -> None:
     assert torch.equal(tfn.vmap(lambda row: scaled(row, row) * 2)(X), X * X * 2)
 
 
+def test_linearize_of_pytorch() -> None:
+    """Which in eager traces with `make_fx`, and warns that it does."""
+
+    def f(x: Any) -> Any:
+        value, linear = torch.func.linearize(lambda x: x.sin() + torch.rand(3), x)
+        return value, linear(x)
+
+    torch.manual_seed(0)
+    value, tangent = tfn.jit(f)(X)
+    torch.manual_seed(0)
+    assert torch.equal(value, X.sin() + torch.rand(3))
+    assert torch.allclose(tangent, X * X.cos())
+
+
 # ---- custom ops ----
 
 
@@ -351,10 +366,51 @@ def test_custom_op_is_a_leaf() -> None:
     assert torch.allclose(tfn.jvp(sine, (X,), (X,))[1], X * X.cos())
 
 
-def test_custom_op_that_mutates_is_an_error() -> None:
-    with pytest.raises(UnsupportedCall) as info:
-        capture(lambda x: shift(y := x.clone(), 2.0) or y, (X,))
+@torch.library.custom_op("capture_test::spread", mutates_args=("outs", "rest"))
+def spread(
+    x: torch.Tensor, outs: list[torch.Tensor], rest: torch.Tensor | None = None, by: float = 2.0
+) -> torch.Tensor:
+    """A custom op that changes a list and an optional argument, and returns something new."""
+    for out in outs:
+        out.add_(x * by)
+    if rest is not None:
+        rest.sub_(x)
+    return x * 3
+
+
+@spread.register_fake
+def _(x: torch.Tensor, outs: list[torch.Tensor], rest: Any = None, by: float = 2.0) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+LIBRARY = torch.library.Library("capture_test", "FRAGMENT")
+LIBRARY.define("scale_(Tensor(a!) self, float by) -> Tensor(a!)")
+LIBRARY.impl("scale_", lambda x, by: x.mul_(by), "CompositeExplicitAutograd")
+LIBRARY.define("double.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+LIBRARY.impl("double.out", lambda x, out: out.copy_(x * 2), "CompositeExplicitAutograd")
+
+
+def spreading(x: Any, a: Any, b: Any) -> Any:
+    """Views, lists, optional and keyword arguments are changed; results alias arguments."""
+    y = spread(x, [a, b[0]], rest=b[1], by=3.0) + spread(x, [a])
+    z = torch.ops.capture_test.scale_(b[:, 1:], 5.0)
+    e = torch.empty(3)
+    torch.ops.capture_test.double.out(x, out=e)
+    shift(e, 1.0)
+    return y, z + 1, e
+
+
+def test_custom_ops_that_mutate() -> None:
+    trace = agree(lambda x: spreading(x[0].clone(), x[1].clone(), x.clone()), X)
+    assert pickle.loads(pickle.dumps(trace)) == trace
+    ours, eagers = ([torch.ones(3), torch.ones(3), torch.ones(2, 3)] for _ in range(2))
+    assert all(map(torch.equal, tfn.jit(spreading)(*ours), spreading(*eagers)))
+    assert all(map(torch.equal, ours, eagers))
+
+
+def test_custom_ops_that_mutate_have_no_derivative() -> None:
+    with pytest.raises(MissingRule) as info:
+        tfn.grad(lambda x: (shift(y := x.clone(), 2.0) or y).sum())(X)
     assert str(info.value).startswith(
-        "the custom op capture_test.shift.default changes its arguments in place, "
-        "and thunder_fn has no pure version of it\n"
+        "capture_test.shift.default writes to its arguments, and PyTorch has no derivative for such custom ops"
     )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import thunder_fn as tfn
 from thunder_fn import errors
@@ -165,7 +166,6 @@ UNSUPPORTED: tuple[Any, ...] = (
     lambda x: torch.nested.as_nested_tensor([x, x], layout=torch.jagged),
     lambda x: torch.sparse_coo_tensor(torch.tensor([[0], [1]]), x[0, :1], (2, 3)),
     lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-    lambda x: torch.func.linearize(torch.sin, x)[1](x),
     lambda x: torch.seed(),
     lambda x: (torch.get_rng_state(), torch.rand(2), torch.set_rng_state(torch.get_rng_state() * 1)),
     lambda x: setattr(x, "data", torch.zeros(5)),
@@ -180,6 +180,11 @@ def test_no_exception_of_pytorchs_insides(f: Any) -> None:
     assert f"{__file__}:{f.__code__.co_firstlineno + (f is resize) * 3} in " in str(error)
     for word in ("FakeTensor", "FunctionalTensor", "Proxy", "TracerMode", "shape_env"):
         assert word not in str(error)
+
+
+def test_symbolic_tracing_inside_a_capture() -> None:
+    error = error_of(lambda x: make_fx(torch.sin)(x), kind=errors.UnsupportedCall)
+    assert str(error).startswith("PyTorch's own tracer (`make_fx`) cannot run inside a traced function\n")
 
 
 PARAMETER = nn.Parameter(torch.ones(3))
@@ -453,3 +458,16 @@ def test_exceptions_that_end_the_program_pass(error: Any) -> None:
 def test_wrong_shapes_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     error_of(lambda x: x @ x, kind=RuntimeError)
     assert caplog.records == []
+
+
+def test_backward_hooks() -> None:
+    layer = nn.Linear(3, 3)
+    handle = layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+    loss = lambda x: layer(x).sum()
+    assert str(error_of(loss, kind=errors.UnsupportedCall)) == (
+        "a Linear has backward hooks, which autograd runs and a trace does not have\n"
+        f"from:         {here(loss)}\n"
+        "Remove them, or write what they do to the gradient with `custom_vjp`."
+    )
+    handle.remove()
+    capture(layer, (X,))

@@ -10,6 +10,7 @@ import torch
 
 from thunder_fn.api.calling import apply, main_only, main_output, write_back
 from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture.lookasides import divert
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import NotDifferentiable, TangentError
 from thunder_fn.interpreters.jvp import push_forward
@@ -150,3 +151,6 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     flags = rule.active_outputs[: captured.num_results]
     linear = Linear(second, tuple(outputs[count:]), captured, active, flags, primals, types)
     return captured.result(outputs), linear
+
+
+divert("linearize", linearize)

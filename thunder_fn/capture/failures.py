@@ -127,8 +127,8 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     if isinstance(error, (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE)):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):
-        text = "PyTorch's own tracer (`make_fx`, which `torch.func.linearize` uses) cannot run inside a traced function"
-        fix = "Use `torch.func.jvp`, or thunder_fn's transforms, which compose."
+        text = "PyTorch's own tracer (`make_fx`) cannot run inside a traced function"
+        fix = "Use thunder_fn's transforms, which compose; `thunder_fn.trace` inside gives a trace."
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
     if isinstance(error, internals.INTERNAL_ERRORS) or (not _raised_by_user(error) and _INTERNAL.search(str(error))):
         called = f"`{recorder.function}`" if recorder.function else "something"

@@ -36,12 +36,25 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(self, *args, **kwargs)
+        _refuse_backward_hooks(self)
         path = module_path(recorder, self)
         recorder.modules.watch(self, path)
         recorder.source = user_source(recorder) or _definition(type(self).forward)
         return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
 
     return __call__
+
+
+def _refuse_backward_hooks(module: torch.nn.Module) -> None:
+    """Hooks of autograd's backward would not run: differentiation here is of the trace."""
+    if internals.has_backward_hooks(module):
+        raise UnsupportedCall(
+            located(
+                f"a {type(module).__name__} has backward hooks, which autograd runs and a trace does not have",
+                source=user_source(),
+                fix="Remove them, or write what they do to the gradient with `custom_vjp`.",
+            )
+        )
 
 
 def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,6 +33,7 @@ from thunder_fn.capture.supported import (
     is_wrapped,
 )
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
+from thunder_fn.pure_twins import pure_call
 from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
@@ -99,7 +100,7 @@ class Recorder:
     def __init__(self, *, track_no_grad: bool = True) -> None:
         self.mode = internals.RecordingMode(self._on_op)
         on_change = self._on_change if track_no_grad else None
-        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, on_change)
+        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, on_change, pure_call)
         self.track_no_grad = track_no_grad
         self.base_grad = torch.is_grad_enabled()
         self.root = Scope("", "root", None, 0)

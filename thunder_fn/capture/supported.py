@@ -40,10 +40,6 @@ def escaped_error(func: Any = None) -> EscapedTracer:
 def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) -> UnsupportedCall:
     """The error for PyTorch's ops that take functions."""
     name = str(func).removeprefix("torch.ops.higher_order.")
-    if name.startswith("auto_functionalized"):
-        text = f"the custom op {args[0]} changes its arguments in place, and thunder_fn has no pure version of it"
-        fix = "Write the op so that it returns new tensors (`mutates_args=()`), and copy the result where it is needed."
-        return UnsupportedCall(located(text, source=source, fix=fix))
     text = f"PyTorch's higher-order op `{name}` cannot be captured"
     return UnsupportedCall(located(text, source=source, fix="Call it outside the traced function."))
 
