@@ -617,6 +617,10 @@ def compiling() -> Generator[None]:
             _capturing.value -= 1
 
 
+CUSTOM_OPS = "torch._library.autograd"
+"""The module of the autograd functions that `torch.library.register_autograd` makes."""
+
+
 def calls_patch(
     module_call: Callable[[Any], Any], function_inputs: Callable[[Any], Any], random: dict[str, Callable[[Any], Any]]
 ) -> Patch:

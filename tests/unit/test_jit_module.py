@@ -439,3 +439,36 @@ def test_an_error_leaves_the_module_as_it_was() -> None:
     with pytest.raises(tfn.errors.DataDependentBranch):
         jitted(torch.ones(2))
     assert isinstance(jitted.linear.weight, nn.Parameter) and "__getattribute__" not in vars(nn.Module)
+
+
+# ---- custom ops ----
+
+
+@torch.library.custom_op("jit_module_test::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+cube.register_fake(lambda x: torch.empty_like(x))
+cube.register_autograd(
+    lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+def test_a_custom_op_with_its_own_derivative() -> None:
+    class Cubic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cube(self.linear(x))
+
+    seen = []
+    for wrap in (jit, lambda module: module):
+        torch.manual_seed(0)
+        seen.append(leaves(steps(wrap(Cubic()), (torch.ones(2, 3),))))
+    assert all(same(found, known) for found, known in zip(*seen, strict=True))
+    with torch.no_grad():
+        assert not jit(Cubic())(torch.ones(2, 3)).requires_grad

@@ -66,7 +66,9 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(args)
         function = sys._getframe(1).f_locals.get("cls")  # pyright: ignore[reportPrivateUsage]
         lifted = Inputs(original(lift_call(recorder, args, {})[0]))
-        if function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
+        if function is not None and function.__module__ == internals.CUSTOM_OPS:
+            recorder.enter_custom_op(lifted)
+        elif function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
             recorder.enter_function(function.__qualname__, lifted)
         return lifted
 

@@ -124,6 +124,7 @@ class Recorder:
         self._before: dict[int, Var] = {}
         self._changing: list[Var | None] | None = None
         self._updating = False
+        self._custom_ops = 0
         self._views: dict[int, Leaf] = {}
         self._undone: dict[int, Var] = {}
         self.contiguous: set[int] = set()
@@ -456,6 +457,15 @@ class Recorder:
             self._functions.append(name)
             inputs.ended = self._functions.pop
 
+    def enter_custom_op(self, inputs: Inputs) -> None:
+        """The call of a custom op that brought its own derivative begins: what it records, autograd follows."""
+        if torch.is_grad_enabled():
+            self._custom_ops += 1
+            inputs.ended = self._end_custom_op
+
+    def _end_custom_op(self) -> None:
+        self._custom_ops -= 1
+
     def _tracked(self, var: Var) -> Var:
         """The variable with the history that its memory has, though the view was taken where gradients are off."""
         leaf = self._views.get(var.index)
@@ -490,7 +500,7 @@ class Recorder:
 
     def _is_tracking(self) -> bool:
         """Autograd would follow what is recorded now."""
-        return torch.is_grad_enabled() or self._updating
+        return torch.is_grad_enabled() or self._updating or self._custom_ops > 0
 
     def _foreign(self, tensor: torch.Tensor) -> Var:
         """A tensor that reached the dispatcher without passing a torch function."""
