@@ -65,14 +65,16 @@ def _is_container(leaf: Any) -> bool:
     cls = type(leaf)
     if isinstance(leaf, (torch.Tensor, str, int, float)) or cls in _registered:
         return False
-    return dataclasses.is_dataclass(leaf) or cls in torch_pytree.SUPPORTED_NODES
+    return isinstance(leaf, _objects) or dataclasses.is_dataclass(leaf) or cls in torch_pytree.SUPPORTED_NODES
 
 
 def _register(cls: type) -> None:
     with _lock:
         if cls in _registered:
             return
-        if cls in torch_pytree.SUPPORTED_NODES:
+        if issubclass(cls, _objects):
+            optree.register_pytree_node(cls, attributes_of, _put_together, namespace=NAMESPACE)
+        elif cls in torch_pytree.SUPPORTED_NODES:
             node = torch_pytree.SUPPORTED_NODES[cls]
             optree.register_pytree_node(
                 cls,
@@ -89,6 +91,73 @@ def _register(cls: type) -> None:
                 namespace=NAMESPACE,
             )
         _registered.add(cls)
+
+
+# ---- objects that hold tensors ----
+
+_objects: tuple[type, ...] = ()
+
+
+def register_object(*classes: type) -> None:
+    """Take objects of these classes, and of classes derived from them, apart by their attributes.
+
+    A jitted module that is called with one, such as a cache of keys and values, assigns to it what the module did.
+    """
+    global _objects
+    with _lock:
+        _objects = (*_objects, *(cls for cls in classes if cls not in _objects))
+
+
+def objects_in(tree: Any) -> list[Any]:
+    """The outermost registered objects of a tree, in order."""
+    if not _objects:
+        return []
+    leaves = optree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, _objects), namespace=NAMESPACE)
+    return [leaf for leaf in leaves if isinstance(leaf, _objects)]
+
+
+def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """What an object holds: attributes that may have tensors in them, and how to put it together again."""
+    held = {name: item for name, item in vars(value).items() if _may_hold(item)}
+    rest = tuple((name, _Fixed(item)) for name, item in vars(value).items() if name not in held)
+    return list(held.values()), (type(value), tuple(held), rest)
+
+
+def assign(value: Any, state: tuple[list[Any], tuple[Any, ...]]) -> None:
+    """Give an object the attributes that another one held."""
+    items, (_, names, rest) = state
+    attributes = {**dict(zip(names, items, strict=True)), **{name: fixed.value for name, fixed in rest}}
+    for name in vars(value).keys() - attributes.keys():
+        del vars(value)[name]
+    vars(value).update(attributes)
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, list, tuple, dict, *_objects))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Fixed:
+    """An attribute without tensors: numbers and the like by value, anything else by identity."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Fixed) or type(other.value) is not type(self.value):
+            return False
+        return self.value is other.value or (isinstance(self.value, _BY_VALUE) and self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value) if isinstance(self.value, _BY_VALUE) else id(self.value)
+
+
+_BY_VALUE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+def _put_together(context: tuple[Any, ...], items: Iterable[Any]) -> Any:
+    value = object.__new__(context[0])
+    assign(value, (list(items), context))
+    return value
 
 
 def _from_torch(flat: tuple[Any, Any]) -> tuple[tuple[Any, ...], Any]:

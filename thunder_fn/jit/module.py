@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.patches import module_path
 from thunder_fn.capture.reads import Reads, tracked
 from thunder_fn.errors import JitError
@@ -53,7 +53,16 @@ class TracedForward:
         with tracked() as reads:
             result = self.module.forward(*args, **kwargs)
         self.on_reads(reads)
-        return result
+        objects = pytree.objects_in((args, kwargs))
+        return Assigning(result, tuple(map(pytree.attributes_of, objects))) if objects else result
+
+
+@dataclass(frozen=True)
+class Assigning:
+    """The result of a call whose arguments include objects that hold tensors, and what these objects hold after it."""
+
+    result: Any
+    states: tuple[Any, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,8 +96,14 @@ class ModuleJit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         latest = self.latest
         if latest is not None and current() is None and latest.holds():
-            return latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
-        return self._call_slowly(args, kwargs)
+            result = latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
+        else:
+            result = self._call_slowly(args, kwargs)
+        if type(result) is not Assigning:
+            return result
+        for value, state in zip(pytree.objects_in((args, kwargs)), result.states, strict=True):
+            pytree.assign(value, state)
+        return result.result
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reading = read(self.module)
