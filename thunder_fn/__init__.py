@@ -35,7 +35,9 @@ from thunder_fn.jit import (
     last_prologue_traces as last_prologue_traces,
     last_traces as last_traces,
 )
+from thunder_fn.jit.transforms import Transform as Transform
 from thunder_fn.optim import functional_optimizer as functional_optimizer
+from thunder_fn.recipes import Recipe as Recipe, compile as compile
 from thunder_fn.rewrites import lora as lora, quantize as quantize
 from thunder_fn.structured import flex_attention as _flex_attention  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a lookaside
 from thunder_fn.structured.checkpoint import checkpoint as checkpoint

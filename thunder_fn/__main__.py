@@ -10,6 +10,7 @@ from thunder_fn.commands import run_command
 
 COMMANDS = {
     "demo": ("thunder_fn.demo", "train a small GPT on Python's own source with one jitted train step"),
+    "compile": ("thunder_fn.recipes.command", "compile a model by its configuration and report what was done"),
     "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside its peers"),
 }
 """Name, the module that has the command's `main`, and what it does. A new command is a line here."""

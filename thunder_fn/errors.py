@@ -125,6 +125,14 @@ class JitError(ThunderError):
     """Base class of misuse of jit."""
 
 
+class TraitError(JitError, ValueError):
+    """Traits of transforms or executors contradict each other: leave one of them out."""
+
+
+class RecipeError(ThunderError, ValueError):
+    """A recipe is changed after it was made, says two things at once, or returns what it should not."""
+
+
 class UnknownOption(JitError, TypeError):
     """An option that jit does not have."""
 

@@ -154,7 +154,7 @@ class _Fixed:
 _BY_VALUE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
-def _put_together(context: tuple[Any, ...], items: Iterable[Any]) -> Any:
+def _put_together(context: Any, items: Iterable[Any]) -> Any:
     value = object.__new__(context[0])
     assign(value, (list(items), context))
     return value

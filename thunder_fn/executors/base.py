@@ -128,6 +128,13 @@ class Executor:
         numerics: how far its results may be from those of `evaluate`.
     """
 
+    after: tuple[str, ...] = ()
+    """Names of executors that are asked before this one, where they are there."""
+    before: tuple[str, ...] = ()
+    """Names of executors that are asked after this one, where they are there."""
+    conflicts: tuple[str, ...] = ()
+    """Names of executors that it cannot be used with."""
+
     def __init__(self, name: str, *, version: str = "", numerics: Numerics = "reassociating") -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ExecutorError(f"an executor's name is an identifier, given {name!r}")

@@ -266,4 +266,6 @@ def explain_claims(f: Callable[..., Any], *args: Any, **kwargs: Any) -> ClaimRep
         [('aten.sin.default', 'slow'), ('aten.cos.default', 'torch')]
     """
     jitted = f if isinstance(f, Jitted) else jit(f)
+    if isinstance(jitted, torch.nn.Module):
+        jitted, kwargs = _modules().as_function(jitted, kwargs)
     return explain(jitted.fn, jitted.options, args, kwargs)

@@ -110,12 +110,15 @@ class ModuleJit:
         if not reading.is_ready:
             return self.module.forward(*args, **kwargs)
         if current() is not None:
-            inner = Jitted(TracedForward(self.module, lambda reads: None), self.options)
-            return inner(*args, **kwargs, **{STATE: reading.tensors})
+            return self.function()(*args, **kwargs, **{STATE: reading.tensors})
         variant = self.variant_of(reading)
         if not reading.is_borrowed:
             self.latest = Latest(variant.jitted, reading.tensors, unchanged(reading, variant.reads))
         return variant.jitted(*args, **kwargs, **{STATE: reading.tensors})
+
+    def function(self) -> Jitted:
+        """The module as a jitted function of its tensors too, which keeps nothing."""
+        return Jitted(TracedForward(self.module, lambda reads: None), self.options)
 
     def variant_of(self, reading: Reading) -> Variant:
         """The programs for the module as it was read. The latest ones are in front."""
@@ -206,6 +209,12 @@ def jit_of(module: torch.nn.Module) -> ModuleJit:
 def is_jitted(module: Any) -> bool:
     """The module was made by `jit`."""
     return isinstance(module, torch.nn.Module) and hasattr(type(module), _SLOT)
+
+
+def as_function(module: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[Jitted, dict[str, Any]]:
+    """A jitted module as a jitted function, and the keyword arguments with which it is called."""
+    inner = jit_of(module)
+    return inner.function(), {**kwargs, STATE: read(inner.module).tensors}
 
 
 def latest_of(module: torch.nn.Module) -> Jitted | None:

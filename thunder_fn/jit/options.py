@@ -13,7 +13,7 @@ from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption, located
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
 from thunder_fn.executors.registry import resolve_executors
-from thunder_fn.trace import Trace
+from thunder_fn.jit.transforms import Transform, as_transform, in_order
 
 CACHES = ("constant values", "same input", "no caching")
 _LATER = {"symbolic values": "arrives with symbolic numbers; until then use cache='constant values'"}
@@ -24,7 +24,7 @@ class Options:
     """What jit was asked for. See `jit` for what each option means."""
 
     executors: tuple[Executor, ...] = ()
-    transforms: tuple[Callable[[Trace], Trace], ...] = ()
+    transforms: tuple[Transform, ...] = ()
     lookasides: tuple[Lookaside, ...] = ()
     numerics: Numerics = "precision-changing"
     cache: str = "constant values"
@@ -51,10 +51,21 @@ class Options:
             if name in values:
                 values[name] = (*getattr(self, name), *values[name])
         new = dataclasses.replace(self, **values)
+        new = dataclasses.replace(
+            new, transforms=in_order(new.transforms), executors=in_order(new.executors, "executor")
+        )
+        new.check_transforms()
         both = set(new.static_argnums) & set(new.donate_argnums)
         if both:
             raise ArgnumError(f"jit: argument {min(both)} is both static and donated; only tensors can be donated")
         return new
+
+    def check_transforms(self) -> None:
+        """Raise if a transform may change results farther than `numerics` allows."""
+        for transform in self.transforms:
+            if not is_within(transform.numerics, self.numerics):
+                what = f"jit: the transform {transform.name!r} is {transform.numerics}, and numerics={self.numerics!r}"
+                raise JitError(located(what, fix="Leave it out, or allow what it does with `numerics=`."))
 
 
 def check_argnums(options: Options, f: Callable[..., Any]) -> None:
@@ -81,12 +92,15 @@ def _unknown(kind: str, given: Any, known: Iterable[str]) -> str:
     return located(f"jit: unknown {kind} {given!r}; did you mean {near[0]!r}?", fix=f"There are {', '.join(choices)}.")
 
 
-def _read_transforms(value: Any) -> tuple[Callable[[Trace], Trace], ...]:
+def _read_transforms(value: Any) -> tuple[Transform, ...]:
     given: tuple[Any, ...] = (value,) if callable(value) else tuple(value)
     for transform in given:
         if not callable(transform):
             raise JitError(f"jit: a transform is a function from Trace to Trace, given a {type(transform).__name__}")
-    return given
+        if isinstance(transform, Transform) and transform.on == "model":
+            fix = "Apply it to the model, or give it to a recipe and call `compile`."
+            raise JitError(located(f"jit: {transform.name!r} transforms models, not traces", fix=fix))
+    return tuple(map(as_transform, given))
 
 
 def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:

@@ -1,0 +1,375 @@
+"""Recipes: values that add up; order from traits; compile; plugins that raise where they cannot apply."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import nn
+
+import thunder_fn as tfn
+from tests.unit.capturing import same
+from thunder_fn import Lookaside, Recipe, Transform, recipes
+from thunder_fn.errors import JitError, RecipeError, TraitError, UnknownOption
+from thunder_fn.executors import FusionExecutor
+from thunder_fn.jit import last_traces
+from thunder_fn.jit.transforms import in_order
+from thunder_fn.recipes import command
+from thunder_fn.recipes.recipe import Combined, parts_of
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+def named(name: str, **traits: Any) -> Transform:
+    return Transform(lambda trace: trace, name=name, **traits)
+
+
+def names(transforms: Sequence[Any]) -> list[str]:
+    return [one.name for one in transforms]
+
+
+class Only(Recipe):
+    """For linear layers, with a transform of its own."""
+
+    def __init__(self, transforms: Sequence[Transform] = (), executors: Sequence[Any] = ()) -> None:
+        self.transforms, self.executors = tuple(transforms), tuple(executors)
+
+    def validate(self, model: Any) -> None:
+        if not isinstance(model, nn.Linear):
+            raise ValueError("The model must be a Linear")
+
+    def setup_transforms(self) -> Sequence[Transform]:
+        return self.transforms
+
+    def setup_executors(self) -> Sequence[Any]:
+        return self.executors
+
+
+# ---- traits ----
+
+
+def test_order_follows_from_traits() -> None:
+    a, b, c = named("a", after=("c",)), named("b"), named("c", before=("b",))
+    for given_ in ((a, b, c), (b, c, a), (c, b, a)):
+        order = names(in_order(given_))
+        assert order.index("c") < order.index("a") and order.index("c") < order.index("b")
+    assert names(in_order((b, named("d"), a))) == ["b", "d", "a"]
+
+
+@given(st.permutations(range(6)), st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5))))
+def test_in_order_is_a_stable_permutation(order: list[int], pairs: set[tuple[int, int]]) -> None:
+    """Traits along some total order never contradict; the result has them all and is a fixpoint."""
+    after = {i: tuple(str(low) for low, high in pairs if high == i and low < high) for i in range(6)}
+    transforms = [named(str(i), after=after[i]) for i in order]
+    placed = in_order(transforms)
+    assert sorted(names(placed)) == sorted(names(transforms)) and in_order(placed) == placed
+    for position, one in enumerate(placed):
+        assert not set(one.after) & set(names(placed[position:]))
+    if not any(after.values()):
+        assert list(placed) == transforms
+
+
+def test_contradictions_name_both() -> None:
+    with pytest.raises(TraitError) as caught:
+        in_order((named("quantize", after=("fsdp",)), named("other"), named("fsdp", after=("quantize",))))
+    assert str(caught.value) == (
+        "the transforms 'quantize' and 'fsdp' each want to come after the other\n"
+        "  quantize: after fsdp, as quantize says\n"
+        "  fsdp: after quantize, as fsdp says\n"
+        "Leave one of them out, or change the traits of one that is yours."
+    )
+    with pytest.raises(TraitError) as caught:
+        tfn.jit(torch.sin, transforms=[named("int8", conflicts=("nf4",)), named("nf4")])
+    assert str(caught.value) == (
+        "the transforms 'int8' and 'nf4' conflict: int8 says that it cannot be used with it\nLeave one of them out."
+    )
+
+
+def test_idempotent_transforms_are_applied_once() -> None:
+    tidy, again = named("tidy", idempotent=True), named("again")
+    assert names(in_order((tidy, again, tidy, again))) == ["tidy", "again", "again"]
+
+
+def test_executors_have_traits_too() -> None:
+    first, second = (FusionExecutor(name, fuse=lambda region: region.python_callable()) for name in ("first", "second"))
+    first.after = ("second",)
+    assert names(tfn.jit(torch.sin, executors=[first, second]).options.executors) == ["second", "first"]
+    second.conflicts = ("first",)
+    with pytest.raises(TraitError, match="the executors 'second' and 'first' conflict"):
+        tfn.jit(torch.sin, executors=[first, second])
+
+
+def test_transform_is_checked() -> None:
+    with pytest.raises(TraitError, match="after is a sequence of names, given 'b'"):
+        named("a", after="b")
+    with pytest.raises(TraitError, match=r"Transform 'a': expected a function, given a int: 3"):
+        Transform(3, name="a")  # type: ignore[arg-type]
+    with pytest.raises(JitError, match="'rough' is precision-changing, and numerics='bitwise'"):
+        tfn.jit(torch.sin, transforms=[named("rough", numerics="precision-changing")], numerics="bitwise")
+    with pytest.raises(JitError, match="'whole' transforms models, not traces"):
+        tfn.jit(torch.sin, transforms=[named("whole", on="model")])
+
+
+def test_a_transform_is_applied() -> None:
+    f = tfn.jit(lambda x: x * 1 + 0, transforms=[Transform(tfn.simplify, name="simplify")])
+    assert same(f(X), X) and len(last_traces(f)[1].equations) < len(last_traces(f)[0].equations)
+
+
+# ---- recipes are values ----
+
+
+def test_the_base_says_nothing() -> None:
+    recipe = Recipe()
+    answers = (recipe.setup_operators(), recipe.setup_lookasides(), recipe.setup_transforms(), recipe.setup_executors())
+    assert answers == ((), (), (), ()) and recipe.setup_config() == {} and recipe.validate(nn.ReLU()) is None
+    assert Recipe() == Recipe() and hash(Recipe()) == hash(Recipe())
+
+
+def test_frozen_once_made() -> None:
+    recipe = Only()
+    with pytest.raises(RecipeError) as caught:
+        recipe.transforms = ()
+    assert str(caught.value) == (
+        "Only(transforms=(), executors=()) does not change once it is made, since it may serve many models\n"
+        "Make another one, or add to it with `+` and `with_`."
+    )
+
+    @dataclass(frozen=True)
+    class Configured(Recipe):
+        fast: bool = False
+
+        def setup_config(self) -> Any:
+            return {"cache": "same input"} if self.fast else {}
+
+    assert Configured(fast=True) == Configured(fast=True) != Configured()
+    assert tfn.compile(nn.ReLU(), Configured(fast=True))(X).shape == X.shape
+
+
+def test_one_recipe_serves_many_models() -> None:
+    recipe = Only([named("a")])
+    for size in (2, 4):
+        layer = nn.Linear(3, size)
+        assert same(tfn.compile(layer, recipe)(X), layer(X))
+    with pytest.raises(ValueError, match="The model must be a Linear"):
+        tfn.compile(nn.ReLU(), recipe)
+
+
+def test_addition() -> None:
+    a, b, c = Only([named("a")]), Only([named("b")]), Recipe().with_(transforms=[named("c")])
+    assert (a + b) + c == a + (b + c) and isinstance(a + b, Combined)
+    assert a + Recipe() == Recipe() + a == a and parts_of(a + b + c) == (a, b, c)
+    layer = nn.Linear(3, 3)
+    assert names((a + b + c).assemble(layer).transforms) == ["a", "b", "c"]
+    first, last = named("first", before=("second",)), named("second")
+    for recipe in (Only([first]) + Only([last]), Only([last]) + Only([first])):
+        assert names(recipe.assemble(layer).transforms) == ["first", "second"]
+    assert names(tfn.recipes.entry.chosen(layer, [a, b]).assemble(layer).transforms) == ["a", "b"]
+
+
+def test_contradicting_recipes() -> None:
+    class Direct(Recipe):
+        frontend = "direct"
+
+        def setup_config(self) -> Any:
+            return {"cache": "same input"}
+
+    class Dynamo(Recipe):
+        frontend = "dynamo"
+
+        def setup_config(self) -> Any:
+            return {"cache": "no caching"}
+
+    both = Direct() + Dynamo()
+    with pytest.raises(
+        RecipeError, match=r"Direct\(\) wants the frontend 'direct', Dynamo\(\) wants the frontend 'dynamo'"
+    ):
+        both.assemble(torch.sin)
+    with pytest.raises(RecipeError) as caught:
+        both.with_(frontend="direct").assemble(torch.sin)
+    assert both.with_(frontend="dynamo", cache="no caching").assemble(torch.sin).frontend == "dynamo"
+    assert str(caught.value) == (
+        "Direct() sets cache='same input', Dynamo() sets cache='no caching'\nSay which one: `(a + b).with_(cache=...)`."
+    )
+    single = Direct().with_(cache="constant values")
+    assert dict(single.assemble(torch.sin).config) == {"cache": "constant values"}
+
+
+def test_answers_are_checked() -> None:
+    class Wrong(Recipe):
+        def setup_transforms(self) -> Any:
+            return None
+
+    class Flags(Recipe):
+        def setup_config(self) -> Any:
+            return {"nv_enable_linear": True}
+
+    with pytest.raises(RecipeError) as caught:
+        tfn.compile(torch.sin, Wrong())
+    assert str(caught.value) == (
+        "Wrong(): setup_transforms returns a sequence, not a NoneType\nReturn `()` for nothing."
+    )
+    with pytest.raises(UnknownOption) as caught:
+        tfn.compile(torch.sin, Flags())
+    assert str(caught.value) == (
+        "Flags(): setup_config has 'nv_enable_linear'; a recipe may set cache, numerics, static_argnums, donate_argnums"
+    )
+    with pytest.raises(UnknownOption):
+        tfn.compile(torch.sin, chache=1)
+
+
+def test_explain() -> None:
+    ex = FusionExecutor("slow", fuse=lambda region: region.python_callable())
+    recipe = Only([named("late", after=("early",)), named("early", numerics="reassociating")], [ex])
+    recipe += Recipe().with_(lookasides=[Lookaside(torch.sin, torch.cos)], cache="no caching")
+    text = recipe.explain(nn.Linear(3, 3))
+    assert "  1. early (on the trace, reassociating), from Only(transforms=" in text
+    assert text.splitlines()[4].endswith("; after early, as late says")
+    assert "lookaside  sin -> cos" in text.replace("torch._VariableFunctionsClass.", "").replace("builtins.", "")
+    assert text.splitlines()[-1] == "option     cache='no caching'"
+
+
+# ---- compile ----
+
+
+def test_compile_functions_and_modules() -> None:
+    assert same(tfn.compile(torch.sin)(X), torch.sin(X))
+    layer = nn.Linear(3, 3)
+    compiled = tfn.compile(layer)
+    assert isinstance(compiled, nn.Linear) and same(compiled(X), layer(X))
+    assert same(tfn.compile(layer, recipe=["default", Only()])(X), layer(X))
+    assert same(tfn.compile(layer, "auto")(X), layer(X))
+
+
+def test_operators_come_first_and_lookasides_are_used() -> None:
+    taken: list[str] = []
+
+    def executor(name: str) -> FusionExecutor:
+        def fuse(region: Any) -> Any:
+            taken.append(name)
+            return region.python_callable()
+
+        made = FusionExecutor(name, fuse=fuse, min_size=1)
+        made.register_supported(torch.cos)
+        return made
+
+    class Both(Recipe):
+        def setup_operators(self) -> Any:
+            return (executor("operators"),)
+
+        def setup_executors(self) -> Any:
+            return (executor("executors"),)
+
+        def setup_lookasides(self) -> Any:
+            return (Lookaside(torch.sin, torch.cos),)
+
+    assert same(tfn.compile(lambda x: x.add(1).cos() + torch.sin(x), Both())(X), (X + 1).cos() + X.cos())
+    assert set(taken) == {"operators"}
+
+
+def test_a_wrong_recipe_is_an_error() -> None:
+    with pytest.raises(RecipeError) as caught:
+        tfn.compile(nn.ReLU(), "hf-lama")
+    assert str(caught.value).startswith("there is no recipe 'hf-lama'; did you mean 'hf-llama'?\nThere are default, ")
+    with pytest.raises(RecipeError, match="make an instance of it"):
+        tfn.compile(nn.ReLU(), Only)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="expected a module or function, given a int: 3"):
+        tfn.compile(3)  # type: ignore[arg-type]
+
+
+def test_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes.registry, "_recipes", dict(recipes.registry._recipes))
+
+    class Net(nn.Sequential):
+        pass
+
+    class ForNet(Recipe):
+        name, models = "for-net", (f"{Net.__module__.partition('.')[0]}.Net",)
+
+    recipes.register(ForNet)
+    assert "for-net" in recipes.list() and recipes.get("for-net") is ForNet
+    assert recipes.for_model(Net()) is ForNet and recipes.for_model(nn.ReLU()) is None
+    assert recipes.for_model(tfn.jit(Net())) is ForNet
+    with pytest.raises(RecipeError, match="Recipe has no `name`"):
+        recipes.register(Recipe)
+
+
+# ---- plugins ----
+
+
+@pytest.mark.parametrize(("name", "bound"), (("quantize_int8", 0.02), ("quantize_nf4", 0.2)))
+def test_quantize(name: str, bound: float) -> None:
+    module, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(4, 64)
+    compiled = tfn.compile(module, [name])
+    assert (compiled(x) - module(x)).abs().max() < bound and list(compiled.state_dict()) == list(module.state_dict())
+
+
+def test_plugins_that_cannot_apply_raise() -> None:
+    with pytest.raises(RecipeError, match="quantize_int8: a ReLU has no floating parameter of two or more dims"):
+        tfn.compile(nn.ReLU(), "quantize_int8")
+    with pytest.raises(RecipeError, match="quantize_int8: a builtin_function_or_method has no parameters of its own"):
+        tfn.compile(torch.sin, "quantize_int8")
+    with pytest.raises(TraitError, match="'quantize_int8' and 'quantize_nf4' conflict"):
+        tfn.compile(nn.Linear(64, 64), ["quantize_int8", "quantize_nf4"])
+    with pytest.raises(JitError, match="'quantize_int8' is precision-changing"):
+        tfn.compile(nn.Linear(64, 64), "quantize_int8", numerics="bitwise")
+
+
+# ---- Dynamo ----
+
+
+class Breaks(nn.Module):
+    """A graph break in the middle, which direct capture refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        if x.sum() > 100:
+            return x
+        return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at it where it resumes
+def test_dynamo_breaks_graphs() -> None:
+    torch.manual_seed(0)
+    module, seen = Breaks(), []
+    with pytest.raises(tfn.errors.DataDependentBranch):
+        tfn.compile(module)(X)
+    compiled = tfn.compile(module, frontend="dynamo", transforms=[lambda trace: seen.append(trace) or trace])
+    assert same(compiled(X), module(X)) and len(seen) == 2
+    found = torch.autograd.grad(compiled(X).sum(), module.linear.weight)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(module(X).sum(), module.linear.weight)[0])
+
+
+def test_the_backend_of_torch_compile() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (entry,) = project["entry-points"]["torch_dynamo_backends"].items()
+    backend = importlib.metadata.EntryPoint(*entry, "torch_dynamo_backends").load()
+    assert entry[0] == "thunder_fn" and backend is recipes.dynamo.thunder_fn
+    f = torch.compile(lambda x: torch.sin(x) * 2, backend=backend, options={"cache": "constant values"})
+    assert same(f(X), torch.sin(X) * 2)
+
+
+# ---- the command ----
+
+
+def small() -> tuple[nn.Module, dict[str, Any]]:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU()), {"input": X}
+
+
+def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([f"{__name__}:small", "--recipe", "default", "--report", str(tmp_path), "--train"]) == 0
+    text = capsys.readouterr().out
+    assert "1 aten.addmm" not in text and "1 addmm.default" in text and (tmp_path / "report.txt").read_text() == text
+    assert (tmp_path / "trace.py").read_text().startswith("def Sequential(v0, v1, v2):")
+    assert command.main(["nowhere.json"]) == 1
+    assert capsys.readouterr().err == "thunder_fn compile: nowhere.json is neither a file nor module:function\n"

@@ -1,0 +1,176 @@
+"""Transforms as values with traits, and the order that follows from traits.
+
+    Transform(fuse_norms, name="fuse_norms", after=("quantize",), conflicts=("keep_norms",))
+
+Executors have the same traits. What is related by none keeps the order in which it was given.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from thunder_fn.errors import TraitError, located
+from thunder_fn.executors.base import Numerics, check_numerics
+
+Subject = Literal["trace", "model"]
+
+
+class HasTraits(Protocol):
+    """Something with a place among its like."""
+
+    @property
+    def name(self) -> str:
+        """What the traits of others call it."""
+        ...
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """What comes before it."""
+        ...
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """What comes after it."""
+        ...
+
+    @property
+    def conflicts(self) -> tuple[str, ...]:
+        """What it cannot be used with."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A function from trace to trace, or from model to model, that says where it stands among others.
+
+    Law: applying it is applying `fn`.
+
+    Args:
+        fn: from a Trace to a Trace of the same inputs and outputs; with ``on="model"``, from a module or function to one.
+        name: what traits of others call it.
+        after: names of transforms that come before this one, where they are there.
+        before: names of transforms that come after this one, where they are there.
+        conflicts: names of transforms that it cannot be used with.
+        idempotent: applying it twice is applying it once, so it is applied once.
+        numerics: how far results may be from those without it: "bitwise", "reassociating" or "precision-changing".
+        on: what it is applied to, each "trace", or the "model" before it is traced.
+
+    Example:
+        >>> from thunder_fn import jit, simplify
+        >>> tidy = Transform(simplify, name="tidy", idempotent=True)
+        >>> jit(lambda x: x + 1, transforms=[tidy]).options.transforms == (tidy,)
+        True
+    """
+
+    fn: Callable[..., Any]
+    name: str
+    after: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    idempotent: bool = False
+    numerics: Numerics = "bitwise"
+    on: Subject = "trace"
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str,
+        after: Sequence[str] = (),
+        before: Sequence[str] = (),
+        conflicts: Sequence[str] = (),
+        idempotent: bool = False,
+        numerics: Numerics = "bitwise",
+        on: Subject = "trace",
+    ) -> None:
+        if not callable(fn):
+            raise TraitError(f"Transform {name!r}: expected a function, given a {type(fn).__name__}: {fn!r:.60}")
+        if on not in ("trace", "model"):
+            raise TraitError(f"Transform {name!r}: on is 'trace' or 'model', given {on!r}")
+        values = {"after": after, "before": before, "conflicts": conflicts}
+        for trait, names in values.items():
+            if isinstance(names, str) or not all(isinstance(one, str) for one in names):
+                raise TraitError(f"Transform {name!r}: {trait} is a sequence of names, given {names!r}")
+            object.__setattr__(self, trait, tuple(names))
+        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "idempotent", bool(idempotent))
+        object.__setattr__(self, "numerics", check_numerics(numerics, f"Transform {name!r}"))
+        object.__setattr__(self, "on", on)
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, subject: Any) -> Any:
+        return self.fn(subject)
+
+
+def as_transform(given: Callable[..., Any]) -> Transform:
+    """A function as a transform without traits; a Transform as it is."""
+    if isinstance(given, Transform):
+        return given
+    return Transform(given, name=getattr(given, "__name__", type(given).__name__))
+
+
+T = TypeVar("T", bound=HasTraits)
+
+
+def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
+    """Things with traits, each after what its traits say; unrelated ones in the order given.
+
+    Laws: the result is a permutation of `given` without repeats of idempotent ones, and `in_order` of it is itself.
+
+    Raises:
+        TraitError: two conflict, or traits contradict each other; names both.
+    """
+    left = list[T]()
+    for one in given:
+        if not (getattr(one, "idempotent", False) and one in left):
+            left.append(one)
+    for one in left:
+        rival = next((other for other in left if other.name in one.conflicts and other is not one), None)
+        if rival is not None:
+            raise TraitError(
+                located(
+                    f"the {what}s {one.name!r} and {rival.name!r} conflict: {one.name} says that it cannot be used with it",
+                    fix="Leave one of them out.",
+                )
+            )
+    placed = list[T]()
+    while left:
+        ready = next((one for one in left if not any(_comes_first(other, one) for other in left)), None)
+        if ready is None:
+            raise _contradiction(left, what)
+        left.remove(ready)
+        placed.append(ready)
+    return tuple(placed)
+
+
+def _comes_first(first: HasTraits, second: HasTraits) -> bool:
+    """The traits of either say that `first` is before `second`."""
+    return first is not second and (first.name in second.after or second.name in first.before)
+
+
+def reason(first: HasTraits, second: HasTraits) -> str | None:
+    """Why the one comes before the other; None if no trait says so."""
+    if first.name in second.after:
+        return f"after {first.name}, as {second.name} says"
+    return f"after {first.name}, as {first.name} says" if second.name in first.before else None
+
+
+def _contradiction(left: Sequence[HasTraits], what: str) -> TraitError:
+    """The shortest way to see it: follow who must come first until someone comes twice."""
+    chain: list[HasTraits] = [left[0]]
+    while True:
+        first = next(other for other in left if _comes_first(other, chain[-1]))
+        if first in chain:
+            cycle = [*chain[chain.index(first) :], first]
+            lines = [f"  {after.name}: {reason(before, after)}" for after, before in itertools.pairwise(cycle)]
+            names = " and ".join(repr(one.name) for one in cycle[:-1])
+            text = f"the {what}s {names} each want to come after the other\n" + "\n".join(lines)
+            return TraitError(located(text, fix="Leave one of them out, or change the traits of one that is yours."))
+        chain.append(first)

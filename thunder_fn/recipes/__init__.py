@@ -1,0 +1,12 @@
+"""Recipes: models made fast with one call. See `thunder_fn.recipes.recipe` for what a recipe is."""
+
+from __future__ import annotations
+
+from thunder_fn.recipes import huggingface as huggingface, plugins as plugins
+from thunder_fn.recipes.default import Default as Default
+from thunder_fn.recipes.dynamo import backend as backend
+from thunder_fn.recipes.entry import compile as compile
+from thunder_fn.recipes.recipe import Assembly as Assembly, Config as Config, Recipe as Recipe
+from thunder_fn.recipes.registry import for_model as for_model, get as get, list_recipes, register as register
+
+list = list_recipes

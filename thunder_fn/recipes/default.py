@@ -1,0 +1,13 @@
+"""What suits every model."""
+
+from __future__ import annotations
+
+from thunder_fn.recipes.recipe import Recipe
+from thunder_fn.recipes.registry import register
+
+
+@register
+class Default(Recipe):
+    """Nothing in particular: the executors of this machine, which every recipe gets."""
+
+    name = "default"

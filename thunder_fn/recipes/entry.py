@@ -1,0 +1,78 @@
+"""`compile`: a model or function, and a recipe or none, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn.errors import RecipeError
+from thunder_fn.jit import jit
+from thunder_fn.recipes import registry
+from thunder_fn.recipes.default import Default
+from thunder_fn.recipes.dynamo import backend
+from thunder_fn.recipes.recipe import Model, Recipe
+
+Choice = None | str | Recipe | Sequence["Recipe | str"]
+
+
+def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
+    """Make a model or function fast, with what this machine has and what the recipe knows about the model.
+
+    Law: ``compile(f)(*xs)`` is ``f(*xs)``, as exactly as the transforms and executors say that were chosen.
+
+    Args:
+        model: a module or any PyTorch callable.
+        recipe: None for what suits every model; "auto" for the recipe of the model's class; a name, a `Recipe`, or a
+            list of them, which is their sum. The machine's executors come after those of the recipe.
+        options: as in `Recipe.with_`: `transforms`, `executors`, `lookasides`, `frontend`, and options of `jit`.
+
+    Returns:
+        A module of the same class on the same state, or a function.
+
+    Raises:
+        RecipeError: there is no such recipe, or recipes contradict each other.
+        Exception: what the recipe's `validate` raises.
+
+    Example:
+        >>> import torch
+        >>> compile(lambda x: torch.sin(x) * 2)(torch.zeros(2))
+        tensor([0., 0.])
+    """
+    assembly = chosen(model, recipe).with_(**options).assemble(model)
+    for transform in assembly.on_model:
+        model = transform(model)
+    if assembly.frontend == "dynamo":
+        return torch.compile(model, backend=backend(**assembly.options))
+    return jit(model, **assembly.options)
+
+
+def chosen(model: Model, recipe: Choice) -> Recipe:
+    """The recipe that is meant for the model.
+
+    Raises:
+        RecipeError: it is none.
+    """
+    if not callable(model):
+        raise RecipeError(f"compile: expected a module or function, given a {type(model).__name__}: {model!r:.60}")
+    if recipe is None:
+        return Default()
+    given: Sequence[Any] = [recipe] if isinstance(recipe, str | Recipe) or not isinstance(recipe, Sequence) else recipe
+    parts = [_read(model, one) for one in given]
+    whole = parts[0] if parts else Default()
+    for part in parts[1:]:
+        whole += part
+    return whole
+
+
+def _read(model: Model, one: Any) -> Recipe:
+    if isinstance(one, Recipe):
+        return one
+    if one == "auto":
+        found = registry.for_model(model)
+        return Default() if found is None else found()
+    if isinstance(one, str):
+        return registry.get(one)()
+    hint = "; make an instance of it" if isinstance(one, type) and issubclass(one, Recipe) else ""
+    raise RecipeError(f"compile: a recipe is a name or a `Recipe`, given {one!r:.60}{hint}")

@@ -1,0 +1,184 @@
+"""Recipes for Hugging Face's transformers: what each family needs, as a third party would write it.
+
+transformers is imported when a recipe is used, never by `import thunder_fn`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from thunder_fn.capture import pytree
+from thunder_fn.capture.lookasides import Lookaside
+from thunder_fn.jit.transforms import Transform
+from thunder_fn.recipes.recipe import Recipe
+from thunder_fn.recipes.registry import register
+
+
+def _in_transformers(path: str) -> Any:
+    """A function or class of transformers, by module and name; None where this release has none."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(f"transformers.{module}"), name, None)
+    except ImportError:
+        return None
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """In place of a warning that looks at values."""
+
+
+def _take_caches_apart(model: Any) -> Any:
+    """Caches of keys and values are arguments that models change."""
+    names = ("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin")
+    pytree.register_object(*filter(None, (_in_transformers(f"cache_utils.{name}") for name in names)))
+    return model
+
+
+def _generate_with_static_cache(model: Any) -> Any:
+    """`generate` decodes with keys and values of fixed size, so that one program serves every token."""
+    config = getattr(model, "generation_config", None)
+    if config is not None and config.cache_implementation is None:
+        config.cache_implementation = "static"
+    return model
+
+
+CACHES = Transform(_take_caches_apart, name="caches_as_arguments", on="model", idempotent=True)
+STATIC = Transform(_generate_with_static_cache, name="static_cache", on="model", idempotent=True, after=(CACHES.name,))
+
+
+@register
+class HuggingFace(Recipe):
+    """Every model of transformers.
+
+    Args:
+        as_eager: compute as transformers does when nothing is compiled, to the last bit, where it has another way for
+            compilers.
+    """
+
+    name = "hf-transformers"
+    models = ("transformers.PreTrainedModel",)
+    family: ClassVar[str] = "transformers.PreTrainedModel"
+    ways: ClassVar[tuple[tuple[str, Callable[..., Any]], ...]] = ()
+    """Functions of transformers that look whether they are compiled, and what they are in eager PyTorch."""
+
+    def __init__(self, as_eager: bool = False) -> None:
+        self.as_eager = as_eager
+
+    def validate(self, model: Any) -> None:
+        """The model is of the family."""
+        known = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__}
+        if not known & {self.family, *self.models}:
+            wanted = " or ".join(self.models)
+            raise ValueError(f"the recipe {self.name} is for a {wanted}, given a {type(model).__name__}")
+
+    def setup_lookasides(self) -> Sequence[Lookaside]:
+        """The warning about padding looks at values."""
+        warning = _in_transformers("modeling_utils.PreTrainedModel")
+        found = [(getattr(warning, "warn_if_padding_and_no_attention_mask", None), _nothing)]
+        found += [(_in_transformers(path), way) for path, way in self.ways if self.as_eager]
+        return tuple(Lookaside(fn, way) for fn, way in found if fn is not None)
+
+    def setup_transforms(self) -> Sequence[Transform]:
+        """Caches may be passed."""
+        return (CACHES,)
+
+
+class Decoder(HuggingFace):
+    """Models that generate, token by token."""
+
+    family = ""
+
+    def setup_transforms(self) -> Sequence[Transform]:
+        """One program for every token."""
+        return (*super().setup_transforms(), STATIC)
+
+
+def _scan_in_order(*args: Any, **kwargs: Any) -> Any:
+    """The selective scan one step after the other."""
+    scan = _in_transformers("models.mamba.modeling_mamba.mamba_selective_scan")
+    return scan(*args, **{**kwargs, "use_associative_scan": False})
+
+
+@register
+class Bert(HuggingFace):
+    """BERT and its heads."""
+
+    name = "hf-bert"
+    models = ("transformers.BertPreTrainedModel",)
+    family = ""
+
+
+@register
+class ViT(HuggingFace):
+    """Vision transformers."""
+
+    name = "hf-vit"
+    models = ("transformers.ViTPreTrainedModel",)
+    family = ""
+
+
+@register
+class GPT2(Decoder):
+    """GPT-2."""
+
+    name = "hf-gpt2"
+    models = ("transformers.GPT2PreTrainedModel",)
+
+
+@register
+class Llama(Decoder):
+    """Llama 2 and 3."""
+
+    name = "hf-llama"
+    models = ("transformers.LlamaPreTrainedModel",)
+
+
+@register
+class Qwen(Decoder):
+    """Qwen 2 and 3."""
+
+    name = "hf-qwen"
+    models = ("transformers.Qwen2PreTrainedModel", "transformers.Qwen3PreTrainedModel")
+
+
+@register
+class Mistral(Decoder):
+    """Mistral."""
+
+    name = "hf-mistral"
+    models = ("transformers.MistralPreTrainedModel",)
+
+
+@register
+class Gemma(Decoder):
+    """Gemma 1, 2 and 3."""
+
+    name = "hf-gemma"
+    models = tuple(f"transformers.Gemma{version}PreTrainedModel" for version in ("", "2", "3"))
+
+
+@register
+class Mixtral(Decoder):
+    """Mixtures of experts."""
+
+    name = "hf-mixtral"
+    models = ("transformers.MixtralPreTrainedModel", "transformers.Qwen2MoePreTrainedModel")
+
+
+@register
+class T5(Decoder):
+    """T5, encoder and decoder."""
+
+    name = "hf-t5"
+    models = ("transformers.T5PreTrainedModel",)
+
+
+@register
+class Mamba(Decoder):
+    """Mamba. As eager it scans in order; otherwise associatively, in a logarithm of the steps."""
+
+    name = "hf-mamba"
+    models = ("transformers.MambaPreTrainedModel",)
+    ways = (("models.mamba.modeling_mamba.mamba_selective_scan", _scan_in_order),)

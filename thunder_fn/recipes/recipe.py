@@ -1,0 +1,362 @@
+"""Recipes: what a model needs to be traced and run well, in one value that works for many models.
+
+    class Mine(Recipe):
+        def __init__(self, fast: bool = False):
+            self.fast = fast
+
+        def validate(self, model):
+            if not isinstance(model, MyModel):
+                raise ValueError("this recipe is for MyModel")
+
+        def setup_executors(self):
+            return ("inductor",) if self.fast else ()
+
+A recipe answers questions and changes nothing. Recipes add up: ``a + b`` answers with what a says and then what b says.
+Order among transforms and executors follows from their traits (`thunder_fn.jit.transforms`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypedDict, final, get_args
+
+from thunder_fn.capture.lookasides import Lookaside
+from thunder_fn.errors import RecipeError, UnknownOption, located
+from thunder_fn.executors import TORCH, Executor, Numerics, list_executors
+from thunder_fn.executors.registry import resolve_executors
+from thunder_fn.jit import Options
+from thunder_fn.jit.transforms import HasTraits, Transform, as_transform, in_order, reason
+
+Frontend = Literal["direct", "dynamo"]
+Model = Callable[..., Any]
+
+
+class Config(TypedDict, total=False):
+    """Options of `jit` that a recipe may set."""
+
+    cache: str
+    numerics: Numerics
+    static_argnums: int | Sequence[int]
+    donate_argnums: int | Sequence[int]
+
+
+class _MadeOnce(type):
+    """Instances do not change once their `__init__` is done."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        object.__setattr__(made, "_is_made", True)
+        return made
+
+
+class Recipe(metaclass=_MadeOnce):
+    """What to do with a model. Override the questions that have an answer; attributes set in `__init__` configure them.
+
+    Laws: addition is associative, and `Recipe()` is neutral. A recipe is equal to one of its class with equal attributes.
+    """
+
+    name: ClassVar[str] = ""
+    """What `compile(model, recipe="...")` and `recipes.list()` call it."""
+    models: ClassVar[tuple[str, ...]] = ()
+    """Classes that `recipe="auto"` chooses it for, as "package.Class"; subclasses are meant too."""
+    frontend: Frontend | None = None
+    """How functions become traces: "direct" capture, the default, or "dynamo", which breaks graphs where it must."""
+
+    def validate(self, model: Model) -> None:
+        """Raise, with the reason, if the recipe is not for this model."""
+
+    def setup_operators(self) -> Sequence[Executor]:
+        """Executors with operators of the recipe's own. They are asked before all others."""
+        return ()
+
+    def setup_lookasides(self) -> Sequence[Lookaside]:
+        """Functions that are diverted while the model is traced."""
+        return ()
+
+    def setup_transforms(self) -> Sequence[Transform | Callable[..., Any]]:
+        """Transforms of the trace, or of the model."""
+        return ()
+
+    def setup_executors(self) -> Sequence[Executor | str]:
+        """Executors, in order of priority where traits do not say otherwise."""
+        return ()
+
+    def setup_config(self) -> Config:
+        """Options of `jit`."""
+        return {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_is_made", False):
+            raise RecipeError(
+                f"{self!r} does not change once it is made, since it may serve many models\n"
+                "Make another one, or add to it with `+` and `with_`."
+            )
+        object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(sorted(vars(self)))))
+
+    def __repr__(self) -> str:
+        own = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"
+
+    def __add__(self, other: Any) -> Recipe:
+        if not isinstance(other, Recipe):
+            return NotImplemented
+        parts = (*parts_of(self), *parts_of(other))
+        return (parts[0] if len(parts) == 1 else Combined(parts)) if parts else Recipe()
+
+    def with_(
+        self,
+        *,
+        transforms: Sequence[Transform | Callable[..., Any]] = (),
+        executors: Sequence[Executor | str] = (),
+        operators: Sequence[Executor] = (),
+        lookasides: Sequence[Lookaside] = (),
+        frontend: Frontend | None = None,
+        **config: Any,
+    ) -> Recipe:
+        """This recipe and more, without a class of its own. What is said here of `config` and `frontend` counts."""
+        return self + Addition(
+            tuple(transforms), tuple(executors), tuple(operators), tuple(lookasides), frontend, tuple(config.items())
+        )
+
+    @final
+    def assemble(self, model: Model) -> Assembly:
+        """All answers, validated and in order. Not to be overridden: override the questions.
+
+        Raises:
+            TraitError: transforms or executors contradict each other; names both.
+            RecipeError: two recipes want different frontends or options, or one returns what it should not.
+            UnknownOption: `setup_config` has a flag that there is not.
+        """
+        return assemble(self, model)
+
+    @final
+    def explain(self, model: Model) -> str:
+        """What `compile` would do with the model, in which order and why, as text."""
+        return explain(self.assemble(model))
+
+
+class Combined(Recipe):
+    """Recipes one after the other. Made by `+`."""
+
+    def __init__(self, parts: tuple[Recipe, ...]) -> None:
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.parts))
+
+
+class Addition(Recipe):
+    """What was added to a recipe inline. Made by `with_`."""
+
+    def __init__(
+        self,
+        transforms: tuple[Any, ...],
+        executors: tuple[Any, ...],
+        operators: tuple[Any, ...],
+        lookasides: tuple[Any, ...],
+        frontend: Frontend | None,
+        config: tuple[tuple[str, Any], ...],
+    ) -> None:
+        self.transforms, self.executors, self.operators, self.lookasides = transforms, executors, operators, lookasides
+        self.frontend, self.config = frontend, config
+
+    def setup_operators(self) -> Sequence[Executor]:
+        """As given."""
+        return self.operators
+
+    def setup_lookasides(self) -> Sequence[Lookaside]:
+        """As given."""
+        return self.lookasides
+
+    def setup_transforms(self) -> Sequence[Any]:
+        """As given."""
+        return self.transforms
+
+    def setup_executors(self) -> Sequence[Any]:
+        """As given."""
+        return self.executors
+
+    def setup_config(self) -> Config:
+        """As given."""
+        return dict(self.config)  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        fields = {key: value for key, value in vars(self).items() if isinstance(value, tuple) and value}
+        texts = [f"{key}=[{', '.join(map(_short, value))}]" for key, value in fields.items() if key != "config"]
+        texts += [f"frontend={self.frontend!r}"] if self.frontend else []
+        return f"with_({', '.join([*texts, *(f'{key}={value!r}' for key, value in self.config)])})"
+
+
+def _short(value: Any) -> str:
+    """A transform, executor or lookaside by name."""
+    named = getattr(value, "name", None) or getattr(getattr(value, "fn", value), "__name__", None)
+    return named if isinstance(named, str) else repr(value)
+
+
+def parts_of(recipe: Recipe) -> tuple[Recipe, ...]:
+    """The recipes that a sum is made of; none where nothing is said."""
+    if isinstance(recipe, Combined):
+        return recipe.parts
+    says_nothing = type(recipe) is Recipe or (isinstance(recipe, Addition) and not _said(recipe))
+    return () if says_nothing else (recipe,)
+
+
+def _said(addition: Addition) -> bool:
+    return any(value for name, value in vars(addition).items() if not name.startswith("_"))
+
+
+# ---- the final step ----
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What `compile` does: transforms of the model, then the frontend, then jit with these options.
+
+    `origins` says which recipe each part is from.
+    """
+
+    transforms: tuple[Transform, ...]
+    executors: tuple[Executor, ...]
+    lookasides: tuple[Lookaside, ...]
+    frontend: Frontend
+    config: tuple[tuple[str, Any], ...]
+    recipes: tuple[Recipe, ...]
+    origins: Mapping[Any, str]
+
+    @property
+    def on_model(self) -> tuple[Transform, ...]:
+        """Transforms of the model."""
+        return tuple(one for one in self.transforms if one.on == "model")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `jit` is given."""
+        on_trace = tuple(one for one in self.transforms if one.on == "trace")
+        return {
+            "executors": self.executors,
+            "transforms": on_trace,
+            "lookasides": self.lookasides,
+            **dict(self.config),
+        }
+
+
+FASTEST: tuple[str, ...] = ("inductor",)
+"""Executors that make every program faster where they can run, and leave it to PyTorch's ops where they cannot."""
+
+
+def machine_executors() -> tuple[Executor, ...]:
+    """The fastest executors that are there. They come after those that recipes ask for."""
+    return resolve_executors([name for name in FASTEST if name in list_executors()])
+
+
+def assemble(recipe: Recipe, model: Model) -> Assembly:
+    """Ask every part, and put the answers in order."""
+    parts, origins = parts_of(recipe), dict[Any, str]()
+    for part in parts:
+        part.validate(model)
+
+    def asked(question: str, read: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> list[Any]:
+        found = list[Any]()
+        for part in parts:
+            answer = read(_sequence(part, question))
+            origins.update((id(one), repr(part)) for one in answer)
+            found += answer
+        return found
+
+    transforms = asked("setup_transforms", lambda given: [as_transform(one) for one in given])
+    read = lambda given: resolve_executors(tuple(given), "recipe") if given else ()
+    executors = [*asked("setup_operators", read), *asked("setup_executors", read), *machine_executors()]
+    assembly = Assembly(
+        tuple(sorted(in_order(transforms), key=lambda one: one.on != "model")),
+        in_order(resolve_executors(executors), "executor"),
+        tuple(asked("setup_lookasides")),
+        _frontend(parts),
+        tuple(_config(parts).items()),
+        parts,
+        origins,
+    )
+    options = Options().changed(assembly.options)
+    dataclasses.replace(options, transforms=assembly.transforms).check_transforms()
+    return assembly
+
+
+def _sequence(part: Recipe, question: str) -> Sequence[Any]:
+    answer: Any = getattr(part, question)()
+    if isinstance(answer, str) or not isinstance(answer, Sequence):
+        raise RecipeError(
+            f"{part!r}: {question} returns a sequence, not a {type(answer).__name__}\nReturn `()` for nothing."
+        )
+    return answer
+
+
+def _frontend(parts: Sequence[Recipe]) -> Frontend:
+    said = [(part, part.frontend) for part in parts if part.frontend is not None]
+    for part, frontend in said:
+        if frontend not in get_args(Frontend):
+            raise RecipeError(f"{part!r}: the frontend is 'direct' or 'dynamo', not {frontend!r}")
+    return _settled(said, lambda frontend: f"wants the frontend {frontend!r}", "frontend") if said else "direct"
+
+
+def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
+    said: dict[str, list[tuple[Recipe, Any]]] = {}
+    known = Config.__annotations__
+    for part in parts:
+        answer: Any = part.setup_config()
+        if not isinstance(answer, Mapping):
+            raise RecipeError(f"{part!r}: setup_config returns a dict of options, not a {type(answer).__name__}")
+        for name, value in answer.items():
+            if name not in known:
+                raise UnknownOption(f"{part!r}: setup_config has {name!r}; a recipe may set {', '.join(known)}")
+            said.setdefault(name, []).append((part, value))
+    return {
+        name: _settled(values, lambda value, name=name: f"sets {name}={value!r}", name) for name, values in said.items()
+    }
+
+
+def _settled(said: Sequence[tuple[Recipe, Any]], describe: Callable[[Any], str], name: str) -> Any:
+    """What several recipes say of one thing: the same, or what was said last with `with_`."""
+    last = max((i for i, (part, _) in enumerate(said) if isinstance(part, Addition)), default=0)
+    (first, value), *others = said[last:]
+    for other, differs in others:
+        if differs != value:
+            text = f"{first!r} {describe(value)}, {other!r} {describe(differs)}"
+            raise RecipeError(located(text, fix=f"Say which one: `(a + b).with_({name}=...)`."))
+    return value
+
+
+def explain(assembly: Assembly) -> str:
+    """An assembly as text."""
+    lines = [f"recipe     {' + '.join(map(repr, assembly.recipes))}", f"frontend   {assembly.frontend}"]
+    lines += _listed(
+        "transforms", assembly.transforms, assembly.origins, lambda one: f"on the {one.on}, {one.numerics}"
+    )
+    lines += _listed("executors", assembly.executors, assembly.origins, lambda one: one.numerics)
+    lines += [] if TORCH in assembly.executors else ["  then PyTorch's own ops, for whatever is left"]
+    lines += [f"lookaside  {_name(one.fn)} -> {_name(one.replace_with)}" for one in assembly.lookasides]
+    lines += [f"option     {name}={value!r}" for name, value in assembly.config]
+    return "\n".join(lines)
+
+
+def _listed(what: str, things: Sequence[Any], origins: Mapping[Any, str], describe: Callable[[Any], str]) -> list[str]:
+    lines = [f"{what:<10} {'none' if not things else ''}".rstrip()]
+    for number, one in enumerate(things, 1):
+        why = [text for before in things[: number - 1] if (text := reason(_traits(before), _traits(one)))]
+        origin = origins.get(id(one), "what the machine has")
+        lines.append(f"  {number}. {one.name} ({describe(one)}), from {origin}{''.join(f'; {text}' for text in why)}")
+    return lines
+
+
+def _traits(value: Any) -> HasTraits:
+    return value
+
+
+def _name(fn: Any) -> str:
+    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}".removeprefix(".")

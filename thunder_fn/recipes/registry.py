@@ -1,0 +1,56 @@
+"""Recipes by name, and by the class of a model."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar
+
+from thunder_fn.errors import RecipeError, located
+from thunder_fn.recipes.recipe import Recipe
+
+R = TypeVar("R", bound=type[Recipe])
+
+_recipes: dict[str, type[Recipe]] = {}
+
+
+def register(recipe: R) -> R:
+    """Make a class of recipes known by its name. A decorator.
+
+    Raises:
+        RecipeError: it has no name, or another class has it.
+    """
+    if not recipe.name:
+        raise RecipeError(f"{recipe.__name__} has no `name` to be registered under")
+    known = _recipes.get(recipe.name)
+    if known is not None and (known.__module__, known.__qualname__) != (recipe.__module__, recipe.__qualname__):
+        raise RecipeError(f"another recipe is registered as {recipe.name!r}: {known.__module__}.{known.__qualname__}")
+    _recipes[recipe.name] = recipe
+    return recipe
+
+
+def list_recipes() -> list[str]:
+    """The names of all recipes that are registered."""
+    return sorted(_recipes)
+
+
+def get(name: str) -> type[Recipe]:
+    """The class of recipes of a name.
+
+    Raises:
+        RecipeError: there is none; names the nearest.
+    """
+    if name not in _recipes:
+        near = difflib.get_close_matches(name, _recipes, n=1, cutoff=0.0)
+        fix = f"There are {', '.join(list_recipes())}; `recipes.register` adds others."
+        raise RecipeError(located(f"there is no recipe {name!r}; did you mean {near[0]!r}?", fix=fix))
+    return _recipes[name]
+
+
+def for_model(model: Any) -> type[Recipe] | None:
+    """The recipe for the model's class, or for the nearest class that it is derived from; None if there is none."""
+    by_class = {target: recipe for recipe in _recipes.values() for target in recipe.models}
+    for cls in type(model).__mro__:
+        found = by_class.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
+        if found is not None:
+            return found
+    return None
