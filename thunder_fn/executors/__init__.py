@@ -5,6 +5,7 @@ from __future__ import annotations
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics
 from thunder_fn.executors.claims import Claimed, Decision, claim
+from thunder_fn.executors.compiled import inductor
 from thunder_fn.executors.registry import deregister_executor, get_executor, list_executors, register_executor
 from thunder_fn.executors.torch_executor import Program, lower
 
@@ -20,6 +21,7 @@ __all__ = [
     "claim",
     "deregister_executor",
     "get_executor",
+    "inductor",
     "list_executors",
     "lower",
     "register_executor",

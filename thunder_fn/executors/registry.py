@@ -12,7 +12,7 @@ from thunder_fn.errors import ExecutorError, UnknownOption, located
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
 
-BUILTIN: dict[str, str] = {}
+BUILTIN: dict[str, str] = {"inductor": "thunder_fn.executors.compiled"}
 """Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""
 
 _registered: dict[str, Executor] = {TORCH.name: TORCH}

@@ -94,6 +94,8 @@ def lower(
     program = _Emitter(claimed, frozen, donated, writes, below_autograd).program()
     for executor in reversed(frozen):
         program = executor.finish(program)
+    if any(map(_autocasts, claimed.trace.equations)):
+        return replace(program, run=internals.without_autocast(program.run))
     return program
 
 
@@ -130,8 +132,6 @@ class _Emitter:
 
     def program(self) -> Program:
         text, run = self.names.function(self.name, list(map(str, self.trace.inputs)), list(self.lines()))
-        if any(map(_autocasts, self.trace.equations)):
-            run = internals.without_autocast(run)
         return Program(text, run, self.claimed)
 
     def lines(self) -> Iterator[str]:

@@ -1,0 +1,442 @@
+"""The inductor executor: right values and layouts, shared regions, tiers, and what goes wrong around a compiler."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn import evaluate
+from thunder_fn.errors import RegionWarning
+from thunder_fn.executors import compiled, inductor, lower
+from thunder_fn.executors.compiled import codegen, compiling, store, worker
+from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
+from thunder_fn.executors.compiled.parts import join, parts_of
+from thunder_fn.executors.compiled.programs import Region, Staged
+from thunder_fn.executors.compiled.progress import Progress
+
+Tensor = torch.Tensor
+
+
+def jit(f: Callable[..., Any], **options: Any) -> Any:
+    return tfn.jit(f, executors=[inductor(**options)])
+
+
+def region_names(f: Any) -> list[str]:
+    """The regions that the last program calls, in order."""
+    return [str(equation.op) for equation in tfn.last_traces(f)[-1].trace.equations if "inductor::" in str(equation.op)]
+
+
+def is_compiled(f: Any) -> bool:
+    """The last call's program runs compiled regions."""
+    staged = tfn.last_traces(f)[-1].run
+    while not isinstance(staged, Staged):  # a function that switches autocast off
+        (staged,) = (cell.cell_contents for cell in staged.__closure__ if callable(cell.cell_contents))
+    ready = [run for run in staged.ready.values() if run is not staged.run]
+    return bool(ready) and not any(isinstance(value, Region) for run in ready for value in run.__globals__.values())
+
+
+def same(outputs: Any, expected: Any) -> None:
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
+    for output, right in zip(outputs, expected, strict=True):
+        assert output.stride() == right.stride()
+
+
+def wave(x: Tensor) -> Tensor:
+    """What several tests run: it is compiled once for all of them."""
+    return (x.sin() * 2 + x.exp()).tanh()
+
+
+# ---- values and layouts ----
+
+
+def test_values_strides_and_memory() -> None:
+    """One region for all: layouts are eager's, and outputs share memory where eager's do and nowhere else."""
+
+    def f(a: Tensor, b: Tensor, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        y = a.sin()
+        layered = F.layer_norm(a @ b.t(), (4,))
+        pooled = F.max_pool2d(x, 2)
+        return y, y.clone(), y.t(), a.expand(4, 4), a + 0, layered, pooled, (x * 2).permute(0, 2, 3, 1), b.sin()[i]
+
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    args = torch.randn(4, 4), torch.randn(4, 4), x, torch.tensor([0, 3, 3])
+    compiled_f = jit(f)
+    outputs, expected = compiled_f(*args), f(*args)
+    same(outputs, expected)
+    assert is_compiled(compiled_f)
+    assert len({id(value) for value in (*outputs, *args)}) == len(outputs) + len(args)
+    memory = lambda values: [value.untyped_storage().data_ptr() for value in values]
+    shared = lambda values: [[a == b for a in memory(values)] for b in memory(values)]
+    assert shared(outputs) == shared(expected)
+
+
+def test_other_layouts_and_dtypes_are_compiled_on_their_own() -> None:
+    f = jit(lambda x: (x.sin() * 2).sum(0))
+    for x in (torch.randn(3, 4), torch.randn(3, 8)[:, ::2], torch.randn(3, 4).double()):
+        torch.testing.assert_close(f(x), (x.sin() * 2).sum(0))
+
+
+def test_known_miscompilations_of_expanded_targets() -> None:
+    """Inductor writes index_put, index_add, ... into the one element behind an expanded intermediate."""
+
+    def f(x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        wide = x.sin().expand(4, 5)
+        return (
+            wide.index_put((i,), v),
+            wide.index_copy(0, i, v.expand(2, 5)),
+            wide.index_fill(0, i, 2.0),
+            wide.index_add(0, i, v.expand(2, 5)),
+            x.sum().expand(5).scatter_add(0, i, v[:2]),
+            torch.zeros(1).expand(4, 5).reshape(4, 5).index_add(0, i, v.expand(2, 5)),
+        )
+
+    args = torch.randn(5), torch.tensor([0, 3]), torch.randn(5)
+    same(jit(f)(*args), f(*args))
+
+
+def test_closed_over_tensors_are_read_when_called() -> None:
+    scale = torch.tensor([1.0, 2.0])
+    f = jit(lambda x: x.sin() * scale + torch.tensor([1.0, 1.0]))
+    x = torch.randn(2)
+    torch.testing.assert_close(f(x), x.sin() * scale + 1)
+    scale.mul_(3)
+    torch.testing.assert_close(f(x), x.sin() * scale + 1)
+
+
+def test_random_numbers_are_those_of_eager() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.dropout(x.sin() * 2, 0.5).cos() + torch.rand_like(x) * 2
+
+    x, g = torch.randn(64), jit(f)
+    torch.manual_seed(0)
+    expected = f(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(g(x), expected)
+    assert is_compiled(g)
+
+
+def test_factories_keep_the_dtype_that_they_were_traced_with() -> None:
+    f = lambda x: (torch.ones(2) * x.sin() + torch.arange(2.0)) * torch.full((2,), 3.0)
+    x = torch.randn(2)
+    region = tfn.trace(f, x)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        (output,) = lower(region, executors=[inductor()])(x)
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(output, f(x))
+
+
+def test_training_a_module_stays_near_eager_over_several_steps() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    x, y = torch.randn(16, 6), torch.randint(0, 3, (16,))
+    params = {name: value.detach().clone() for name, value in model.named_parameters()}
+    loss = lambda params: F.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
+    optimizer = tfn.functional_optimizer(torch.optim.AdamW, lr=1e-2)
+
+    def step(params: Any, state: Any) -> Any:
+        gradients, value = tfn.grad_and_value(loss)(params)
+        return *optimizer.update(params, gradients, state), value
+
+    fast, state = jit(step), optimizer.init(params)
+    eager = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(4):
+        params, state, value = fast(params, state)
+        eager.zero_grad()
+        expected = F.cross_entropy(model(x), y)
+        expected.backward()
+        eager.step()
+        torch.testing.assert_close(value, expected.detach(), rtol=1e-4, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(params[name], parameter.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_backward_through_autograd_takes_cotangents_of_any_layout() -> None:
+    f = jit(lambda x: (x.sin() * 2, x.exp() + 1))
+    x = torch.randn(3, 4, requires_grad=True)
+    for weight in (torch.randn(3, 4), torch.randn(1, 1).expand(3, 4)):
+        x.grad = None
+        first, second = f(x)
+        torch.autograd.backward((first, second), (weight, weight))
+        torch.testing.assert_close(x.grad, (weight * (2 * x.cos() + x.exp())).detach())
+
+
+# ---- shared regions ----
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def test_layers_are_one_region_forward_and_one_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    generated: list[str] = []
+    original = compiling.generate
+    monkeypatch.setattr(compiling, "generate", lambda job: generated.append(job.region.name) or original(job))
+    sizes = []
+    for layers in (3, 5):
+        model = nn.Sequential(*(Layer() for _ in range(layers)))
+        params = {name: value.detach() for name, value in model.named_parameters()}
+        f = jit(tfn.grad(lambda params, x, model=model: torch.func.functional_call(model, params, (x,)).sum()))
+        x = torch.randn(3, 8)
+        gradients = f(params, x)
+        expected = torch.func.grad(
+            lambda params, x=x, model=model: torch.func.functional_call(model, params, (x,)).sum()
+        )(params)
+        torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-5)
+        sizes.append((len(generated), len(region_names(f))))
+    assert sizes[0][0] == sizes[1][0], "five layers need no code that three did not"
+    assert sizes[1][1] > sizes[0][1]
+
+
+def updates(count: int) -> Callable[..., Any]:
+    def f(step: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        correction = 1 - 0.9 ** (step + 1)
+        return tuple((x * 0.9 + x.sin() / correction - x.cos()).tanh() for x in tensors[:count])
+
+    return f
+
+
+def test_an_update_of_many_is_one_update_many_times() -> None:
+    args = torch.tensor(3.0), *(torch.randn(4) for _ in range(5))
+    trace, _ = closed_region(tfn.trace(updates(5), *args))
+    parts = parts_of(trace)
+    assert len(parts) == 6, "the numbers, then five updates"
+    assert len({part.trace for part in parts}) == 2
+    functions = {part: lambda *xs, part=part: evaluate(part.trace, xs) for part in parts}
+    assert all(map(torch.equal, join(trace, parts, functions)(*args), evaluate(trace, args)))
+    same(jit(updates(5))(*args), updates(5)(*args))
+
+
+def test_what_stands_side_by_side_once_stays_one_region() -> None:
+    trace = tfn.trace(lambda x, y: (x.sin() + 1, y.cos() * 2), torch.randn(2), torch.randn(3))
+    assert [part.trace for part in parts_of(trace)] == [trace]
+
+
+# ---- tiers ----
+
+
+def test_tiered_runs_on_torch_until_compiled() -> None:
+    f = jit(wave, tiered=True)
+    x = torch.randn(7)
+    first = f(x)
+    assert torch.equal(first, wave(x)), "the torch executor's bits"
+    worker.WORKER.submit([]).result()
+    torch.testing.assert_close(f(x), first)
+    assert is_compiled(f)
+    again = jit(wave, tiered=True)
+    again(x)
+    assert is_compiled(again), "what is compiled already is used at once"
+
+
+def test_a_killed_compiler_process_leaves_results_right() -> None:
+    other = worker.Worker()
+    other.start()
+    process = other.process
+    assert process is not None
+    process.kill()
+    process.wait()
+    x = torch.randn(5)
+    job = job_of(wave, x)
+    function = other.submit([job]).result()[job]
+    assert callable(function), "the process is started again"
+    torch.testing.assert_close(function(x)[0], wave(x))
+    other.stop()
+
+
+# ---- the folder on disk ----
+
+
+def job_of(f: Callable[..., Any], *args: Tensor) -> Job:
+    region, _ = closed_region(tfn.trace(f, *args))
+    return Job(region, tuple(arg.stride() for arg in args), torch.get_num_threads())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("THUNDER_FN_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(job: Job) -> Any:
+        raise AssertionError("nothing is to be compiled")
+
+    monkeypatch.setattr(compiling, "generate", fail)
+
+
+def test_what_was_compiled_is_found_on_disk_if_it_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, x = job_of(lambda x: x.sin() * 3 + 4, torch.randn(3)), torch.randn(3)
+    compiling.forget()
+    assert callable(compiling.compile_jobs([job])[job])
+    compiling.forget()
+    with monkeypatch.context() as patch:
+        no_compiler(patch)
+        function = compiling.compile_jobs([job])[job]
+    assert callable(function)
+    torch.testing.assert_close(function(x)[0], x.sin() * 3 + 4)
+    (entry,), (module,) = folder.rglob("*.json"), folder.rglob("*.so")
+    whole, code = entry.read_bytes(), module.read_bytes()
+    for text in (b"", whole[: len(whole) // 2], whole.replace(b"buf0", b"buf1"), b"\xff\xfe", b"{}"):
+        entry.write_bytes(text)
+        compiling.forget()
+        assert compiling.find([job]) == {}
+    entry.write_bytes(whole)
+    for bits in (b"", code[: len(code) // 2], code[:-1] + b"?"):
+        module.unlink()
+        module.write_bytes(bits)
+        compiling.forget()
+        assert compiling.find([job]) == {}
+    module.unlink()
+    compiling.forget()
+    assert compiling.find([job]) == {}
+    assert not list(folder.rglob("*.part"))
+
+
+def test_another_environment_finds_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(lambda x: x.sin() * 3 + 4, torch.randn(3))
+    compiling.compile_jobs([job])
+    compiling.forget()
+    monkeypatch.setattr(store, "environment", lambda: "another")
+    assert compiling.find([job]) == {}
+
+
+def test_keys_tell_programs_apart_and_are_the_same_in_every_process() -> None:
+    x = torch.randn(3)
+    fs = (lambda x: x * 1, lambda x: x * 1.0, lambda x: x * True, lambda x: x + 1, lambda x: x.double() * 1)
+    keys = {store.job_key(job_of(f, x)) for f in fs}
+    assert len(keys) == len(fs)
+    region = closed_region(tfn.trace(fs[1], x))[0]
+    job = Job(region, ((1,),), 1)
+    assert (
+        len({store.job_key(job), store.job_key(Job(region, ((2,),), 1)), store.job_key(Job(region, ((1,),), 2))}) == 3
+    )
+    assert store.fingerprint(region) == (
+        ("f32[3]",),
+        (("aten.mul.Tensor", (("v0", "float 0x1.0000000000000p+0"), ()), ("f32[3]",), ()),),
+        ("v1",),
+    )
+
+
+def test_a_full_disk_costs_the_cache_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "replace", full)
+    job, x = job_of(lambda x: x.sin() * 6 + 4, torch.randn(3)), torch.randn(3)
+    function = compiling.compile_jobs([job])[job]
+    assert callable(function)
+    torch.testing.assert_close(function(x)[0], x.sin() * 6 + 4)
+    assert not list(folder.rglob("*.*"))
+
+
+# ---- compilers that fail ----
+
+
+def test_a_missing_compiler_is_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "thunder_fn.torch_internals_inductor.build_command", lambda source, target: "/nonexistent/g++ -o x"
+    )
+    f = jit(lambda x: (x.sin() * 7 + 2).tanh())
+    x = torch.randn(3)
+    with pytest.warns(RegionWarning) as caught:
+        output = f(x)
+    assert torch.equal(output, (x.sin() * 7 + 2).tanh())
+    (warning,) = caught
+    text = str(warning.message)
+    assert text.startswith(
+        "inductor: inductor_fusion_0 of program could not be compiled and runs on the torch executor: "
+        "the C++ compiler /nonexistent/g++ cannot be run: [Errno 2] No such file or directory: '/nonexistent/g++'\n"
+        "from:         "
+    )
+    assert text.endswith(
+        "Install a C++ compiler and name it in the environment variable CXX, or leave the inductor executor out."
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(f(x), output), "and no second one"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("false", "the C++ compiler failed:"),
+        ("sh -c 'kill -9 $$'", "the C++ compiler was killed by signal 9:"),
+        ("true", "the C++ compiler wrote no m"),
+    ],
+)
+def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, reason: str) -> None:
+    monkeypatch.setattr("thunder_fn.torch_internals_inductor.build_command", lambda source, target: command)
+    f = jit(lambda x: (x.sin() * 8 + 2).tanh())
+    x = torch.randn(3)
+    with pytest.warns(RegionWarning, match=reason.replace("+", r"\+")):
+        assert torch.equal(f(x), (x.sin() * 8 + 2).tanh())
+
+
+def test_one_region_that_cannot_be_compiled_does_not_stop_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = job_of(lambda x: x.sin() * 9 + 1, torch.randn(3)), job_of(lambda x: x.cos() * 9 + 1, torch.randn(3))
+
+    def spoiled(job: Job) -> codegen.Code:
+        code = generate(job)
+        if job is not bad:
+            return code
+        kernels = tuple((name, codegen.Kernel(kernel.types, "#error no")) for name, kernel in code.kernels)
+        return codegen.Code(code.text, kernels, code.constants)
+
+    monkeypatch.setattr(compiling, "generate", spoiled)
+    results = compiling.compile_jobs([good, bad])
+    assert callable(results[good])
+    assert isinstance(results[bad], compiling.Failed)
+
+
+# ---- threads and progress ----
+
+
+def test_threads_share_one_program() -> None:
+    f = jit(wave)
+    xs = [torch.randn(7) for _ in range(4)]
+    found: dict[int, Tensor] = {}
+
+    def call(index: int) -> None:
+        for _ in range(20):
+            found[index] = f(xs[index])
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(xs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, x in enumerate(xs):
+        torch.testing.assert_close(found[index], wave(x))
+
+
+def test_progress_says_what_is_being_done() -> None:
+    progress = Progress([1, 2])
+    assert progress.text() == f"thunder_fn: compiling regions [{'.' * 24}] 0/2 generating code 0 s"
+    progress.advance()
+    progress.advance()
+    assert progress.text() == f"thunder_fn: compiling regions [{'#' * 24}] 2/2 running the C++ compiler 0 s"
+
+
+def test_the_executor_by_name() -> None:
+    f = tfn.jit(wave, executors=["inductor"])
+    x = torch.randn(7)
+    torch.testing.assert_close(f(x), wave(x))
+    assert tfn.executors.get_executor("inductor") is compiled.EXECUTOR

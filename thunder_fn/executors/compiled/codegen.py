@@ -1,0 +1,269 @@
+"""From a region to code: the text of one Python function and the C++ kernels that it calls.
+
+    def region(arg0_1, arg1_1):
+        buf0 = empty_strided_cpu((2, 2), (2, 1), torch.float32)
+        cpp_fused_0(arg0_1, arg1_1, buf0)
+        return (buf0,)
+
+Inductor writes a module that compiles its kernels one by one when it is imported. What is needed of it is cut out here:
+the function, the few names that it uses, and the sources of the kernels, which `native.py` compiles many at a time.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from thunder_fn import ops, torch_internals_inductor as internals
+from thunder_fn.torch_internals import OpOverload
+from thunder_fn.trace import Equation, Literal, TensorType, Trace, canonical, static_shape
+
+Strides = tuple[int, ...]
+
+
+class RegionError(Exception):
+    """A region cannot be compiled: what is wrong, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A region to compile: a trace without constants, for inputs with these strides, on so many threads."""
+
+    region: Trace
+    strides: tuple[Strides, ...]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A C++ function `kernel` and the types of its parameters."""
+
+    types: tuple[str, ...]
+    source: str
+
+    @property
+    def key(self) -> str:
+        """A name for the kernel: kernels with the same text have the same."""
+        return "k" + hashlib.sha256(repr((self.types, self.source)).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The text of a module that defines `region`, the kernels by the names that it has for them, and its tensors."""
+
+    text: str
+    kernels: tuple[tuple[str, Kernel], ...]
+    constants: tuple[tuple[str, torch.Tensor], ...]
+
+
+def closed_region(region: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
+    """The region with its constants as last inputs, and those: code then depends on no value."""
+    inputs = (*region.inputs, *(constant.var for constant in region.constants))
+    equations = tuple(map(_explicit, region.equations))
+    closed = canonical(inputs, equations, region.outputs, (), region.constraints, region.name)
+    return closed, tuple(constant.tensor for constant in region.constants)
+
+
+def _explicit(equation: Equation) -> Equation:
+    """What makes a tensor from nothing, with its dtype and device written out: defaults change."""
+    if not ops.is_factory(equation.op):
+        return equation
+    type = equation.outputs[0].type
+    assert isinstance(type, TensorType), "factories make tensors"
+    given = {**dict(equation.kwargs), "dtype": Literal(type.dtype), "device": Literal(type.device)}
+    return replace(equation, kwargs=tuple(given.items()))
+
+
+def generate(job: Job) -> Code:
+    """Inductor's code for a region.
+
+    Raises:
+        RegionError: Inductor's code is not in the form that is known here, or its outputs lie otherwise than eager's.
+        Exception: whatever Inductor raises.
+    """
+    types = [var.type for var in job.region.inputs]
+    layouts = [
+        (static_shape(type), strides, type.dtype, type.device)
+        for type, strides in zip(types, job.strides, strict=True)
+        if isinstance(type, TensorType)
+    ]
+    if len(layouts) != len(types):
+        raise RegionError("an input is a number, and regions take tensors only")
+    wrapper = internals.wrapper_code(
+        job.region.to_fx(), internals.strided_fakes(layouts), job.threads, copy_expanded_targets
+    )
+    return cut_out(wrapper.text, wrapper.constants)
+
+
+# ---- what Inductor is known to compile wrongly ----
+
+_WRITE_INTO_FIRST = (
+    "index_put", "index_add", "index_copy", "index_fill", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
+    "index_reduce", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter", "_unsafe_index_put",
+)  # fmt: skip
+
+
+def copy_expanded_targets(graph: torch.fx.Graph) -> None:
+    """A copy in front of every op that writes into a tensor some elements of which share memory.
+
+    Inductor runs these ops in place of their first operand; where that is the `expand` of an intermediate, one element's
+    memory is written for all of them (pytorch#183986, #190855).
+    """
+    for node in tuple(graph.nodes):
+        target = node.target
+        if node.op != "call_function" or not hasattr(target, "overloadpacket") or not node.args:
+            continue
+        if target.overloadpacket.__name__ not in _WRITE_INTO_FIRST or not _is_expanded(node.args[0]):
+            continue
+        with graph.inserting_before(node):
+            copy = graph.call_function(
+                torch.ops.aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+            )
+            copy.meta["val"] = node.args[0].meta["val"].contiguous()
+        node.replace_input_with(node.args[0], copy)
+
+
+def _is_expanded(value: object) -> bool:
+    """Some elements of the tensor may share memory: a view along the way has a stride of zero."""
+    while isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
+        fake = value.meta["val"]
+        if any(size > 1 and stride == 0 for size, stride in zip(fake.shape, fake.stride(), strict=True)):
+            return True
+        target = value.target
+        if value.op != "call_function" or not isinstance(target, OpOverload) or not _is_view(target):
+            return False
+        value = value.args[0]
+    return False
+
+
+def _is_view(target: OpOverload) -> bool:
+    return target.namespace == "aten" and ops.is_view(ops.leaf(target))
+
+
+# ---- reading Inductor's module ----
+
+
+def cut_out(text: str, constants: dict[str, torch.Tensor]) -> Code:
+    """The function, what it uses and the kernels of a module that Inductor wrote.
+
+    Raises:
+        RegionError: the module is not of the known form.
+    """
+    module = ast.parse(text)
+    kernels = dict(_kernels(module))
+    call = next((node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
+    if call is None:
+        raise RegionError("Inductor's module has no function `call`")
+    function = _spread(call)
+    used = _names(function)
+    defined: list[ast.stmt] = []
+    for node in reversed(module.body):
+        bound = _bound(node)
+        if bound & used and not bound & kernels.keys():
+            kept = _only(node, used)
+            defined.append(kept)
+            used |= _names(kept)
+    body = ast.Module([*reversed(defined), function], [])
+    plain = _Plain()
+    new = ast.unparse(ast.fix_missing_locations(plain.visit(body)))
+    if "async_compile" in new:
+        raise RegionError("Inductor's module has kernels that are not C++")
+    if "extern_kernels" not in {node.id for node in ast.walk(ast.parse(new)) if isinstance(node, ast.Name)}:
+        new = "\n".join(line for line in new.splitlines() if not line.endswith(" import extern_kernels"))
+    return Code(
+        f"{new}\n",
+        tuple((name, kernel) for name, kernel in kernels.items() if name in used),
+        tuple((name, value) for name, value in constants.items() if name in used),
+    )
+
+
+def _kernels(module: ast.Module) -> Iterator[tuple[str, Kernel]]:
+    """Assignments `name = async_compile.cpp_pybinding(types, source)`."""
+    for node in module.body:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Attribute(attr="cpp_pybinding"), args=[types, source]),
+            ):
+                yield name, Kernel(tuple(ast.literal_eval(types)), ast.literal_eval(source))
+            case _:
+                pass
+
+
+def _spread(call: ast.FunctionDef) -> ast.FunctionDef:
+    """`def call(args): a, b = args; args.clear(); ...` as `def region(a, b): ...`."""
+    names: list[str] = []
+    rest: list[ast.stmt] = []
+    for statement in call.body:
+        match statement:
+            case ast.Assign(targets=[ast.Tuple(elts=elements)], value=ast.Name(id="args")):
+                names = [element.id for element in elements if isinstance(element, ast.Name)]
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="args"), attr="clear"))):
+                pass
+            case _:
+                rest.append(statement)
+    parameters = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+    function = ast.FunctionDef("region", parameters, _separate(rest, names), [], None)
+    if "args" in _names(function):
+        raise RegionError("Inductor's function uses its arguments as a list")
+    return function
+
+
+def _separate(body: Sequence[ast.stmt], inputs: Sequence[str]) -> list[ast.stmt]:
+    """Outputs that Inductor returns as one tensor, or as an input, as tensors of their own that share its memory.
+
+    Which outputs may share memory is up to the ops; that no two of them are the same Python object is what matters here.
+    """
+    *front, last = body
+    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Tuple):
+        raise RegionError("Inductor's function does not end with `return (...)`")
+    seen = set(inputs)
+    values: list[ast.expr] = []
+    for value in last.value.elts:
+        if isinstance(value, ast.Name) and value.id in seen:
+            value = ast.parse(f"torch.ops.aten.alias.default({value.id})", mode="eval").body
+        elif isinstance(value, ast.Name):
+            seen.add(value.id)
+        values.append(value)
+    return [*front, ast.Return(ast.Tuple(values, ast.Load()))]
+
+
+class _Plain(ast.NodeTransformer):
+    """`extern_kernels.mm` as `torch.mm`, where it is that: importing the former imports all of Inductor."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Name) and node.value.id == "extern_kernels":
+            function = getattr(torch, node.attr, None)
+            if function is not None and internals.extern_kernel(node.attr) is function:
+                return ast.Attribute(ast.Name("torch", ast.Load()), node.attr, node.ctx)
+        return node
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement of the module binds."""
+    match node:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return {name.asname or name.name.split(".")[0] for name in names}
+        case ast.Assign(targets=targets):
+            return {target.id for target in targets if isinstance(target, ast.Name)}
+        case ast.FunctionDef(name=name) if name != "call":
+            return {name}
+        case _:
+            return set()
+
+
+def _only(node: ast.stmt, used: set[str]) -> ast.stmt:
+    """An import without the names that are not used."""
+    if isinstance(node, ast.ImportFrom):
+        names = [name for name in node.names if (name.asname or name.name) in used]
+        return ast.ImportFrom(node.module, names, node.level)
+    return node

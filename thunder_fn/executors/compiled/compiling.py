@@ -1,0 +1,105 @@
+"""Jobs become functions: from memory, from disk, or by compiling them, all that are missing at once."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thunder_fn.executors.compiled import store
+from thunder_fn.executors.compiled.codegen import Code, Job, Kernel, RegionError, generate
+from thunder_fn.executors.compiled.native import build, load
+from thunder_fn.executors.compiled.progress import Progress
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a job could not be compiled."""
+
+    reason: str
+
+
+_known: dict[Job, Function] = {}
+_kernels: dict[str, Function] = {}
+_lock = threading.RLock()
+
+
+def forget() -> None:
+    """Forget what is in memory; what is on disk stays."""
+    with _lock:
+        _known.clear()
+        _kernels.clear()
+
+
+def find(jobs: Iterable[Job]) -> dict[Job, Function]:
+    """Those of the jobs that need no compiler: they have been compiled by this process, or are on disk."""
+    found = dict[Job, Function]()
+    with _lock:
+        for job in jobs:
+            function = _known.get(job) or store.read(job, _kernels)
+            if function is not None:
+                found[job] = _known[job] = function
+    return found
+
+
+def compile_jobs(jobs: Iterable[Job]) -> dict[Job, Function | Failed]:
+    """A function for every job, or why there is none."""
+    jobs = tuple(dict.fromkeys(jobs))
+    with _lock:
+        results: dict[Job, Function | Failed] = dict(find(jobs))
+        missing = [job for job in jobs if job not in results]
+        if missing:
+            with Progress(missing) as progress:
+                results |= _compile(missing, progress)
+    return results
+
+
+def _compile(jobs: Sequence[Job], progress: Progress) -> dict[Job, Function | Failed]:
+    codes = dict[Job, Code]()
+    results = dict[Job, Function | Failed]()
+    for job in jobs:
+        try:
+            codes[job] = generate(job)
+        except Exception as error:  # noqa: BLE001  whatever goes wrong in Inductor, the region runs on torch
+            results[job] = Failed(f"{type(error).__name__}: {error}")
+        progress.advance()
+    try:
+        return results | _built(codes)
+    except RegionError as error:
+        if len(codes) < 2:
+            return results | dict.fromkeys(codes, Failed(str(error)))
+    for job, code in codes.items():  # one of them breaks the compiler: each on its own
+        try:
+            results |= _built({job: code})
+        except RegionError as error:
+            results[job] = Failed(str(error))
+    return results
+
+
+def _built(codes: dict[Job, Code]) -> dict[Job, Function | Failed]:
+    """Compile the kernels of several regions together, and keep the regions on disk.
+
+    Raises:
+        RegionError: the compiler, or the disk, does not do it.
+    """
+    kernels: list[Kernel] = [kernel for code in codes.values() for _, kernel in code.kernels]
+    try:
+        with tempfile.TemporaryDirectory(prefix="thunder_fn_", ignore_cleanup_errors=True) as folder:
+            places = build(kernels, Path(folder)) if kernels else {}
+            for path in sorted(set(places.values())):
+                functions = load(path)
+                _kernels.update({key: functions[key] for key, place in places.items() if place == path})
+            for job, code in codes.items():
+                store.write(job, code, places)
+    except (OSError, ImportError) as error:
+        raise RegionError(f"{type(error).__name__}: {error}") from error
+    for job, code in codes.items():
+        _known[job] = store.function_of(
+            code.text, {name: _kernels[kernel.key] for name, kernel in code.kernels}, dict(code.constants)
+        )
+    return {job: _known[job] for job in codes}

@@ -1,0 +1,162 @@
+"""Kernels as Python functions: many of them in one C++ file, compiled by one run of the compiler.
+
+Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one, so kernels are compiled in as few
+files as there are processors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from thunder_fn import torch_internals_inductor as internals
+from thunder_fn.executors.compiled.codegen import Kernel, RegionError
+
+_INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
+_FRONT = f"""{_INCLUDE}
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdexcept>
+
+static void* (*data_pointer)(PyObject*);
+
+template <typename T> static inline T argument(PyObject* value) {{
+    if constexpr (std::is_pointer_v<T>) {{
+        return static_cast<T>(data_pointer(value));
+    }} else if constexpr (std::is_floating_point_v<T>) {{
+        return static_cast<T>(PyFloat_AsDouble(value));
+    }} else {{
+        return static_cast<T>(PyLong_AsLongLong(value));
+    }}
+}}
+"""
+_KERNEL = """
+namespace {key} {{
+{source}
+}}
+static PyObject* call_{key}(PyObject*, PyObject* const* args, Py_ssize_t count) {{
+    if (count != {count}) {{
+        PyErr_SetString(PyExc_TypeError, "{key} takes {count} arguments");
+        return nullptr;
+    }}
+    try {{
+        {key}::kernel({arguments});
+    }} catch (std::exception const& error) {{
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }}
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+}}
+"""
+_BACK = """
+static PyObject* connect(PyObject*, PyObject* address) {{
+    data_pointer = reinterpret_cast<decltype(data_pointer)>(PyLong_AsVoidPtr(address));
+    Py_RETURN_NONE;
+}}
+static PyMethodDef methods[] = {{
+    {{"connect", connect, METH_O, ""}},
+{methods}
+    {{nullptr, nullptr, 0, nullptr}}}};
+static struct PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "{name}", nullptr, -1, methods}};
+PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&definition); }}
+"""
+
+
+def module_source(kernels: Sequence[Kernel], name: str) -> str:
+    """The source of an extension module with these kernels as functions, each called as its key."""
+    parts = [_FRONT]
+    for kernel in kernels:
+        arguments = ", ".join(f"argument<{type}>(args[{i}])" for i, type in enumerate(kernel.types))
+        source = kernel.source.replace(_INCLUDE, "").replace('extern "C"', "static", 1)
+        parts.append(_KERNEL.format(key=kernel.key, source=source, count=len(kernel.types), arguments=arguments))
+    methods = "\n".join(
+        f'    {{"{kernel.key}", (PyCFunction)(void*)call_{kernel.key}, METH_FASTCALL, ""}},' for kernel in kernels
+    )
+    return "".join(parts) + _BACK.format(methods=methods, name=name)
+
+
+def module_name(kernels: Sequence[Kernel]) -> str:
+    """A name for a module of these kernels."""
+    return "m" + hashlib.sha256("".join(kernel.key for kernel in kernels).encode()).hexdigest()[:24]
+
+
+def split_evenly(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
+    """The kernels in at most `count` groups that take about as long to compile."""
+    groups: list[list[Kernel]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for kernel in sorted(kernels, key=lambda kernel: -len(kernel.source)):
+        place = sizes.index(min(sizes))
+        groups[place].append(kernel)
+        sizes[place] += len(kernel.source)
+    return [group for group in groups if group]
+
+
+_ENOUGH = 20_000
+"""Characters of kernels that are worth a second run of the compiler beside the first."""
+
+
+def build(kernels: Sequence[Kernel], folder: Path) -> dict[str, Path]:
+    """Compile kernels into modules in a folder; where each kernel is, by its key.
+
+    Raises:
+        RegionError: the compiler is missing, fails or is killed; says what it said.
+    """
+    distinct = list({kernel.key: kernel for kernel in kernels}.values())
+    length = sum(len(kernel.source) for kernel in distinct)
+    count = max(1, min(os.cpu_count() or 1, length // _ENOUGH))
+    running: list[tuple[list[Kernel], Path, subprocess.Popen[str]]] = []
+    try:
+        for group in split_evenly(distinct, count):
+            name = module_name(group)
+            source, target = folder / f"{name}.cpp", folder / f"{name}.so"
+            source.write_text(module_source(group, name))
+            running.append((group, target, _start(internals.build_command(source, target))))
+        for _, target, process in running:
+            _finish(target, process)
+    finally:
+        for _, _, process in running:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return {kernel.key: target for group, target, _ in running for kernel in group}
+
+
+def _start(command: str) -> subprocess.Popen[str]:
+    words = [word for word in shlex.split(command) if word not in ("-Wall", "-pedantic", "-g1")]
+    try:
+        return subprocess.Popen([*words, "-w"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError as error:
+        raise RegionError(f"the C++ compiler {words[0]} cannot be run: {error}") from error
+
+
+def _finish(target: Path, process: subprocess.Popen[str]) -> None:
+    said, _ = process.communicate()
+    if process.returncode:
+        how = f"was killed by signal {-process.returncode}" if process.returncode < 0 else "failed"
+        raise RegionError(f"the C++ compiler {how}:\n{said.strip()[-2000:]}")
+    if not target.exists():
+        raise RegionError(f"the C++ compiler wrote no {target.name}")
+
+
+def load(path: Path) -> Mapping[str, Callable[..., Any]]:
+    """The functions of a compiled module, by kernel key.
+
+    Raises:
+        ImportError: the file is not such a module.
+    """
+    loader = importlib.machinery.ExtensionFileLoader(path.stem, str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
+    if spec is None:
+        raise ImportError(f"{path} is not a module")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    functions = vars(module)
+    functions["connect"](internals.data_pointer_function())
+    return functions

@@ -1,0 +1,243 @@
+"""Programs with compiled regions: which layouts regions are called with, and when compiled code takes over.
+
+A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs, so one run of
+the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled regions
+give results in the layout that eager gives, so what was found stays true.
+
+Until its regions are compiled a program runs on the torch executor.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals, torch_internals_inductor as inductor_internals
+from thunder_fn.errors import RegionWarning, located
+from thunder_fn.executors.compiled.codegen import Job, Strides, closed_region
+from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
+from thunder_fn.executors.compiled.parts import Part, join, parts_of
+from thunder_fn.executors.compiled.worker import WORKER
+from thunder_fn.executors.reuse import find_aliases
+from thunder_fn.executors.torch_executor import lower
+from thunder_fn.trace import Trace, Var
+
+Layout = tuple[Strides | None, ...]
+Calls = dict["Region", set[tuple[Strides, ...]]]
+Jobs = dict["Region", dict[tuple[Strides, ...], dict[Part, Job]]]
+
+MAX_LAYOUTS = 8
+"""A program is compiled for so many layouts of its inputs; calls with others run on the torch executor."""
+
+_recording: ContextVar[Calls | None] = ContextVar("thunder_fn_region_calls", default=None)
+
+
+@contextmanager
+def recording(calls: Calls) -> Generator[None]:
+    """Inside, the layouts that regions are called with are noted."""
+    token = _recording.set(calls)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+class Region:
+    """A region as the program calls it until it is compiled: on the torch executor."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.closed, self.constants = closed_region(trace)
+        self.parts = parts_of(self.closed)
+
+    @cached_property
+    def on_torch(self) -> Callable[..., tuple[Any, ...]]:
+        """The region as the torch executor runs it."""
+        return lower(self.trace, below_autograd=True).run
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        calls = _recording.get()
+        if calls is not None:
+            calls.setdefault(self, set()).add(tuple(tensor.stride() for tensor in inputs))
+        return self.on_torch(*inputs)
+
+    def jobs(self, strides: tuple[Strides, ...]) -> dict[Part, Job]:
+        """What there is to compile for inputs with these strides."""
+        given = dict(enumerate((*strides, *(tensor.stride() for tensor in self.constants))))
+        threads = torch.get_num_threads()  # what a part gets from another has no dims, and so no strides
+        return {part: Job(part.trace, tuple(given.get(i, ()) for i in part.inputs), threads) for part in self.parts}
+
+    def bound(self, functions: dict[tuple[Strides, ...], dict[Part, Function]]) -> Function:
+        """The compiled region: by the strides of its inputs where it is called with several."""
+        whole = {strides: self._joined(found) for strides, found in functions.items()}
+        if len(whole) == 1:
+            return next(iter(whole.values()))
+        return lambda *inputs: whole[tuple(tensor.stride() for tensor in inputs)](*inputs)
+
+    def _joined(self, functions: dict[Part, Function]) -> Function:
+        function, constants = join(self.closed, self.parts, functions), self.constants
+        return (lambda *inputs: function(*inputs, *constants)) if constants else function
+
+    def has_private_outputs(self) -> bool:
+        """An output may lie in a constant's memory, where nobody may write to it."""
+        first = len(self.trace.inputs)
+        own = {first + position for position in range(len(self.trace.constants))}
+        buffers = find_aliases(self.trace).buffers
+        return any(isinstance(atom, Var) and buffers[atom.index] & own for atom in self.trace.outputs)
+
+
+class Staged:
+    """A program whose regions are compiled when it is first called with inputs of some layout.
+
+    Law: it computes what the program does, at all times; which of its regions are compiled changes rounding only.
+    """
+
+    def __init__(self, run: types.FunctionType, *, tiered: bool) -> None:
+        self.run, self.tiered = run, tiered
+        self.lock = threading.Lock()
+        self.ready: dict[tuple[Layout, int], Callable[..., tuple[Any, ...]]] = {}
+        self.matches: Callable[..., bool] = _never
+        self.fast: Callable[..., tuple[Any, ...]] = run
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        if self.matches(*inputs):
+            return self.fast(*inputs)
+        return self._call_slowly(inputs)
+
+    def _call_slowly(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if internals.inside_torch_func() or _recording.get() is not None:
+            return self.run(*inputs)
+        key = _layout(inputs), torch.get_num_threads()
+        with self.lock:
+            known = self.ready.get(key)
+            if known is None and len(self.ready) < MAX_LAYOUTS:
+                return self._first_call(key, inputs)
+            if known is not None:
+                self.fast, self.matches = known, _matcher(inputs)
+        return (known or self.run)(*inputs)
+
+    def _first_call(self, key: tuple[Layout, int], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Find what there is to compile, and compile it: before the call is answered, or meanwhile."""
+        calls: Calls = {}
+        outputs = None
+        if self.tiered or not _run_on_fakes(self.run, inputs, calls):
+            calls.clear()
+            with recording(calls):
+                outputs = self.run(*inputs)
+        jobs = {region: {strides: region.jobs(strides) for strides in found} for region, found in calls.items()}
+        wanted = [job for found in jobs.values() for job in _all_jobs(found)]
+        if self.tiered and len(find(wanted)) < len(set(wanted)):
+            self.ready[key] = self.run
+            WORKER.submit(wanted).add_done_callback(lambda future: self._swap(key, jobs, future.result()))
+        else:
+            self.ready[key] = self._bound(jobs, compile_jobs(wanted))
+        return self.ready[key](*inputs) if outputs is None else outputs
+
+    def _swap(
+        self,
+        key: tuple[Layout, int],
+        jobs: Jobs,
+        results: dict[Job, Function | Failed],
+    ) -> None:
+        """From here on calls run compiled code."""
+        new = self._bound(jobs, results)
+        with self.lock:
+            self.ready[key] = new
+            self.matches = _never
+
+    def _bound(self, jobs: Jobs, results: dict[Job, Function | Failed]) -> Callable[..., tuple[Any, ...]]:
+        """The program with compiled regions in place of those that could be compiled."""
+        functions: dict[Region, Function] = {}
+        failed: dict[str, list[Region]] = {}
+        for region, found in jobs.items():
+            reasons = [result.reason for job in _all_jobs(found) if isinstance(result := results[job], Failed)]
+            if reasons:
+                failed.setdefault(reasons[0], []).append(region)
+            else:
+                compiled = {
+                    strides: {part: results[job] for part, job in parts.items()} for strides, parts in found.items()
+                }
+                functions[region] = region.bound(compiled)  # type: ignore[arg-type]
+        for reason, regions in failed.items():
+            _warn(self.run.__name__, regions, reason)
+        return rebound(self.run, functions)
+
+
+def has_regions(run: types.FunctionType) -> bool:
+    """The text of a program, or of a function that it calls, calls regions."""
+    return rebound(run, {}) is not run
+
+
+def rebound(run: types.FunctionType, functions: Mapping[Region, Function]) -> types.FunctionType:
+    """A program's function, and those that it calls, with other functions for regions."""
+    known: dict[int, types.FunctionType] = {}
+
+    def visit(function: types.FunctionType) -> types.FunctionType:
+        if id(function) in known:
+            return known[id(function)]
+        known[id(function)] = function
+        context = {name: replaced(value) for name, value in function.__globals__.items()}
+        if all(
+            context[name] is value and not isinstance(value, Region) for name, value in function.__globals__.items()
+        ):
+            return function
+        known[id(function)] = types.FunctionType(function.__code__, context, function.__name__)
+        return known[id(function)]
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Region):
+            return functions.get(value, value)
+        is_ours = isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<thunder_fn")
+        return visit(value) if is_ours else value
+
+    return visit(run)
+
+
+def _all_jobs(found: dict[tuple[Strides, ...], dict[Part, Job]]) -> list[Job]:
+    return [job for parts in found.values() for job in parts.values()]
+
+
+def _never(*inputs: Any) -> bool:
+    return False
+
+
+def _matcher(inputs: tuple[Any, ...]) -> Callable[..., bool]:
+    """A check that inputs have the layout of these."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    guard = internals.tensor_guard(tensors)
+    if len(tensors) == len(inputs):
+        return guard
+    return lambda *given: guard(*(value for value in given if isinstance(value, torch.Tensor)))
+
+
+def _layout(inputs: Sequence[Any]) -> Layout:
+    return tuple(value.stride() if isinstance(value, torch.Tensor) else None for value in inputs)
+
+
+def _run_on_fakes(run: Callable[..., Any], inputs: Sequence[Any], calls: Calls) -> bool:
+    """Run a program on tensors without values. False where it needs values, or something in it does not know fakes."""
+    try:
+        with inductor_internals.fakes_of(inputs) as fakes, recording(calls):
+            run(*fakes)
+    except Exception:  # noqa: BLE001  then the program is run on the values
+        return False
+    return True
+
+
+def _warn(program: str, regions: Sequence[Region], reason: str) -> None:
+    first = regions[0].trace
+    source = next((equation.source for equation in first.equations if equation.source is not None), None)
+    names = ", ".join(dict.fromkeys(region.trace.name for region in regions))
+    what = f"inductor: {names} of {program} could not be compiled and runs on the torch executor: {reason}"
+    fix = "Install a C++ compiler and name it in the environment variable CXX, or leave the inductor executor out."
+    if "compiler" not in reason:
+        fix = "The results are right, but slower. Leave the inductor executor out to run without this warning."
+    warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=2)

@@ -1,0 +1,176 @@
+"""Compiled regions on disk, so that a second process starts without compiling, and without importing Inductor.
+
+    <folder>/<environment>/<region>.json       the text of a region and where its kernels are
+    <folder>/<environment>/<module>.so         kernels
+
+The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. What is found there counts only if it is whole: a file
+that is cut short, or was written for another PyTorch, another processor or another version of this package, is as good
+as none. Files are written beside their place and moved there, so nobody ever sees half of one. Where nothing can be
+written, regions are compiled again in the next process.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals_inductor as internals
+from thunder_fn.executors.compiled.codegen import Code, Job
+from thunder_fn.executors.compiled.native import load
+from thunder_fn.trace import Equation, Literal, Trace, Var
+
+FORMAT = "1"
+"""Changes whenever what is written, or how code is made, does."""
+
+Functions = dict[str, Callable[..., Any]]
+
+
+@cache
+def environment() -> str:
+    """A name for everything besides the region that compiled code depends on."""
+    facts = (FORMAT, torch.__version__, torch.version.git_version, sys.version, sys.implementation.cache_tag)
+    machine = (platform.machine(), platform.system(), internals.cpu_capability(), _processor())
+    return hashlib.sha256(repr((facts, machine)).encode()).hexdigest()[:20]
+
+
+def _processor() -> str:
+    """The features of the processor: kernels are compiled for this very one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def root() -> Path:
+    """The folder of everything that is kept on disk."""
+    given = os.environ.get("THUNDER_FN_CACHE_DIR")
+    return Path(given) if given else Path.home() / ".cache" / "thunder_fn"
+
+
+def job_key(job: Job) -> str:
+    """A name for a job that is the same in every process."""
+    return hashlib.sha256(repr((fingerprint(job.region), job.strides, job.threads)).encode()).hexdigest()[:32]
+
+
+def fingerprint(trace: Trace) -> tuple[Any, ...]:
+    """What a trace computes, as nested tuples of strings: equal for equal traces without constants, in any process."""
+    types = tuple(str(var.type) for var in trace.inputs)
+    return types, tuple(map(_equation, trace.equations)), tuple(map(_argument, trace.outputs))
+
+
+def _equation(equation: Equation) -> tuple[Any, ...]:
+    arguments = _argument(equation.args), tuple((key, _argument(value)) for key, value in equation.kwargs)
+    types = tuple(str(var.type) for var in equation.outputs)
+    return str(equation.op), arguments, types, tuple(map(fingerprint, equation.bodies))
+
+
+def _argument(argument: Any) -> Any:
+    match argument:
+        case Var():
+            return f"v{argument.index}"
+        case Literal(value=float() as value):
+            return f"float {value.hex()}"
+        case Literal(value=complex() as value):
+            return f"complex {value.real.hex()} {value.imag.hex()}"
+        case Literal(value=value):
+            return f"{type(value).__name__} {value!r}"
+        case _:
+            return tuple(map(_argument, argument))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A region as it is kept: its text, its kernels with the modules that have them, and its tensors."""
+
+    text: str
+    kernels: tuple[tuple[str, str, str], ...]
+    """(name in the text, key, name of the module's file)"""
+    digests: tuple[tuple[str, str], ...]
+    """(name of a module's file, digest of what is in it)"""
+    constants: str
+
+
+def read(job: Job, loaded: Functions) -> Callable[..., Any] | None:
+    """The region's function, if it is on disk and whole. Kernels that are in `loaded` are taken from there."""
+    folder = root() / environment()
+    try:
+        digest, _, text = (folder / f"{job_key(job)}.json").read_text().partition("\n")
+        if digest != hashlib.sha256(text.encode()).hexdigest():
+            return None
+        entry = Entry(**json.loads(text))
+        for name, known in entry.digests:
+            needed = [key for _, key, where in entry.kernels if where == name and key not in loaded]
+            if needed:
+                found = _load_whole(folder / name, known)
+                loaded.update({key: found[key] for key in needed})
+        kernels = {name: loaded[key] for name, key, _ in entry.kernels}
+        constants = torch.load(io.BytesIO(base64.b64decode(entry.constants)), weights_only=True)
+        return function_of(entry.text, kernels, constants)
+    except (OSError, ValueError, TypeError, KeyError, ImportError, SyntaxError, EOFError, RuntimeError):
+        return None
+
+
+def _load_whole(path: Path, digest: str) -> Any:
+    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        raise ImportError(f"{path} is not what was written")
+    return load(path)
+
+
+def function_of(text: str, kernels: Functions, constants: dict[str, torch.Tensor]) -> Callable[..., Any]:
+    """The function `region` of a module's text."""
+    context: dict[str, Any] = {**kernels, **constants}
+    exec(compile(text, "<thunder_fn inductor region>", "exec"), context)
+    return context.pop("region")
+
+
+def write(job: Job, code: Code, places: dict[str, Path]) -> None:
+    """Keep a region. `places` says in which file each kernel is. Where the disk does not take it, nothing is kept."""
+    folder = root() / environment()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        used = {places[kernel.key] for _, kernel in code.kernels}
+        digests = tuple((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(used))
+        for path in used:
+            if not (folder / path.name).exists():
+                _put(folder / path.name, lambda target, path=path: shutil.copyfile(path, target))
+        constants = io.BytesIO()
+        torch.save(dict(code.constants), constants)
+        kernels = tuple((name, kernel.key, places[kernel.key].name) for name, kernel in code.kernels)
+        entry = {
+            "text": code.text,
+            "kernels": kernels,
+            "digests": digests,
+            "constants": base64.b64encode(constants.getvalue()).decode(),
+        }
+        text = json.dumps(entry)
+        text = f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+        _put(folder / f"{job_key(job)}.json", lambda target: Path(target).write_text(text))
+    except OSError:
+        return
+
+
+def _put(path: Path, fill: Callable[[str], Any]) -> None:
+    """Make a file all at once."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        fill(name)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,189 @@
+"""Inductor without Dynamo and AOTAutograd: an FX graph in, the text of a wrapper and of its kernels out.
+
+Like `torch_internals.py`, this holds the private names of PyTorch that are needed, so that a new release breaks one file.
+Inductor is imported when it is first used: that takes seconds.
+"""
+
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+
+from thunder_fn.torch_internals import FakeTensorMode, isolated
+
+_LOCK = threading.RLock()
+"""Inductor keeps state of a compilation in globals: one at a time."""
+
+_CONFIG: Mapping[str, Any] = {
+    "graph_partition": False,  # one plain function
+    "size_asserts": False,  # a program knows its inputs' layouts
+    "alignment_asserts": False,
+    "fallback_random": True,
+    "cpp_wrapper": False,
+    "freezing": False,
+    "fx_graph_cache": False,
+    "cpp.dynamic_threads": False,
+    "cpp.vec_isa_ok": True,  # what the processor has is taken for granted, not tried out by compiling programs
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperCode:
+    """What Inductor writes: a module with kernels and a function `call(args)`, and the layouts of its outputs."""
+
+    text: str
+    constants: dict[str, torch.Tensor]
+    output_strides: tuple[tuple[int, ...] | None, ...]
+
+
+def strided_fakes(layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]]) -> list[Any]:
+    """Fake tensors, in one mode, of (shape, strides, dtype, device)."""
+    mode = FakeTensorMode()
+    with isolated(), mode:
+        return [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype, device in layouts
+        ]
+
+
+def wrapper_code(
+    graph_module: torch.fx.GraphModule,
+    fakes: Sequence[Any],
+    threads: int,
+    improve: Callable[[torch.fx.Graph], None] = lambda graph: None,
+) -> WrapperCode:
+    """Lower a graph of functional ATen calls to Inductor's code for inputs like these fakes. Compiles nothing.
+
+    Args:
+        improve: changes the graph after it was decomposed.
+    """
+    with warnings.catch_warnings(action="ignore"):  # what PyTorch deprecates in itself is no user's business
+        from torch._inductor.graph import GraphLowering
+        from torch._inductor.virtualized import V
+
+    with _LOCK, warnings.catch_warnings(action="ignore"), _compiling(fakes, threads) as mode:
+        graph_module = _decomposed(graph_module, fakes, mode)
+        improve(graph_module.graph)
+        _passes(graph_module, fakes)
+        lowering = GraphLowering(graph_module, example_inputs=list(fakes), shape_env=None, is_inference=True)
+        lowering.freeze_runtime_asserts()
+        with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]):
+            lowering.run(*fakes)
+            strides = tuple(_strides(output) for output in lowering.graph_outputs or ())
+            text: Any = lowering.codegen()[0]
+    return WrapperCode(text.value, dict(lowering.constants), strides)
+
+
+def _decomposed(graph_module: torch.fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> torch.fx.GraphModule:
+    """The graph in the ops that Inductor lowers."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced = make_fx(graph_module, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)
+    with mode:
+        return traced(*fakes)
+
+
+def _passes(graph_module: torch.fx.GraphModule, fakes: Sequence[Any]) -> None:
+    """Inductor's passes after autograd. Every output keeps the layout that eager gives it."""
+    from torch._inductor import compile_fx
+
+    compile_fx.view_to_reshape(graph_module)
+    compile_fx.fake_tensor_prop(graph_module, list(fakes), force_allow_non_fake_inputs=True)
+    compile_fx.record_original_output_strides(graph_module)
+    output = graph_module.graph.find_nodes(op="output")[0]
+    output.meta["user_visible_output_idxs"] = [
+        index for index, node in enumerate(output.args[0]) if isinstance(node, torch.fx.Node)
+    ]
+    compile_fx._recursive_post_grad_passes(graph_module, is_inference=True)
+
+
+@contextlib.contextmanager
+def _compiling(fakes: Sequence[Any], threads: int) -> Generator[FakeTensorMode]:
+    """The global state that Inductor works in."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.virtualized import V
+
+    mode = fakes[0].fake_mode if fakes else FakeTensorMode()
+    with (
+        isolated(),
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+        _configured(threads),
+        DebugContext(),
+        V.set_fake_mode(mode),
+        tracing(TracingContext(mode)),
+    ):
+        yield mode
+
+
+def _configured(threads: int) -> Any:
+    """Inductor's options as they are used here; those that this release does not know are left out."""
+    from torch._inductor import config
+
+    return config.patch({key: value for key, value in _CONFIG.items() if _has(config, key)} | {"cpp.threads": threads})
+
+
+def _has(config: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not hasattr(config, name):
+            return False
+        config = getattr(config, name)
+    return True
+
+
+def _strides(output: Any) -> tuple[int, ...] | None:
+    return tuple(map(int, output.get_layout().stride)) if hasattr(output, "get_layout") else None
+
+
+def extern_kernel(name: str) -> Any:
+    """What Inductor's wrappers call as `extern_kernels.<name>`."""
+    from torch._inductor.select_algorithm import extern_kernels
+
+    return getattr(extern_kernels, name)
+
+
+def build_command(source: Path, target: Path) -> str:
+    """The command line that compiles a file of kernels to a shared library for this machine, with Inductor's options."""
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    with _LOCK, _configured(torch.get_num_threads()):
+        options = cpp_builder.CppTorchDeviceOptions(
+            vec_isa=cpu_vec_isa.pick_vec_isa(), device_type="cpu", include_pytorch=False, shared=True
+        )
+        builder = cpp_builder.CppBuilder(
+            name=target.stem, sources=str(source), BuildOption=options, output_dir=str(target.parent)
+        )
+        return builder.get_command_line()
+
+
+def data_pointer_function() -> int:
+    """The address of a C function that gives the data pointer of a tensor as a PyObject."""
+    return torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+
+
+def cpu_capability() -> str:
+    """What kernels for this machine may use, as PyTorch names it."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
+@contextlib.contextmanager
+def fakes_of(values: Sequence[Any]) -> Generator[list[Any]]:
+    """Fake tensors with the layouts of these values; inside, ops on them run on no data."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with isolated(), torch.no_grad(), torch._C._DisableAutocast(), mode:
+        yield [
+            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            if isinstance(value, torch.Tensor)
+            else value
+            for value in values
+        ]
