@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import CaptureError, TraceTypeError
+from thunder_fn.errors import CaptureError, MissingRule, TraceTypeError
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.trace import Equation, Trace
 
@@ -153,3 +153,71 @@ def test_writes_say_so() -> None:
 
     with pytest.raises(CaptureError, match="writes in place to argument 0"):
         tfn.trace(f, X.clone())
+
+
+# ---- reverse mode without max_steps ----
+
+
+def counted_steps(x: Tensor, steps: int) -> Tensor:
+    step = lambda n, v, w: (n + 1, torch.sin(v) * w, w + 0.1)
+    return tfn.while_loop(lambda n, v, w: n < steps, step, (torch.tensor(0), x, x.cos()))[1]
+
+
+def test_the_buffer_takes_one_more_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step runs once forward, at most once for the buffer, and once in the step back."""
+    from thunder_fn.structured import carry_at
+
+    asked: list[int] = []
+    plain = carry_at.History.at
+
+    def at(self: Any, index: int, run: Any) -> Any:
+        before = len(self.carries)
+        found = plain(self, index, run)
+        asked.append(max(len(self.carries) - before, 0))
+        return found
+
+    monkeypatch.setattr(carry_at.History, "at", at)
+    x = torch.tensor([0.3, -0.2])
+    total = lambda x: counted_steps(x, 30).sum()
+    for gradient in (tfn.grad(total), tfn.jit(tfn.grad(total))):
+        asked.clear()
+        gradient(x)
+        assert len(asked) == 30 and sum(asked) == 29
+
+
+def test_the_buffer_under_transforms() -> None:
+    """Each example its own number of steps; derivatives of the gradient."""
+
+    def loop(x: Tensor, steps: int) -> Tensor:
+        v, w = x, x.cos()
+        for _ in range(steps):
+            v, w = torch.sin(v) * w, w + 0.1
+        return v
+
+    xs, limits = torch.tensor([[0.3, -0.2], [1.0, 0.1], [0.2, 0.9]], dtype=torch.float64), torch.tensor([0, 5, 2])
+
+    def own_steps(x: Tensor, limit: Tensor) -> Tensor:
+        step = lambda n, v, w: (n + 1, torch.sin(v) * w, w + 0.1)
+        return tfn.while_loop(lambda n, v, w: n < limit, step, (torch.tensor(0), x, x.cos()))[1].sum()
+
+    want = [torch.func.grad(lambda x, n=n: loop(x, n).sum())(x) for x, n in zip(xs, limits.tolist(), strict=True)]
+    for gradient in (tfn.vmap(tfn.grad(own_steps)), tfn.jit(tfn.vmap(tfn.grad(own_steps)))):
+        torch.testing.assert_close(gradient(xs, limits), torch.stack(want))
+    pairs = tfn.vmap(tfn.vmap(tfn.grad(own_steps), (0, None)), (None, 0))(xs, limits)
+    torch.testing.assert_close(torch.stack([pairs[i, i] for i in range(3)]), torch.stack(want))
+    total, eager = lambda x: counted_steps(x, 4).sum(), lambda x: loop(x, 4).sum()
+    for transform in ("hessian", "jacfwd"):
+        have = getattr(tfn, transform)(tfn.grad(total))(xs[0])
+        torch.testing.assert_close(have, getattr(torch.func, transform)(torch.func.grad(eager))(xs[0]))
+
+
+def test_random_numbers_are_never_drawn_again() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        step = lambda n, v: (n + 1, v * torch.rand_like(v))
+        return tfn.while_loop(lambda n, v: n < 3, step, (torch.tensor(0), x))[1].sum()
+
+    with pytest.raises(MissingRule) as info:
+        tfn.grad(noisy)(torch.ones(2))
+    first, source, fix = str(info.value).splitlines()
+    assert first == "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers"
+    assert source.startswith("from:") and fix == "Give the loop max_steps=, which keeps what they drew."

@@ -27,9 +27,10 @@ import torch
 from thunder_fn import ops
 from thunder_fn.executors.reuse import find_aliases
 from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.structured.carry_at import CARRY_AT, histories
 from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.loop import SCAN, Loop
-from thunder_fn.structured.while_split import WHILE, While
+from thunder_fn.structured.while_parts import WHILE, While
 from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def _while(writer: FunctionWriter, equation: Equation) -> Function:
     inside = [*condition.statements(), f"if not {condition.output(test.trace.outputs[0])}:", f"{INDENT}break"]
     inside += [*block.statements(), *_assign(map(str, carry), map(block.output, body.outputs))]
     lines += [*_indented(inside), f"return {_tuple(map(str, carry))}"]
+    if any(inner.op == CARRY_AT for inner in body.equations):
+        lines = [f"with {writer.bind(histories, 'histories', histories)}():", *_indented(lines)]
     return Function(tuple(map(str, (*own, *carry))), tuple(lines))
 
 

@@ -23,17 +23,28 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
-from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import capture_bodies, described_function, tensor_leaves, tensor_type, without_inputs
+from thunder_fn.structured.carry_at import histories
 from thunder_fn.structured.cond import expand, where
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loops import check_carry, consts_first, result_types
 from thunder_fn.structured.running import body_function
-from thunder_fn.structured.while_split import BOOL, WHILE, While, active_carry, add_while, while_split_rule
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.structured.while_parts import (
+    BOOL,
+    WHILE,
+    While,
+    active_carry,
+    add_while,
+    expanded_carry,
+    inputs_with_tangents,
+    jvp_body,
+    operands_with_tangents,
+)
+from thunder_fn.structured.while_split import while_split_rule
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = torch.ops.aten
 
@@ -70,8 +81,9 @@ def while_evaluate_rule(
         return bind(recorder, WHILE, args, (condition, body), body.output_types, **literals)
     consts, carry, steps = args[:num_consts], args[num_consts:], 0
     holds, run = body_function(condition), body_function(body)
-    while (max_steps is None or steps < max_steps) and holds(*consts, *carry)[0]:
-        carry, steps = run(*consts, *carry), steps + 1
+    with histories():
+        while (max_steps is None or steps < max_steps) and holds(*consts, *carry)[0]:
+            carry, steps = run(*consts, *carry), steps + 1
     return tuple(carry)
 
 
@@ -91,52 +103,17 @@ def while_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     rule = push_forward(body, (*given_consts, *carry))
     builder = TraceBuilder("while_jvp")
     primals = tuple(builder.input(var.type) for var in equation.operands)
-    given = {i: builder.input(primals[i].type) for i, flag in enumerate(active) if flag}
-    own_consts, own_carry = loop.parts(primals)
-    const_tangents = [given[i] for i, flag in enumerate(given_consts) if flag]
-    carry_tangents = [
-        given[len(own_consts) + i] if len(own_consts) + i in given else zeros(builder, tensor_type(var.type))
-        for i, (var, flag) in enumerate(zip(own_carry, carry, strict=True))
-        if flag
-    ]
-    bodies = (_widened(condition, loop, given_consts, carry), _jvp_body(loop, rule, given_consts, carry))
-    values = ((*own_consts, *const_tangents), (*own_carry, *carry_tangents))
+    values = operands_with_tangents(builder, loop, primals, active, carry)
+    bodies = (_widened(condition, loop, given_consts, carry), jvp_body(loop, rule, given_consts, carry))
     results = add_while(builder, bodies, *values, loop.max_steps, equation.source)
     return JvpRule(builder.build(results), carry)
-
-
-def _inputs_with_tangents(
-    builder: TraceBuilder, types: tuple[tuple[Type, ...], ...], flags: tuple[Mask, ...]
-) -> tuple[list[Atom], list[Atom]]:
-    """New inputs, tangents behind primals part by part: the primals, and the tangents."""
-    primals: list[Atom] = []
-    tangents: list[Atom] = []
-    for part, active in zip(types, flags, strict=True):
-        primals += [builder.input(type) for type in part]
-        tangents += [builder.input(type) for type, flag in zip(part, active, strict=True) if flag]
-    return primals, tangents
 
 
 def _widened(condition: Trace, loop: While, consts: Mask, carry: Mask) -> Trace:
     """The condition with tangents among its inputs, which it does not read."""
     builder = TraceBuilder(condition.name)
-    primals, _ = _inputs_with_tangents(builder, loop.parts(condition.input_types), (consts, carry))
+    primals, _ = inputs_with_tangents(builder, loop.parts(condition.input_types), (consts, carry))
     return builder.build(inline_into(builder, condition, tuple(primals)))
-
-
-def _jvp_body(loop: While, rule: JvpRule, consts: Mask, carry: Mask) -> Trace:
-    builder = TraceBuilder(rule.trace.name)
-    types = loop.parts(rule.trace.input_types[: len(consts) + len(carry)])
-    primals, tangents = _inputs_with_tangents(builder, types, (consts, carry))
-    results = inline_into(builder, rule.trace, (*primals, *tangents))
-    found = iter(results[len(carry) :])
-    moved = [next(found) if flag else None for flag in rule.active_outputs]
-    new = tuple(
-        zeros(builder, tensor_type(type)) if tangent is None else tangent
-        for type, tangent, flag in zip(types[1], moved, carry, strict=True)
-        if flag
-    )
-    return builder.build((*results[: len(carry)], *new))
 
 
 # ---- vmap ----
@@ -162,21 +139,9 @@ def while_batch_rule(equation: Equation, batched: Mask, size: int, randomness: s
     if is_batched:
         results = _add_masked(builder, equation, own_consts, start, (consts, carry), size, randomness)
     else:
-        new = _expanded(*batch(body, (*consts, *carry), size, randomness), carry, size)
+        new = expanded_carry(*batch(body, (*consts, *carry), size, randomness), carry, size)
         results = add_while(builder, (own, new), own_consts, start, loop.max_steps, equation.source)
     return builder.build(results), carry
-
-
-def _expanded(body: Trace, own: Mask, wanted: Mask, size: int) -> Trace:
-    """The batched body, every batched carry of which stays so."""
-    builder = TraceBuilder(body.name)
-    results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))
-    return builder.build(
-        tuple(
-            expand(builder, value, size) if flag and not had else value
-            for value, had, flag in zip(results, own, wanted, strict=True)
-        )
-    )
 
 
 def _add_masked(
@@ -191,7 +156,7 @@ def _add_masked(
     """A loop that also carries which examples run, and the last carry with which each did."""
     condition, body = equation.bodies
     alive, _ = batch(condition, (*flags[0], *flags[1]), size, randomness)
-    new = _expanded(*batch(body, (*flags[0], *flags[1]), size, randomness), flags[1], size)
+    new = expanded_carry(*batch(body, (*flags[0], *flags[1]), size, randomness), flags[1], size)
     device = tensor_type(alive.output_types[0]).device
     masks = TensorType(torch.bool, (size,), device)
     const_types = tuple(alive.input_types[: len(consts)])
@@ -274,7 +239,7 @@ def while_loop(
         body_fn: takes the carries, returns a tuple of the next ones. Each keeps its structure and types.
         carried_inputs: a tuple of pytrees. Numbers in it stay as they are.
         max_steps: the loop ends after so many steps in any case. Reverse mode then takes time and memory of that many;
-            without it, it computes each step's carry anew: one step's memory, and time quadratic in their number.
+            without it, it keeps the carries of the steps taken, in a buffer that grows, and runs the loop once more.
 
     Raises:
         TraceTypeError: a carry changes its structure or types, or the condition is no scalar.

@@ -4,80 +4,37 @@ With `max_steps` the loop is a scan of that length whose steps do nothing once t
 is the scan's: time and memory of `max_steps` steps.
 
 Without it nobody knows how long a stack of residuals would be, and the type of a tensor has its sizes. So the forward
-counts its steps, and the backward computes the carry before step i anew, from the first carry, for each i: memory of
-one step, and time that grows with the square of the number of steps. Both are equations like any others, so everything
-can be asked of them again.
+counts its steps, and the backward asks `carry_at` for the carry before each step: a buffer that grows where the loop
+runs, filled by one more forward. Random numbers are never drawn again, so such a loop may draw none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from thunder_fn import ops
+from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.interpreters.vjp import add, full, split_vjp, zeros
 from thunder_fn.rules import Mask, Residual, Split
-from thunder_fn.structured.bodies import body_activity, tensor_type
+from thunder_fn.structured.bodies import tensor_type
+from thunder_fn.structured.carry_at import add_carry_at
 from thunder_fn.structured.cond import COND
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loop import Loop, add_scan
-from thunder_fn.trace import Atom, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.structured.while_parts import BOOL, COUNT, While, active_carry, add_while
+from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, subtraces
 
-T = TypeVar("T")
 aten = torch.ops.aten
-
-WHILE = Op("structured", "while_loop")
-BOOL = TensorType(torch.bool, ())
-COUNT = TensorType(torch.int64, ())
-"""The type of step counters: they are on the CPU, where a loop's condition costs nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class While:
-    """The literals of a while_loop: how many operands are consts, and after how many steps it ends in any case."""
-
-    num_consts: int
-    max_steps: int | None = None
-
-    @staticmethod
-    def of(equation: Equation) -> While:
-        """The literals of an equation."""
-        return While(**{key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)})
-
-    def parts(self, operands: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-        """Operands, or what is known of each, as those of the consts and of the carries."""
-        return tuple(operands[: self.num_consts]), tuple(operands[self.num_consts :])
-
-
-def add_while(
-    builder: TraceBuilder,
-    bodies: tuple[Trace, Trace],
-    consts: Sequence[Atom],
-    carry: Sequence[Atom],
-    max_steps: int | None,
-    source: Source | None,
-) -> tuple[Var, ...]:
-    """Append a while_loop of a condition and a body."""
-    kwargs = (("num_consts", Literal(len(consts))), ("max_steps", Literal(max_steps)))
-    types = bodies[1].output_types
-    return builder.add(WHILE, (*consts, *carry), types, kwargs=kwargs, bodies=bodies, source=source)
-
-
-def active_carry(loop: While, body: Trace, active: Mask) -> Mask:
-    """Which carries are active in some step, if these operands are."""
-    consts, carry = loop.parts(active)
-    return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask)), carry)
 
 
 def while_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """As a scan where the number of steps is bounded, by replay where it is not."""
+    """As a scan where the number of steps is bounded, with a growing buffer where it is not."""
     max_steps = While.of(equation).max_steps
     if max_steps is None:
-        return _split_by_replay(equation, wanted_inputs, wanted_outputs)
+        return _split_unbounded(equation, wanted_inputs, wanted_outputs)
     return split_vjp(as_scan(equation, max_steps), wanted_inputs, wanted_outputs)
 
 
@@ -126,8 +83,12 @@ class _Step:
     carry_places: tuple[int | None, ...]
 
 
-def _split_by_replay(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     loop = While.of(equation)
+    if any(map(_draws, equation.bodies)):
+        what = "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers"
+        fix = "Give the loop max_steps=, which keeps what they drew."
+        raise MissingRule(located(what, source=equation.source, fix=fix))
     step = _split_step(equation, loop, wanted_inputs, wanted_outputs)
     builder = TraceBuilder("while_backward")
     operands = [builder.input(var.type) for var in equation.operands]
@@ -148,6 +109,12 @@ def _split_by_replay(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
     residuals = (*(Residual("input", i) for i in range(len(operands))), Residual("extra", 0))
     gradients = tuple(None if atom is None else next(places) for atom in asked)
     return Split(_counting(equation, loop), dce(builder.build(used)), residuals, gradients)
+
+
+def _draws(body: Trace) -> bool:
+    """It draws random numbers."""
+    leaves = (equation.op for trace in subtraces(body) for equation in trace.equations if equation.op.kind == "leaf")
+    return any(map(ops.is_random, leaves))
 
 
 def _split_step(equation: Equation, loop: While, wanted_inputs: Mask, wanted_outputs: Mask) -> _Step:
@@ -178,33 +145,27 @@ def _counting(equation: Equation, loop: While) -> Trace:
     builder = TraceBuilder("while_forward")
     operands = [builder.input(var.type) for var in equation.operands]
     consts, carry = loop.parts(operands)
-    bodies = _counting_bodies(equation, loop, limited=False)
+    bodies = _counting_bodies(equation, loop)
     count, *results = add_while(builder, bodies, consts, (full(builder, COUNT, 0), *carry), None, equation.source)
     return builder.build((*results, count))
 
 
-def _counting_bodies(equation: Equation, loop: While, limited: bool) -> tuple[Trace, Trace]:
-    """Condition and body with a counter before the carry; limited, the last const is the number of steps."""
+def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
+    """Condition and body with a counter before the carry."""
     consts, carry = loop.parts(tuple(var.type for var in equation.operands))
-    traces: list[Trace] = []
-    for body in equation.bodies:
-        builder = TraceBuilder(body.name)
-        own_consts = [builder.input(type) for type in consts]
-        limit = [builder.input(COUNT)] if limited else []
-        count = builder.input(COUNT)
-        operands = (*own_consts, *(builder.input(type) for type in carry))
-        if body is equation.bodies[1]:
-            (next_count,) = builder.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
-            traces.append(builder.build((next_count, *inline_into(builder, body, operands))))
-        elif limited:
-            traces.append(builder.build(builder.add(ops.leaf(aten.lt.Tensor), (count, limit[0]), (BOOL,))))
-        else:
-            traces.append(builder.build(inline_into(builder, body, operands)))
-    return traces[0], traces[1]
+    condition, body = (TraceBuilder(trace.name) for trace in equation.bodies)
+    inputs = [[builder.input(type) for type in (*consts, COUNT, *carry)] for builder in (condition, body)]
+    more, results = (
+        inline_into(builder, trace, (*own[: len(consts)], *own[len(consts) + 1 :]))
+        for builder, trace, own in zip((condition, body), equation.bodies, inputs, strict=True)
+    )
+    count = inputs[1][len(consts)]
+    (next_count,) = body.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
+    return condition.build(more), body.build((next_count, *results))
 
 
 def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trace, Trace]:
-    """From the last step to the first: replay up to the step, then one step of the body backwards.
+    """From the last step to the first: the carry before the step, then one step of the body backwards.
 
     Consts are the operands of the loop; carries are the number of steps left, cotangents, and sums for the consts.
     """
@@ -221,9 +182,7 @@ def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trac
     sums = [builder.input(consts[i]) for i in step.summed]
     own_consts, first = loop.parts(operands)
     (index,) = builder.add(ops.leaf(aten.sub.Scalar), (left, Literal(1)), (COUNT,))
-    replay = _counting_bodies(equation, loop, limited=True)
-    counter = full(builder, COUNT, 0)
-    before = add_while(builder, replay, (*own_consts, index), (counter, *first), None, equation.source)[1:]
+    before = add_carry_at(builder, equation.bodies[1], index, own_consts, first, equation.source)
     arguments = (*own_consts, *before)
     results = inline_into(builder, step.split.forward, arguments)
     values = step.split.residual_values(arguments, results)

@@ -1,0 +1,259 @@
+"""carry_at: the carry of a loop after a number of steps, what the backward of an unbounded while_loop asks for.
+
+    carry... = carry_at(index, consts..., carry...)      body: consts, carry -> carry
+
+With an index for each example (a vector as long as the first dim of every carry), each gets its own carry.
+
+While a while_loop runs, the carries that were computed for it are kept in a buffer that grows as needed. A backward,
+which asks for the last step first, so takes time and memory in proportion to the number of steps, and one more forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import current
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.vjp import full, split_vjp
+from thunder_fn.interpreters.vmap import batch, batched_type
+from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, register
+from thunder_fn.structured.bind import bind
+from thunder_fn.structured.bodies import expand, tensor_type, without_inputs
+from thunder_fn.structured.cond import where
+from thunder_fn.structured.fixpoint import carry_fixpoint
+from thunder_fn.structured.running import BodyFunction, body_function
+from thunder_fn.structured.while_parts import (
+    BOOL,
+    COUNT,
+    While,
+    active_carry,
+    add_while,
+    expanded_carry,
+    jvp_body,
+    operands_with_tangents,
+)
+from thunder_fn.trace import Atom, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var, type_of
+
+aten = torch.ops.aten
+CARRY_AT = Op("structured", "carry_at")
+
+
+def add_carry_at(
+    builder: TraceBuilder,
+    body: Trace,
+    index: Atom,
+    consts: Sequence[Atom],
+    carry: Sequence[Atom],
+    source: Source | None,
+) -> tuple[Var, ...]:
+    """Append the carry after `index` steps of the body."""
+    kwargs = (("num_consts", Literal(len(consts))),)
+    args = (index, *consts, *carry)
+    return builder.add(CARRY_AT, args, body.output_types, kwargs=kwargs, bodies=(body,), source=source)
+
+
+# ---- check ----
+
+
+def carry_at_check_rule(equation: Equation) -> None:
+    """The body takes consts and carry and gives the carry's types; the index is an int64, or one for each example."""
+    index, *operands = equation.operands
+    check_operands(equation, tuple(operands), equation.body)
+    check_types(equation, equation.body.output_types, "the body gives")
+    _, carry = While.of(equation).parts(operands)
+    check_types(equation, tuple(var.type for var in carry), "the carry is")
+    type = tensor_type(index.type)
+    fits = all(tensor_type(var.type).shape[: len(type.shape)] == type.shape for var in carry)
+    if type.dtype != torch.int64 or len(type.shape) > 1 or not fits:
+        what = f"carry_at: the index is {type}, not an int64 or one for each example"
+        raise TraceTypeError(located(what, source=equation.source))
+
+
+# ---- evaluate ----
+
+
+class History:
+    """The carries of a loop on some operands, as far as they were asked for."""
+
+    def __init__(self, operands: Sequence[Any], num_consts: int) -> None:
+        self.operands = tuple(operands)
+        self.consts = self.operands[:num_consts]
+        self.carries = [self.operands[num_consts:]]
+
+    def is_of(self, operands: Sequence[Any]) -> bool:
+        """These are the very operands."""
+        pairs = zip(self.operands, operands, strict=False)
+        return len(self.operands) == len(operands) and all(mine is other for mine, other in pairs)
+
+    def at(self, index: int, run: BodyFunction) -> tuple[Any, ...]:
+        """The carry after so many steps."""
+        while len(self.carries) <= index:
+            self.carries.append(tuple(run(*self.consts, *self.carries[-1])))
+        return self.carries[max(index, 0)]
+
+    def forget_after(self, index: int) -> None:
+        """A backward asks for earlier carries from now on."""
+        del self.carries[max(index, 0) + 1 :]
+
+
+_histories: ContextVar[dict[Trace, History] | None] = ContextVar("thunder_fn_histories", default=None)
+
+
+@contextmanager
+def histories() -> Generator[None]:
+    """While a loop runs, the carries that are asked for in it are kept."""
+    token = _histories.set({})
+    try:
+        yield
+    finally:
+        _histories.reset(token)
+
+
+def carry_at_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, num_consts: int) -> tuple[Any, ...]:
+    """Look the carry up, or run the body from the last one that is known; inside a capture, record the equation."""
+    recorder, (body,) = current(), bodies
+    if recorder is not None:
+        return bind(recorder, CARRY_AT, (index, *operands), (body,), body.output_types, num_consts=num_consts)
+    known = _histories.get()
+    history = known.get(body) if known is not None else None
+    if history is None or not history.is_of(operands):
+        history = History(operands, num_consts)
+        if known is not None:
+            known[body] = history
+    run = body_function(body)
+    if not index.ndim:
+        found = history.at(int(index), run)
+        history.forget_after(int(index))
+        return found
+    places = index.tolist()
+    history.at(max(places, default=0), run)
+    rows = [[value[i] for value in history.at(place, run)] for i, place in enumerate(places)]
+    return tuple(map(torch.stack, zip(*rows, strict=True)))
+
+
+# ---- jvp ----
+
+
+def carry_at_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """Active carries stay active."""
+    return active_carry(While.of(equation), equation.body, active[1:])
+
+
+def carry_at_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The carry of the loop of the body's jvp."""
+    loop, active = While.of(equation), active[1:]
+    consts, _ = loop.parts(active)
+    carry = active_carry(loop, equation.body, active)
+    rule = push_forward(equation.body, (*consts, *carry))
+    builder = TraceBuilder("carry_at_jvp")
+    index, *primals = (builder.input(var.type) for var in equation.operands)
+    values = operands_with_tangents(builder, loop, primals, active, carry)
+    new = jvp_body(loop, rule, consts, carry)
+    return JvpRule(builder.build(add_carry_at(builder, new, index, *values, equation.source)), carry)
+
+
+# ---- split ----
+
+
+def carry_at_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """As the loop that it is."""
+    return split_vjp(as_while(equation), wanted_inputs, wanted_outputs)
+
+
+def as_while(equation: Equation) -> Trace:
+    """The equation as a while_loop that counts its steps."""
+    loop, body = While.of(equation), equation.body
+    builder = TraceBuilder("counted")
+    index, *operands = (builder.input(var.type) for var in equation.operands)
+    consts, carry = loop.parts(operands)
+    values = ((index, *consts), (full(builder, COUNT, 0), *carry))
+    types = tuple(tuple(type_of(value) for value in part) for part in values)
+    condition, inputs = _inputs("steps_left", types)
+    last = inputs[0]
+    if tensor_type(index.type).shape:
+        (last,) = condition.add(ops.leaf(aten.amax.default), (last,), (COUNT,))
+    left = condition.add(ops.leaf(aten.lt.Tensor), (inputs[len(types[0])], last), (BOOL,))
+    step, inputs = _inputs(body.name, types)
+    count, own = inputs[len(types[0])], inputs[len(types[0]) + 1 :]
+    results = inline_into(step, body, (*inputs[1 : len(types[0])], *own))
+    if tensor_type(index.type).shape:
+        mask = TensorType(torch.bool, tensor_type(index.type).shape, tensor_type(index.type).device)
+        (goes_on,) = step.add(ops.leaf(aten.lt.Tensor), (count, inputs[0]), (mask,))
+        results = tuple(where(step, goes_on, new, old) for new, old in zip(results, own, strict=True))
+    (next_count,) = step.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
+    bodies = (condition.build(left), step.build((next_count, *results)))
+    return builder.build(add_while(builder, bodies, *values, None, equation.source)[1:])
+
+
+def _inputs(name: str, types: tuple[tuple[Type, ...], ...]) -> tuple[TraceBuilder, list[Var]]:
+    builder = TraceBuilder(name)
+    return builder, [builder.input(type) for part in types for type in part]
+
+
+# ---- vmap ----
+
+
+def carry_at_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """The carry of the batched loop; with an index for each example, each takes its own."""
+    index_is_batched, *rest = batched
+    if index_is_batched and tensor_type(equation.operands[0].type).shape:
+        return batch(as_while(equation), batched, size, randomness)
+    loop = While.of(equation)
+    consts, given = loop.parts(tuple(rest))
+    carry = carry_fixpoint(lambda mask: batch(equation.body, (*consts, *mask), size, randomness)[1], given)
+    if index_is_batched:
+        carry = (True,) * len(carry)
+    body = expanded_carry(*batch(equation.body, (*consts, *carry), size, randomness), carry, size)
+    builder = TraceBuilder("vmap_carry_at")
+    index, *operands = (
+        builder.input(batched_type(var.type, size) if flag else var.type)
+        for var, flag in zip(equation.operands, batched, strict=True)
+    )
+    own_consts, own_carry = loop.parts(operands)
+    start = [
+        expand(builder, var, size) if flag and not had else var
+        for var, flag, had in zip(own_carry, carry, given, strict=True)
+    ]
+    return builder.build(add_carry_at(builder, body, index, own_consts, start, equation.source)), carry
+
+
+# ---- simplify ----
+
+
+def carry_at_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """Drop carries that no wanted carry ever reads, and consts that nothing reads."""
+    loop, body = While.of(equation), equation.body
+    live = carry_fixpoint(lambda mask: loop.parts(dce_to(body, mask)[1])[1], wanted)
+    new, reads = dce_to(body, live)
+    consts, _ = loop.parts(reads)
+    kept = (*consts, *live)
+    if new is body and all(kept):
+        return equation, equation.operands
+    index, *rest = equation.operands
+    operands = (index, *(var for var, flag in zip(rest, kept, strict=True) if flag))
+    outputs = tuple(var for var, flag in zip(equation.outputs, live, strict=True) if flag)
+    kwargs = (("num_consts", Literal(sum(consts))),)
+    return Equation(CARRY_AT, operands, kwargs, outputs, (without_inputs(new, kept),), equation.source), operands
+
+
+register(
+    StructuredOp(
+        CARRY_AT.name,
+        check=carry_at_check_rule,
+        evaluate=carry_at_evaluate_rule,
+        activity=carry_at_activity_rule,
+        jvp=carry_at_jvp_rule,
+        split=carry_at_split_rule,
+        batch=carry_at_batch_rule,
+        dce=carry_at_dce_rule,
+    )
+)
