@@ -78,10 +78,18 @@ def _inline(graph: torch.fx.Graph, trace: Trace, inputs: list[Any], constants: d
         elif equation.op.kind == "leaf":
             env.extend(_call(graph, equation, env))
         else:
-            what = f"{equation.op}: to_fx cannot express a structured op as ATen calls"
-            fix = "Run the trace with an executor, or apply to_fx to the bodies of the equation."
-            raise MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
+            raise _not_a_call(equation)
     return tuple(_read(graph, env, atom) for atom in trace.outputs)
+
+
+def _not_a_call(equation: Equation) -> MissingRule:
+    """The error for a structured op, which is no ATen call."""
+    what = f"{equation.op}: to_fx cannot express a structured op as ATen calls"
+    fix = "Run the trace with an executor, or apply to_fx to the bodies of the equation."
+    if equation.op.name == "carry_at":
+        what = "carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows, which no graph has"
+        fix = "Give the loop max_steps=, or run the trace with the torch executor."
+    return MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
 
 
 def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:

@@ -330,3 +330,20 @@ def test_a_policy_that_answers_nonsense() -> None:
     assert lines[1] == "in equation:  v1: f32[3] = aten.sin.default(v0)"
     assert lines[2].startswith("from:         ") and "test_checkpoint.py" in lines[2]
     assert lines[3] == 'Answer True or "save", False or "recompute", or "offload".'
+
+
+def test_no_program_merges_what_is_computed_again_with_what_was_there() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: x.sin().exp().tanh())(x).sum()
+
+    x = torch.randn(3)
+    trace = tfn.trace(tfn.grad_and_value(f), x)
+    step = tfn.jit(tfn.grad_and_value(f))
+    torch.testing.assert_close(step(x), tfn.evaluate(trace, (x,)))
+    assert str(tfn.last_traces(step)[-1]).count("= sin(") == 2
+    module = trace.to_fx()
+    assert all(map(torch.equal, module(x), tfn.evaluate(trace, (x,))))
+    assert module.code.count("barrier.default(v0, ") == 2 and module.code.count("aten.sin.default(barrier_default") == 2
+    leaf = x.clone().requires_grad_()
+    module(leaf)[1].backward()
+    torch.testing.assert_close(leaf.grad, step(x)[0])

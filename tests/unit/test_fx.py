@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import thunder_fn as tfn
 from tests.unit.small_traces import OWNED, TRACES, WEIGHT, aten, blocks, example_inputs, f32, leaves, same_bits, splits
 from thunder_fn import ops
 from thunder_fn.check import check
@@ -162,3 +163,31 @@ def test_nodes_without_type() -> None:
         "from_fx: node 'x': its type is not known\nPass example_inputs, from which types are computed."
     )
     assert from_fx(module, [torch.rand(3)]).output_types == (f32(3),)
+
+
+def test_straight_through_is_its_value() -> None:
+    def clamped(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        with torch.no_grad():
+            y.clamp_(min=0)
+        return y.sin()
+
+    x = torch.linspace(-1, 1, 4)
+    trace = tfn.trace(clamped, x)
+    assert [equation.op.name for equation in trace.equations].count("straight_through") == 1
+    assert torch.equal(trace.to_fx()(x)[0], clamped(x))
+
+
+def test_a_growing_buffer_has_no_graph() -> None:
+    step = lambda n, v: (n + 1, v.sin())
+    f = lambda x: tfn.while_loop(lambda n, v: n < 3, step, (torch.tensor(0), x))[1].sum()
+    with pytest.raises(MissingRule) as error:
+        tfn.trace(tfn.grad(f), torch.ones(2)).to_fx()
+    assert str(error.value).splitlines()[0] == "while_loop: to_fx cannot express a structured op as ATen calls"
+    trace = tfn.trace(tfn.grad(f), torch.ones(2))
+    (backward,) = [e for e in trace.equations if e.op.name == "while_loop" and "carry_at" in str(e.bodies[1])]
+    with pytest.raises(MissingRule) as error:
+        backward.bodies[1].to_fx()
+    text = str(error.value)
+    assert text.startswith("carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows")
+    assert text.endswith("Give the loop max_steps=, or run the trace with the torch executor.")

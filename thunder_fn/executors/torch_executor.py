@@ -41,6 +41,7 @@ from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import identifier, literal_text, object_name, to_text
 from thunder_fn.rules import rules_of
+from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.structured.running import bodies_compiled_by
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, Var
 
@@ -183,7 +184,7 @@ class _Emitter:
         return f"{call}  # {comment}" if comment else call
 
     def leaf(self, equation: Equation, overwrite: bool) -> str:
-        if overwrite and equation.op == CLONE:
+        if equation.op == BARRIER or (overwrite and equation.op == CLONE):
             return f"{equation.outputs[0]} = {equation.args[0]}"
         op = (in_place(equation.op) if overwrite else None) or equation.op
         spelling = spell(op, equation.args, equation.kwargs)

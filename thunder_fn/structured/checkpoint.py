@@ -30,6 +30,7 @@ from thunder_fn.interpreters.simplify import dce, inline, inline_into, is_kept
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.rules import Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
+from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import capture_bodies, tensor_leaves, write_inside
 from thunder_fn.structured.policies import Answer, Budget, Policy, check_policy, everything_saveable
@@ -41,7 +42,6 @@ from thunder_fn.structured.wrapping import (
     wrapper_check_rule,
     wrapper_dce_rule,
     wrapper_jvp_rule,
-    wrapper_lower_rule,
 )
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var, canonical
 
@@ -188,6 +188,14 @@ def _stored_type(type: Type) -> Type:
     return TensorType(type.dtype, type.shape, CPU) if isinstance(type, TensorType) else type
 
 
+# ---- lower ----
+
+
+def checkpoint_lower_rule(equation: Equation) -> Trace:
+    """The body behind a barrier: what it computes is never taken from what was computed before."""
+    return behind_barrier(equation.body)
+
+
 register(
     StructuredOp(
         CHECKPOINT.name,
@@ -198,7 +206,7 @@ register(
         split=checkpoint_split_rule,
         batch=wrapper_batch_rule,
         dce=wrapper_dce_rule,
-        lower=wrapper_lower_rule,  # after lowering nothing merges equations any more
+        lower=checkpoint_lower_rule,
         keeps_types=False,
     )
 )

@@ -105,6 +105,12 @@ def straight_through_batch_rule(equation: Equation, batched: Mask, size: int, ra
     return builder.build(results), (any(batched),)
 
 
+def straight_through_lower_rule(equation: Equation) -> Trace:
+    """The value."""
+    value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
+    return Trace((value, history), (), (value,), name="straight_through")
+
+
 STRAIGHT_THROUGH = register(
     StructuredOp(
         name="straight_through",
@@ -115,5 +121,6 @@ STRAIGHT_THROUGH = register(
         split=straight_through_split_rule,
         batch=straight_through_batch_rule,
         dce=keep_all,
+        lower=straight_through_lower_rule,
     )
 )
