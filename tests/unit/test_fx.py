@@ -17,7 +17,7 @@ from thunder_fn.check import check
 from thunder_fn.errors import CaptureError, MissingRule
 from thunder_fn.fx import from_fx, to_fx
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.trace import Expr, NoneType, NumberType, Op, Source, Trace, TraceBuilder
+from thunder_fn.trace import Expr, NoneType, NumberType, Op, Source, Trace, TraceBuilder, subtraces
 
 
 @pytest.mark.parametrize("build", TRACES)
@@ -174,7 +174,7 @@ def test_straight_through_is_its_value() -> None:
 
     x = torch.linspace(-1, 1, 4)
     trace = tfn.trace(clamped, x)
-    assert [equation.op.name for equation in trace.equations].count("straight_through") == 1
+    assert "straight_through(" in str(trace)
     assert torch.equal(trace.to_fx()(x)[0], clamped(x))
 
 
@@ -185,9 +185,9 @@ def test_a_growing_buffer_has_no_graph() -> None:
         tfn.trace(tfn.grad(f), torch.ones(2)).to_fx()
     assert str(error.value).splitlines()[0] == "while_loop: to_fx cannot express a structured op as ATen calls"
     trace = tfn.trace(tfn.grad(f), torch.ones(2))
-    (backward,) = [e for e in trace.equations if e.op.name == "while_loop" and "carry_at" in str(e.bodies[1])]
+    (body,) = [t for t in subtraces(trace) if any(e.op.name == "carry_at" for e in t.equations)]
     with pytest.raises(MissingRule) as error:
-        backward.bodies[1].to_fx()
+        body.to_fx()
     text = str(error.value)
     assert text.startswith("carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows")
     assert text.endswith("Give the loop max_steps=, or run the trace with the torch executor.")
