@@ -856,6 +856,13 @@ def math_attention(*args: Any) -> Any:
     return math_attention(*args)
 
 
+def pytorchs_scan(*args: Any, **kwargs: Any) -> Any:
+    """PyTorch's own scan, to be measured beside ours."""
+    from torch._higher_order_ops import scan
+
+    return scan(*args, **kwargs)
+
+
 # ---- decompositions ----
 
 

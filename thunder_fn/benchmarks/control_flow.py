@@ -6,7 +6,6 @@ nested in conditions stay linear in their depth, differentiated twice too.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +16,6 @@ import thunder_fn as tfn
 from thunder_fn import torch_internals as internals
 from thunder_fn.benchmarks.harness import OURS, Case, Result, once, run_case, single
 from thunder_fn.trace import Trace, subtraces
-
-importlib.import_module("torch._higher_order_ops")
 
 Tensor = torch.Tensor
 EAGER = "Python loop, eager"
@@ -144,13 +141,12 @@ def _backward(f: Callable[..., Any], net: Net) -> Any:
 
 def _compiled(net: Net, quick: bool) -> dict[str, Callable[..., Any]]:
     """torch.compile of the Python loop, which unrolls it, and of PyTorch's scan."""
-    torch_scan: Any = internals.higher_order_function("scan")
 
     def copied(combine: Callable[..., Any]) -> Callable[..., Any]:
         """PyTorch's scan takes no step that returns one tensor twice."""
         return lambda c, x: (lambda carry, y: (carry, y.clone()))(*combine(c, x))
 
-    scanned = forward(net, lambda combine, carry, xs: torch_scan(copied(combine), carry, xs))
+    scanned = forward(net, lambda combine, carry, xs: internals.pytorchs_scan(copied(combine), carry, xs))
     found = {"torch.compile of PyTorch's scan": torch.compile(scanned, dynamic=False)}
     if quick:
         found["torch.compile of the Python loop"] = torch.compile(forward(net, loop), dynamic=False)
