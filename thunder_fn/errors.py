@@ -133,6 +133,10 @@ class RecipeError(ThunderError, ValueError):
     """A recipe is changed after it was made, says two things at once, or returns what it should not."""
 
 
+class OptimizerError(ThunderError, TypeError):
+    """An optimizer has no such option."""
+
+
 class UnknownOption(JitError, TypeError):
     """An option that jit does not have."""
 

@@ -804,6 +804,7 @@ HIGHER_ORDER = {
     "map": ("torch._higher_order_ops.map", "map"),
     "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
     "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
+    "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
     "linearize": ("torch._functorch.eager_transforms", "linearize"),
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
     "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),

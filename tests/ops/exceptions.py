@@ -90,7 +90,8 @@ EXEMPTIONS: tuple[Exemption, ...] = (
     ),
     Exemption(
         "istft",
-        f"{ROUNDING}the inverse FFT takes another path for another order of memory, which a trace does not keep",
+        # _fft_c2r(a, [2], 2, 10) and _fft_c2r(a.contiguous(), [2], 2, 10) differ by 6e-8 for a of strides (20, 1, 2)
+        f"{ROUNDING}_fft_c2r takes another path for transposed memory, where a trace copies before view_as_complex",
         what="forward",
         close=True,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from unittest import mock
 
@@ -48,7 +49,7 @@ def test_text() -> None:
         "    v2 = sin(v0)  # f32[2, 2]\n"
         "    v3 = mul_(v2, v1)  # f32[2, 2] in v2's memory\n"
         "    del v2\n"
-        "    v4 = add_(v3, 1)  # f32[2, 2] in v3's memory\n"
+        "    v4 = add_(v3, number_1)  # f32[2, 2] in v3's memory\n"
         "    del v3\n"
         "    return (v4,)\n"
     )
@@ -312,3 +313,34 @@ def test_copies_of_what_was_just_computed_are_dropped() -> None:
     assert outputs_agree(trace, example_inputs(trace))
     results = lower(trace)(*example_inputs(trace))
     assert len({result.data_ptr() for result in results}) == 4
+
+
+NUMBERS = (0, -3, 2**60, 0.1, -0.0, 1e-45, 1e39, math.inf, math.nan, 1 / 3)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
+def test_numbers_beside_tensors_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    """Where a program holds a number as a tensor and where it does not: of any size, on rank 0, and in place."""
+    op = getattr(aten, name).Tensor
+    values = torch.tensor([0.0, -0.0, 1.0, 1e-40, 3.3e38, -7.7, math.inf, math.nan, *torch.randn(13).tolist()])
+    for x in (values.to(dtype), values[5].to(dtype), values[:0].to(dtype), values.to(dtype)[::2]):
+        for number in NUMBERS:
+            b = TraceBuilder()
+            var = b.input(type_of_value(x))
+            copied = b.add(ops.leaf(aten.clone.default), (var,), (type_of_value(x),))
+            results = [
+                b.add(ops.leaf(op), (v, Literal(number)), (type_of_value(op(x, number)),)) for v in (var, *copied)
+            ]
+            assert outputs_agree(b.build(tuple(result for (result,) in results)), [x]), (x, number)
+
+
+def test_a_number_is_held_as_a_tensor_where_it_may_be() -> None:
+    def text(dtype: torch.dtype, number: object) -> str:
+        b = TraceBuilder()
+        type = TensorType(dtype, (2,))
+        return str(lower(b.build(b.add(MUL, (b.input(type), Literal(number)), (type,)))))
+
+    assert "mul(v0, number_minus_0_5)" in text(torch.float64, -0.5)
+    assert "mul(v0, -0.5)" in text(torch.bfloat16, -0.5)
+    assert "mul(v0, True)" in text(torch.float32, True)

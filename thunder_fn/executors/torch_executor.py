@@ -36,6 +36,7 @@ from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
+from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
@@ -43,7 +44,7 @@ from thunder_fn.pretty import identifier, literal_text, object_name, to_text
 from thunder_fn.rules import rules_of
 from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.structured.running import bodies_compiled_by
-from thunder_fn.trace import Arg, Atom, Equation, Literal, Trace, Var
+from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
 
 BELOW_AUTOGRAD_FROM = 12
 """Programs of so many calls gain more from running below autograd than entering that mode costs."""
@@ -187,12 +188,23 @@ class _Emitter:
         if equation.op == BARRIER or (overwrite and equation.op == CLONE):
             return f"{equation.outputs[0]} = {equation.args[0]}"
         op = (in_place(equation.op) if overwrite else None) or equation.op
+        number = number_of(equation)
+        if number is not None:
+            return self.with_number(equation, op, number)
         spelling = spell(op, equation.args, equation.kwargs)
         if not all(key.isidentifier() and not keyword.iskeyword(key) for key, _ in equation.kwargs):
             raise InvalidTrace(f"{equation.op}: a keyword that Python does not allow")
         parts = [self.arg(arg, spelling) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, spelling)}" for key, arg in equation.kwargs]
         return self.assign(equation, f"{self.function(spelling)}({', '.join(parts)})")
+
+    def with_number(self, equation: Equation, op: Op, number: torch.Tensor) -> str:
+        """An op of a tensor and a number, which the program holds as a tensor."""
+        operand, literal = equation.args
+        assert isinstance(operand, Var) and isinstance(literal, Literal), "as `number_of` says"
+        spelling = spell(op, (operand, Var(-1, type_of_value(number))), ())
+        name = self.bind((literal, number.dtype), number_name(literal.value), number)
+        return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
     def claim(self, equation: Equation) -> tuple[str, str]:
         """A call of what an executor runs, and who it is."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-import networkx
-
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.structured.cost import bytes_of, cost_of
 from thunder_fn.trace import Atom, Equation, Trace, Var
@@ -88,6 +86,8 @@ def cheapest_cut(
     needed. Cutting source -> equation pays for running it; cutting equation -> value pays for keeping the value; an
     equation that runs again needs its operands, which no cut avoids. Random equations cannot be run again.
     """
+    import networkx  # takes longer to import than this package
+
     available = (
         {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
     )

@@ -1,0 +1,48 @@
+"""Numbers beside tensors: `x + 1` makes a tensor of 1 at every call, which costs more than a small addition.
+
+Where it makes no difference to any bit, a program holds that tensor: beside a float32 or float64 tensor on the CPU, an
+elementwise op converts the number to the tensor's dtype before it computes, and so does this.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.trace import Equation, Literal, Op, TensorType, Var
+
+CONVERTING = frozenset(
+    Op("leaf", f"aten.{name}{in_place}.Tensor") for name in ("add", "sub", "mul", "div") for in_place in ("", "_")
+)
+"""Ops that take a tensor and a number as a tensor, and convert both to the dtype of the result."""
+
+EXACT = 2**53
+
+
+def number_of(equation: Equation) -> torch.Tensor | None:
+    """The tensor that stands for the number that an equation's last argument is; None where it has to stay a number."""
+    if equation.op not in CONVERTING or equation.kwargs or len(equation.args) != 2:
+        return None
+    operand, number = equation.args
+    type = equation.outputs[0].type
+    if not isinstance(operand, Var) or operand.type != type or not isinstance(number, Literal):
+        return None
+    if (
+        not isinstance(type, TensorType)
+        or type.device.type != "cpu"
+        or type.dtype not in (torch.float32, torch.float64)
+    ):
+        return None
+    value = number.value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, int) and abs(value) > EXACT):
+        return None
+    with internals.isolated(), internals.no_torch_function():
+        return torch.tensor(value, dtype=type.dtype)
+
+
+def number_name(value: float) -> str:
+    """What a program calls the tensor of a number: `number_0_5`."""
+    return "number_" + re.sub(r"\W", "_", repr(value).replace("-", "minus_"))
