@@ -24,7 +24,8 @@ def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember what a pure function of traces returns.
 
     Two traces that are equal but for names and sources have answers of their own: what is printed, and the line that an
-    error names, are those of the trace that was asked about.
+    error names, are those of the trace that was asked about. A trace that closes over tensors of the user is not
+    remembered, since that would keep them alive; its bodies, where the work is, are closed.
     """
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
@@ -34,7 +35,10 @@ def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @wraps(f)
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-            return remembered(tuple(arg.origin for arg in args if isinstance(arg, Trace)), *args, **kwargs)
+            traces = [arg for arg in args if isinstance(arg, Trace)]
+            if any(not constant.owned for trace in traces for constant in trace.constants):
+                return f(*args, **kwargs)
+            return remembered(tuple(trace.origin for trace in traces), *args, **kwargs)
 
         asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
         asked.cache_info = remembered.cache_info  # type: ignore[attr-defined]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import cse, dce
+from thunder_fn.rules import memo
 from thunder_fn.trace import Trace
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def simplify(trace: Trace) -> Trace:
     """Drop what is not needed, compute equal things once, fold constants, drop copies and other no-ops.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,13 +9,14 @@ import torch
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, TensorType, Trace, TraceBuilder, Var, canonical
 
 LIMIT_BYTES = 1 << 16
 """Larger results are computed each time: they would be kept as long as the trace."""
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
     """Replace equations on owned constants and literals by their results, in bodies too.
 

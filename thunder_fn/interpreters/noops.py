@@ -8,12 +8,13 @@ rewrites that keep every bit are here: `x + 0` is none, as it turns -0.0 into 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.rules import memo
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, canonical, map_arg
 
 LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
@@ -22,7 +23,7 @@ Makers = dict[int, Equation]
 """For each variable, the equation that binds it."""
 
 
-@lru_cache(maxsize=16384)
+@memo(16384)
 def drop_noops(trace: Trace) -> Trace:
     """Drop equations whose result is their operand, in bodies too.
 
