@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -250,3 +252,39 @@ def test_vjp_takes_tensors() -> None:
 def test_only_functions_are_transformed() -> None:
     with pytest.raises(errors.GradError, match=r"^expected a function to transform, given a int: 3$"):
         tfn.grad(3)
+
+
+# ---- memory ----
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda f: tfn.grad(lambda x: f(x).sum())(X),
+        lambda f: tfn.grad(tfn.grad(lambda x: f(x).sum()))(X[0]),
+        lambda f: tfn.vjp(f, X)[1](X),
+        lambda f: tfn.jvp(f, (X,), (X,)),
+        lambda f: tfn.linearize(f, X)[1](X),
+        lambda f: tfn.vmap(f)(X),
+        lambda f: tfn.jit(f)(X),
+        lambda f: tfn.simplify(tfn.trace(f, X)),
+    ],
+    ids=["grad", "grad of grad", "vjp", "jvp", "linearize", "vmap", "jit", "simplify"],
+)
+def test_closed_over_tensors_live_no_longer_than_their_functions(use: Callable[[Any], Any]) -> None:
+    """Memos remember bodies, never what a function closes over; and it takes no garbage collection."""
+
+    def closing_over(weight: torch.Tensor) -> Any:
+        return lambda x: (x * weight[0]).sin()
+
+    use(closing_over(torch.randn(2)))  # what PyTorch keeps of a first call
+    weight = torch.randn(2)
+    reference = weakref.ref(weight)
+    gc.collect()
+    gc.disable()
+    try:
+        use(closing_over(weight))
+        del weight
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -100,7 +100,7 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
         UnsupportedInput: the leaf is neither a tensor that can be traced nor a value that can be baked in.
     """
     if isinstance(leaf, torch.Tensor):
-        check_supported(leaf)
+        check_supported(leaf, lambda: argument_name(tree, position))
         return type(leaf), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
     if isinstance(leaf, slice):
         return slice, tuple(Literal(part) for part in (leaf.start, leaf.stop, leaf.step))
