@@ -22,6 +22,7 @@ from thunder_fn.torch_internals import (
     DATA_DEPENDENT_VALUE,
     FakeTensorMode,
     UnsupportedOperatorException,
+    call_on_fakes,
     isolated,
     no_autocast,
     no_torch_function,
@@ -225,7 +226,7 @@ def fake_result(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
     In the arguments, types stand for variables, as `types_in` gives them.
     """
     with isolated(), no_torch_function(), no_autocast(), FakeTensorMode():
-        return ops.overload(op)(*map(_fake, args), **{key: _fake(arg) for key, arg in kwargs})
+        return call_on_fakes(ops.overload(op), *map(_fake, args), **{key: _fake(arg) for key, arg in kwargs})
 
 
 def _fake(arg: Arg | Type) -> Any:

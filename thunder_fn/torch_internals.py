@@ -191,11 +191,42 @@ def _ctc_loss(
     return log_probs.new_empty([batch] if log_probs.dim() == 3 else []), alpha
 
 
+def _rnn_layer(*args: Any) -> Any:
+    """With the workspace that its backward needs, whose size oneDNN decides: PyTorch says that it is empty."""
+    asked = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else _frozen(arg) for arg in args)
+    *results, workspace = torch._meta_registrations.mkldnn_rnn_layer(*args)
+    return *results, workspace.new_empty(_workspace_bytes(asked))
+
+
+def _frozen(arg: Any) -> Any:
+    return tuple(arg) if isinstance(arg, list) else arg
+
+
+@functools.lru_cache(maxsize=1024)
+def _workspace_bytes(asked: tuple[Any, ...]) -> int:
+    """Found by running the layer once on zeros, since nothing else knows."""
+    with isolated(), no_torch_function():
+        args = [torch.zeros(one[0], dtype=one[1]) if _is_type(one) else one for one in asked]
+        return runnable(aten.mkldnn_rnn_layer.default)(*args)[-1].numel()
+
+
+def _is_type(asked: Any) -> bool:
+    return isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[1], torch.dtype)
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten.mkldnn_rnn_layer.default: _rnn_layer,
     aten._ctc_loss.default: _ctc_loss,
     aten.linalg_lstsq.default: _lstsq,
 }
-"""Results of ops that PyTorch says depend on data and whose shape does not."""
+"""Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it says wrongly."""
+
+
+def call_on_fakes(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call an op on fake tensors, in their mode."""
+    rule = FAKE_RESULTS.get(overload)
+    result = NotImplemented if rule is None else rule(*args, **kwargs)
+    return overload(*args, **kwargs) if result is NotImplemented else result
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import thunder_fn as tfn
 from tests.unit.capturing import agree_made
 from thunder_fn.capture import capture
+from thunder_fn.check import check
 from thunder_fn.errors import EscapedTracer
 from thunder_fn.trace import Trace
 
@@ -298,6 +300,23 @@ def test_plain_attributes_change_once_as_all_python_does() -> None:
     module = Keeper(lambda m, y: m.seen.append("called"))
     capture(module, (X,))
     assert (module.steps, module.seen) == (1, ["called"])
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_gradient_of_an_lstm(train: bool) -> None:
+    """Whose kernel saves a workspace that PyTorch's fake tensors know nothing of."""
+    layer = nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True).train(train)
+    params = {name: value.detach() for name, value in layer.named_parameters()}
+    loss = lambda params, x: torch.func.functional_call(layer, params, (x,))[0].pow(2).sum()
+    trace = capture(loss, (params, X)).trace
+    check(trace)
+    expected = torch.func.grad(loss)(params, X)
+    for found in (
+        tfn.grad(loss)(params, X),
+        torch.no_grad()(tfn.grad(loss))(params, X),
+        tfn.jit(tfn.grad(loss))(params, X),
+    ):
+        assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in params)
 
 
 def test_equal_layers_share_one_body() -> None:
