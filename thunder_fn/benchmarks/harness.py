@@ -99,14 +99,23 @@ def single(
 
 
 def machine() -> dict[str, str]:
-    """Versions and hardware, for the record."""
+    """Versions, hardware and how busy the machine is, for the record."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["jax"] = importlib.metadata.version("jax")
     found["threads"] = str(torch.get_num_threads())
     found["cores"] = str(os.cpu_count())
-    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
+    found["load"] = f"{os.getloadavg()[0]:.1f}"
     return found
+
+
+def _processor() -> str:
+    """What the processor calls itself, as far as the system tells."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def show(result: Result) -> str:

@@ -1,0 +1,54 @@
+"""Benchmarks run, keep their records and compare with what is installed. What they measure is no test."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from thunder_fn.benchmarks.__main__ import main
+from thunder_fn.benchmarks.harness import OURS, Case, once, run_case, save, show
+from thunder_fn.benchmarks.models import GPT
+from thunder_fn.benchmarks.train import eager_step, jitted_step
+
+
+def test_a_case_compares_peers_and_is_saved(tmp_path: Path) -> None:
+    result = run_case(Case("a name: 2x2", {OURS: lambda: None, "eager": lambda: None}, rounds=3, target="1.0 x eager"))
+    assert set(result.seconds) == {OURS, "eager"} and set(result.ratios) == {"eager"}
+    assert show(result).splitlines()[0] == "a name: 2x2   (to reach: 1.0 x eager)"
+    saved = json.loads(save(result, tmp_path / "new").read_text())
+    assert saved["seconds"] == result.seconds and saved["machine"]["torch"] == torch.__version__
+
+
+def test_the_garbage_collector_waits_and_comes_back() -> None:
+    seen: list[bool] = []
+
+    def fails() -> None:
+        seen.append(gc.isenabled())
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        once(fails)
+    assert seen == [False] and gc.isenabled()
+
+
+def test_tracing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    assert main(["trace", "--quick", "--json", str(tmp_path)]) == 0
+    assert "gradient of the trace, nothing known: 1.00 x that of 2 layers" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {f"trace__GPT_of_{depth}_layers.json" for depth in (2, 6)}
+
+
+def test_the_peers_of_a_train_step_do_the_same() -> None:
+    torch.manual_seed(0)
+    model = GPT(1, 16, heads=2, context=8)
+    tokens, targets = torch.randint(0, 96, (2, 2, 8))
+    ours, eager = jitted_step(model, tokens, targets), eager_step(model, tokens, targets)
+    for _ in range(3):
+        assert torch.allclose(ours(), eager(), rtol=1e-6)  # pyright: ignore[reportArgumentType]
