@@ -1,6 +1,6 @@
 """What some ops do in terms of other ops, where PyTorch itself cannot differentiate them.
 
-Two tables, both by an op's name, both of functions with that op's signature:
+Two tables of functions, both by an op's name, each function with that op's signature:
 
 - DIFFERENTIABLE: another way to call the op, for ops whose own derivative is missing or wrong. `svdvals`, for one,
   computes no singular vectors, but its derivative needs them.
@@ -9,10 +9,13 @@ Two tables, both by an op's name, both of functions with that op's signature:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from thunder_fn.backwards import BACKWARDS
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -49,7 +52,17 @@ def _linear_cross_entropy(*args: Any) -> Any:
     return torch.ops.torch_nn._linear_cross_entropy_batch_chunked(*args[:-4], *retain, *grads)
 
 
+def _triangular_solve(
+    self: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    # PyTorch's forward derivative of the old function is wrong
+    matrix = A.mT if transpose else A
+    solution = torch.linalg.solve_triangular(matrix, self, upper=upper != transpose, unitriangular=unitriangular)
+    return solution, A.expand(*solution.shape[:-2], *A.shape[-2:]).clone()
+
+
 DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
+    "aten.triangular_solve.default": _triangular_solve,
     "aten._linalg_svd.default": _svd,
     "aten._linalg_eigh.default": _eigh,
     "aten._linalg_eigvals.default": _eigvals,
@@ -69,7 +82,56 @@ FILLS = frozenset(
 """Ops that fill a tensor with random numbers, whatever was in it: their derivative is zero."""
 
 
+NOT_BATCHED = frozenset(
+    f"aten.{name}"
+    for name in ("as_strided_scatter.default", "index_fill.int_Tensor", "roll.default", "select_scatter.default")
+)
+"""Ops whose batching rule in PyTorch is wrong in values or in what is differentiated of it. They are decomposed, if they can."""
+
+NOT_PUSHED = frozenset(
+    f"aten.{name}" for name in ("as_strided_scatter.default", "cholesky_inverse.default", "scatter_reduce.two")
+)
+"""Ops whose forward derivative in PyTorch is wrong: zero for products, say."""
+
+ONCE = frozenset(
+    f"aten.{name}.default"
+    for name in ("cumprod", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_lu_solve")
+)
+"""Ops whose derivative PyTorch computes in a way that cannot be differentiated again, unless it is told that it will be."""
+
+
 # ---- decompositions ----
+
+
+def attention_scores(
+    query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, float]:
+    """What the softmax of attention is taken of, and the factor that is in it."""
+    factor: Any = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
+    if is_causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(ahead, float("-inf"))
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype is torch.bool else scores + attn_mask
+    return scores, factor
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Softmax attention and the logarithms of the sums that it divides by. PyTorch's decomposition returns something else."""
+    if dropout_p:
+        return NotImplemented
+    scores, _ = attention_scores(query, key, is_causal, attn_mask, scale)
+    return scores.softmax(-1) @ value, scores.to(torch.promote_types(scores.dtype, torch.float32)).logsumexp(-1)
 
 
 def attention_backward(
@@ -88,13 +150,7 @@ def attention_backward(
     """The gradient of softmax attention, from the queries, keys and values alone so that it can be differentiated."""
     if dropout_p:
         return NotImplemented
-    factor: Any = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * factor
-    if is_causal:
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(ahead, float("-inf"))
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype is torch.bool else scores + attn_mask
+    scores, factor = attention_scores(query, key, is_causal, attn_mask, scale)
     weights = scores.softmax(-1)
     grad_weights = grad @ value.transpose(-2, -1)
     grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * factor
@@ -135,7 +191,52 @@ def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumu
     return aten.index_put(self, [None] * before + list(positions), values.expand([-1] * values.dim()), accumulate)
 
 
+def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """PyTorch's derivative is for real numbers."""
+    if not self.is_complex():
+        return NotImplemented
+    src = src.to(self.dtype)
+    parts = [aten.diagonal_scatter(part(self), part(src), offset, dim1, dim2) for part in (torch.real, torch.imag)]
+    return torch.complex(*parts)
+
+
+def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """functorch scatters each value many times over, so that what comes out right has a wrong derivative."""
+    size = self.shape[dim]
+    here = torch.arange(size, device=self.device) == index % size
+    return torch.where(here.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), src.unsqueeze(dim), self)
+
+
+def roll(self: Tensor, shifts: list[int], dims: list[int] | None = None) -> Any:
+    """functorch rolls a batch of scalars."""
+    return NotImplemented if self.dim() else self.clone()
+
+
+def as_strided_scatter(
+    self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
+) -> Any:
+    """In a trace the memory of a tensor is that of a contiguous one. Places that are written twice are left to eager."""
+    places = torch.full([1] * len(size), storage_offset or 0, device=self.device)
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        places = places + step * torch.arange(length, device=self.device).view([-1] + [1] * (len(size) - 1 - dim))
+    distinct = {
+        sum(steps)
+        for steps in itertools.product(
+            *(range(0, n * d, d) if d else [0] * n for n, d in zip(size, stride, strict=True))
+        )
+    }
+    if len(distinct) < src.numel():
+        return NotImplemented
+    return self.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(self.shape)
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    **BACKWARDS,
+    "aten.as_strided_scatter.default": as_strided_scatter,
+    "aten.diagonal_scatter.default": diagonal_scatter,
+    "aten.roll.default": roll,
+    "aten.select_scatter.default": select_scatter,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
     "aten.copy.default": copy,
     "aten.index_fill.int_Tensor": index_fill,

@@ -18,10 +18,22 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
 from thunder_fn.capture.recorder import Leaf, Recorder
-from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS
+from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Type, Var, canonical, map_arg, python_arg
+from thunder_fn.trace import (
+    Atom,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    canonical,
+    map_arg,
+    python_arg,
+)
 
 
 def is_differentiable(type: Type) -> bool:
@@ -100,7 +112,10 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
     reasons: list[Exception] = []
     for call in (call_differentiable, call_inplace_twin):
         try:
-            return _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call)
+            found = _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call)
+            if equation.op.name not in ONCE:
+                return found
+            return _twofold(found, _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call, again=True))
         except MissingRule:
             raise
         except CANNOT as error:
@@ -125,7 +140,39 @@ def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Spl
 Call = Callable[[Equation, Callable[[Var], Any]], tuple[Any, ...]]
 
 
-def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask, call: Call) -> Split:
+def _twofold(computed: Split, differentiated: Split) -> Split:
+    """A backward that is computed by one split and differentiated by another, of the same op and question."""
+    if computed.backward == differentiated.backward:
+        return computed
+    if differentiated.num_extra or computed.gradients != differentiated.gradients:
+        return differentiated
+    residuals = tuple(dict.fromkeys((*computed.residuals, *differentiated.residuals)))
+    types = {
+        residual: type
+        for split in (computed, differentiated)
+        for residual, type in zip(split.residuals, split.backward.input_types, strict=False)
+    }
+    builder = TraceBuilder("backward")
+    cotangents = computed.backward.input_types[len(computed.residuals) :]
+    inputs = tuple(builder.input(type) for type in (*(types[residual] for residual in residuals), *cotangents))
+    bodies = tuple(_on_residuals(split, residuals, inputs) for split in (computed, differentiated))
+    results = builder.add(ops.DIFFERENTIATED_AS, inputs, computed.backward.output_types, bodies=bodies)
+    return Split(computed.forward, builder.build(results), residuals, computed.gradients)
+
+
+def _on_residuals(split: Split, residuals: tuple[Residual, ...], inputs: tuple[Var, ...]) -> Trace:
+    """The backward of a split as a trace of more residuals than it reads."""
+    trace, count = split.backward, len(split.residuals)
+    own = dict(zip(split.residuals, trace.inputs, strict=False))
+    spare = range(-1, -1 - len(residuals), -1)
+    given = (own.get(r) or Var(i, var.type) for i, r, var in zip(spare, residuals, inputs, strict=False))
+    return canonical((*given, *trace.inputs[count:]), trace.equations, trace.outputs, trace.constants, name=trace.name)
+
+
+def _ask_autograd(
+    single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask, call: Call, *, again: bool = False
+) -> Split:
+    """The split by autograd's formula; `again`, by one that can be differentiated again."""
     (equation,) = single.equations
     layouts = zip(single.inputs, transposed or (False,) * len(single.inputs), strict=True)
     recorder = Recorder(track_no_grad=False)
@@ -146,7 +193,9 @@ def _ask_autograd(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, tran
         useful = [(result, ct) for result, ct in zip(chosen, given, strict=True) if result.requires_grad]
         if not useful:
             return _split(recorder, forward_items, outputs, [None] * len(asked), len(tracers))
-        grads = torch.autograd.grad([r for r, _ in useful], asked, [ct for _, ct in useful], allow_unused=True)
+        grads = torch.autograd.grad(
+            [r for r, _ in useful], asked, [ct for _, ct in useful], allow_unused=True, create_graph=again
+        )
         gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
     return _split(recorder, forward_items, outputs, gradients, len(tracers))
 
@@ -264,7 +313,8 @@ def decomposition(single: Trace) -> Trace | None:
         if result is NotImplemented:
             return None
         trace = close_recording(recorder, list(ops.flatten_result(result)), equation.op.name)
-    return None if any(inner.op == equation.op for inner in trace.equations) else trace
+    is_itself = any(alone(inner) == single for inner in trace.equations)
+    return trace if trace.output_types == single.output_types and not is_itself else None
 
 
 def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:

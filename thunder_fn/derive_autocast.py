@@ -21,8 +21,8 @@ from thunder_fn.capture.nest import nest
 from thunder_fn.capture.patches import module_scopes
 from thunder_fn.capture.recorder import Leaf, Recorder
 from thunder_fn.capture.scopes import ScopeMode
-from thunder_fn.derive import alone, call_leaf, python_arg
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, Var
+from thunder_fn.derive import alone, call_leaf
+from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, Var, python_arg
 
 Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
 """What becomes of an op's floating arguments: the lower precision, float32, the widest among them, or nothing."""

@@ -1,7 +1,8 @@
 """Forward-mode rules of leaf ops, derived from PyTorch's forward AD formulas.
 
-Where PyTorch has no forward formula, the op is decomposed; where it has no decomposition either, the rule comes from
-two vjps: the vjp is linear in the cotangent, and the transpose of that linear map is the jvp.
+Where PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed; where it has no
+decomposition either, the rule comes from two vjps: the vjp is linear in the cotangent, and the transpose of that linear
+map is the jvp.
 """
 
 from __future__ import annotations
@@ -12,28 +13,46 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.decompositions import NOT_PUSHED
 from thunder_fn.derive import (
     CANNOT,
     call_differentiable,
     close_recording,
     decomposition,
+    differentiable_outputs,
     ill_defined,
     is_differentiable,
 )
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import JvpRule, Mask
-from thunder_fn.trace import TensorType, Trace
+from thunder_fn.trace import TensorType, Trace, Var
 
 
 @lru_cache(maxsize=65536)
 def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a decomposition knows it."""
-    if not single.equations[0].op.name.startswith(("aten.", "prims.")):
+    name = single.equations[0].op.name
+    if not name.startswith("aten.") or name in NOT_PUSHED:
         return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
     try:
-        return _ask_forward_ad(single, active)
+        rule = _ask_forward_ad(single, active)
     except CANNOT:
         return decomposition(single)
+    return decomposition(single) if _reads_statistics(single, active, rule.trace) else rule
+
+
+def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
+    """The tangents are computed from what the op saves for its backward (a mean, the factors of a matrix).
+
+    PyTorch's formulas take that for constant, so that they are right once but have wrong derivatives themselves.
+    """
+    outputs = single.equations[0].outputs
+    followed = differentiable_outputs(single, active)
+    pairs = zip(outputs, followed, pushed.outputs, strict=False)
+    saved = {
+        atom.index for var, flag, atom in pairs if not flag and is_differentiable(var.type) and isinstance(atom, Var)
+    }
+    return any(var.index in saved for equation in pushed.equations for var in equation.operands)
 
 
 def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:

@@ -1,8 +1,8 @@
 """Batching rules of leaf ops, derived from functorch's.
 
 Run the op under `torch.vmap` on tracers and record what the batching rule does. Batched values have their batch dim
-first. Where functorch has no rule and would loop, the op is decomposed; where that fails too, the loop is explicit
-and a warning names the op once.
+first. Where functorch has no rule and would loop, the op is decomposed; where that fails too, a scan runs it
+example by example, and a warning names the op once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
+from thunder_fn.decompositions import NOT_BATCHED
 from thunder_fn.derive import call_leaf, close_recording, decomposition
 from thunder_fn.rules import Mask
-from thunder_fn.trace import TensorType, Trace, TraceBuilder, Type
+from thunder_fn.trace import Literal, Op, TensorType, Trace, TraceBuilder, Type
+
+SCAN = Op("structured", "scan")
+STATE = TensorType(torch.uint8, (SIZE,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,10 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
         return VmapRule(_fill(single, batched, size, randomness))
     if equation.op == ops.STOP_GRADIENT:
         return VmapRule(_of_whole_batch(single, size))
+    if equation.op.name in NOT_BATCHED:
+        parts = decomposition(single)
+        if parts is not None:
+            return parts
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
@@ -56,14 +65,15 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
         return found
     if ops.is_random(equation.op) and randomness == "error":
         raise_randomness(equation.op.name)
-    if ops.is_random(equation.op) and randomness == "same":
+    same = ops.is_random(equation.op) and randomness == "same"
+    if same and any(isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs):
         raise_same(equation.op.name)
     warnings.warn(
         f"vmap: {equation.op} has no batching rule, so it runs in a loop over {size} examples",
         LoopWarning,
         stacklevel=2,
     )
-    return VmapRule(_loop(single, batched, size))
+    return VmapRule(_loop(single, batched, size, same))
 
 
 def raise_randomness(name: str) -> None:
@@ -81,7 +91,7 @@ def raise_same(name: str) -> None:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        f"vmap: {name} has no batching rule, and a loop would draw other numbers in each example, not the same\n"
+        f"vmap: {name} has no batching rule, and on this device a loop would draw other numbers in each example\n"
         'Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) < p).to(p.dtype)`.'
     )
 
@@ -142,16 +152,25 @@ def _of_whole_batch(single: Trace, size: int) -> Trace:
     return builder.build(builder.add(equation.op, (value,), (value.type,), source=equation.source))
 
 
-def _loop(single: Trace, batched: Mask, size: int) -> Trace:
-    """Run the op on each example and stack."""
+def _loop(single: Trace, batched: Mask, size: int, same: bool) -> Trace:
+    """A scan over the examples; `same`, with the generator set back before each, so that all draw the same numbers."""
     (equation,) = single.equations
-    recorder = Recorder(track_no_grad=False)
-    with recorder.running():
-        tracers = _inputs(recorder, single, batched, size)
-        rows: list[tuple[Any, ...]] = []
-        for i in range(size):
-            values = [tracer[i] if flag else tracer for tracer, flag in zip(tracers, batched, strict=True)]
-            rows.append(call_leaf(equation, lambda var: values[var.index]))
-        columns = zip(*rows, strict=True)
-        outputs = [torch.stack(column) if isinstance(column[0], torch.Tensor) else None for column in columns]
-        return close_recording(recorder, outputs, f"loop_{equation.op.name}")
+    builder, body = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
+    pairs = list(zip(single.inputs, batched, strict=True))
+    inputs = [builder.input(batched_type(var.type, size) if flag else var.type) for var, flag in pairs]
+    consts = [value for value, flag in zip(inputs, batched, strict=True) if not flag]
+    xs = [value for value, flag in zip(inputs, batched, strict=True) if flag]
+    env = {var.index: body.input(var.type) for var, flag in pairs if not flag}
+    if same:
+        consts += builder.add(GET_STATE, (), (STATE,))
+        state = body.input(STATE)
+        body.add(SET_STATE, (state,), ())
+    env |= {var.index: body.input(var.type) for var, flag in pairs if flag}
+    results = body.copy(equation, lambda var: env[var.index])
+    kept = tuple(var for var in results if isinstance(var.type, TensorType))
+    numbers = {"num_consts": len(consts), "num_carry": 0, "length": size, "reverse": False, "unroll": 1}
+    types = tuple(batched_type(var.type, size) for var in kept)
+    kwargs = tuple((key, Literal(value)) for key, value in numbers.items())
+    whole = builder.add(SCAN, (*consts, *xs), types, kwargs=kwargs, bodies=(body.build(kept),))
+    supply = iter(whole)
+    return builder.build(tuple(next(supply) if var in kept else Literal(None) for var in results))

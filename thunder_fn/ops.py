@@ -18,6 +18,7 @@ from thunder_fn.trace import Equation, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
+DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
 
 @cache

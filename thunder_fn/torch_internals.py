@@ -191,6 +191,11 @@ def _ctc_loss(
     return log_probs.new_empty([batch] if log_probs.dim() == 3 else []), alpha
 
 
+def _cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> Any:
+    """One gradient for each pair of batches; autograd sums them."""
+    return x1.new_empty([*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), *x1.shape[-2:]])
+
+
 def _rnn_layer(*args: Any) -> Any:
     """With the workspace that its backward needs, whose size oneDNN decides: PyTorch says that it is empty."""
     asked = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else _frozen(arg) for arg in args)
@@ -216,6 +221,7 @@ def _is_type(asked: Any) -> bool:
 
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: _rnn_layer,
+    aten._cdist_backward.default: _cdist_backward,
     aten._ctc_loss.default: _ctc_loss,
     aten.linalg_lstsq.default: _lstsq,
 }

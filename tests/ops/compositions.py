@@ -9,6 +9,7 @@ one is measured in double precision.
 from __future__ import annotations
 
 import functools
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def inner(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> tuple[float, 
 
 def adjoint(tangents: Values, f: Function, xs: Values, vs: Values) -> Outcome:
     """Are these the tangents of f at xs along vs?"""
-    epsilon = max(torch.finfo(x.dtype).eps for x in xs)
+    epsilon = max(torch.finfo(x.dtype).eps for x in (*xs, *tangents))
     for number in (11, 12):
         cts = like(tangents, number)
         have, scale = inner(cts, tangents)
@@ -156,7 +157,7 @@ def adjoint(tangents: Values, f: Function, xs: Values, vs: Values) -> Outcome:
         except RuntimeError:
             want, other = inner(cts, slope(f, xs, vs))
             bound = 1e-6 * (scale + other + 1)
-        if have != have and want != want:
+        if want != want:  # autograd's own is NaN
             continue
         if not abs(have - want) <= bound and not near_double(f, xs, vs, cts, tangents, have, want):
             return Outcome("failed", f"<ct, jvp(v)> is {have:.6g}, but <vjp(ct), v> is {want:.6g}")
@@ -243,6 +244,15 @@ def pullback(lib: Any, f: Function, count: int) -> Function:
     return run
 
 
+def vjp(lib: Any, case: Case) -> Outcome:
+    """Reverse mode."""
+    p = problem(case, differentiable=True)
+    cts = like(seeded(p.function)(*p.primals), 20)
+    found = seeded(pullback(lib, p.function, len(p.primals)))(*p.primals, *cts)
+    both = (tuple(map(double, p.primals)), tuple(map(double, cts)))
+    return nearest(list(found), list(reference(p.function, p.primals, cts)), lambda: list(reference(p.function, *both)))
+
+
 def vmap_of_vjp(lib: Any, case: Case) -> Outcome:
     """Batches of gradients."""
     p, examples, cotangents = all_batched(case)
@@ -281,11 +291,23 @@ def precisely(f: Function, examples: list[Values], cotangents: list[Values]) -> 
     return list(map(torch.stack, zip(*rows, strict=True)))
 
 
+def is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal up to the rounding of numbers as large as one."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    scale = float(b[b.isfinite()].abs().max()) if b.isfinite().any() else 0.0
+    epsilon = 1e4 * torch.finfo(b.dtype).eps if b.dtype in DOUBLE.values() else 64 * torch.finfo(b.dtype).eps
+    wanted = ~b.isnan()  # where autograd's own is NaN, anything may be
+    return torch.allclose(a[wanted], b[wanted], rtol=epsilon, atol=epsilon * max(scale, 1.0))
+
+
 def nearest(
     found: list[torch.Tensor], expected: list[torch.Tensor], precise: Callable[[], list[torch.Tensor]]
 ) -> Outcome:
     """Equal up to rounding or, where rounding is large, no farther from double precision than eager."""
     outcome = compare(found, expected, "gradient")
+    if outcome.status == "failed" and len(found) == len(expected) and all(map(is_near, found, expected)):
+        return Outcome("close")
     if outcome.status == "failed" and all(x.dtype in DOUBLE for x in expected) and len(found) == len(expected):
         try:
             best = precise()
@@ -363,13 +385,15 @@ TRANSFORMS: dict[str, Callable[[Any, Case], Outcome]] = {
 }
 
 
-def run(lib: Any, what: str, case: Case) -> Outcome:
+def run(lib: Any, what: str, case: Case, *, verbose: bool = False) -> Outcome:
     """How a library fares on a case. Its errors are failures; where the oracle refuses, the case is skipped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return TRANSFORMS[what](lib, case)
+            return (TRANSFORMS.get(what) or vjp)(lib, case)
         except Skip as skip:
             return Outcome("skipped", str(skip))
         except Exception as error:  # noqa: BLE001
+            if verbose:
+                traceback.print_exc()
             return Outcome("error", f"{type(error).__name__}: {' '.join(str(error).split())}")

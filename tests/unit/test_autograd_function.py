@@ -185,3 +185,56 @@ def test_too_few_gradients() -> None:
     assert str(error.value) == (
         "Short.backward must return one gradient for each argument of forward, 2 of them, but it returned 1"
     )
+
+
+class Cubed(torch.autograd.Function):
+    """Its two derivatives say which was asked."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, power: int) -> torch.Tensor:
+        return x**power
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        return cotangents[0] * 5 * ctx.saved_tensors[0], None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tangents[0] * 7 * ctx.saved_tensors[0]
+
+
+def test_jvp_is_the_class_s_own() -> None:
+    x, v = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    f = lambda x: Cubed.apply(x, 3)
+    for found in (tfn.jvp(f, (x,), (v,)), tfn.jit(lambda x, v: tfn.jvp(f, (x,), (v,)))(x, v)):
+        assert torch.equal(found[0], x**3) and torch.equal(found[1], 7 * x * v)
+    batched = tfn.vmap(lambda x, v: tfn.jvp(f, (x,), (v,))[1])(x, v)
+    assert torch.equal(batched, 7 * x * v)
+    assert torch.equal(tfn.jvp(tfn.vmap(f), (x,), (v,))[1], 7 * x * v)
+
+
+def test_generated_batching_rules_keep_gradients() -> None:
+    x = torch.tensor([1.0, 2.0])
+    f = lambda x: torch.func.vmap(lambda x: Cubed.apply(x, 3))(x).sum()
+    for grad in (tfn.grad(f), tfn.jit(tfn.grad(f)), tfn.grad(tfn.jit(f))):
+        assert torch.equal(grad(x), 5 * x)
+
+
+def test_jvp_returns_a_tangent_for_each_output() -> None:
+    class Wrong(Cubed):
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            return tangents[0], tangents[0]
+
+    x = torch.ones(2)
+    with pytest.raises(
+        CustomRuleError, match=r"^Wrong.jvp must return one tangent for each output, 1 of them, but it returned 2"
+    ):
+        tfn.jvp(lambda x: Wrong.apply(x, 3), (x,), (x,))

@@ -20,6 +20,7 @@ from thunder_fn.api.vmap import Vmap, vmap
 from thunder_fn.capture import capture, pytree
 from thunder_fn.structured import (
     autograd_function as _autograd_function,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a lookaside
+    differentiated_as as _differentiated_as,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its rules
     straight_through as _straight_through,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its rules
 )
 from thunder_fn.trace import Trace

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import Transformed, transformed
+from thunder_fn.api.calling import Transformed, described, transformed
 from thunder_fn.api.grad import Argnums, check_argnums, differentiated_leaves, frozen_argnums
 from thunder_fn.api.jvp import jvp
 from thunder_fn.api.vjp import vjp
 from thunder_fn.api.vmap import vmap
 from thunder_fn.capture import pytree
+from thunder_fn.errors import NotDifferentiable
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Jacrev(Transformed):
         result = vjp(partial, *chosen, has_aux=self.has_aux)
         output, pullback = result[0], result[1]
         leaves, spec = pytree.flatten(output)
+        check_tensors(leaves, self.__name__)
         rows = vmap(pullback, chunk_size=self.chunk_size)(pytree.unflatten(spec, basis(leaves)))
         jacobian = by_output(rows, leaves, spec, isinstance(self.argnums, int))
         return (jacobian, result[2]) if self.has_aux else jacobian
@@ -56,6 +58,7 @@ class Jacfwd(Transformed):
 
         def push(*tangents: Any) -> Any:
             result = jvp(partial, chosen, pytree.unflatten(spec, tangents), has_aux=self.has_aux)
+            check_tensors(pytree.flatten(result[0])[0], self.__name__)
             return result[1:] if self.has_aux else (result[1], ())
 
         columns, aux = vmap(push, out_dims=(0, None), randomness=self.randomness)(*basis(leaves))
@@ -64,7 +67,14 @@ class Jacfwd(Transformed):
         return (jacobian, aux) if self.has_aux else jacobian
 
 
-def jacrev(f: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None) -> Any:
+def jacrev(
+    f: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    _preallocate_and_copy: bool = False,
+) -> Any:
     """The Jacobian by reverse mode: one backward for each element of the output, batched.
 
     Law: ``jacrev(f)(x) == jacfwd(f)(x)``.
@@ -73,6 +83,7 @@ def jacrev(f: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False
         f: a function from pytrees of tensors to a pytree of tensors.
         argnums: as in `grad`.
         chunk_size: at most so many rows at a time.
+        _preallocate_and_copy: torch.func's; how the rows are put together is the executor's matter here.
 
     Returns:
         A function that returns, in the structure of the output and inside it that of the argument, tensors of shape
@@ -103,6 +114,16 @@ def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     return jacfwd(jacrev(f, argnums), argnums)
 
 
+def check_tensors(leaves: list[Any], name: str) -> None:
+    """A Jacobian is of tensors."""
+    for index, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            raise NotDifferentiable(
+                f"{name}: the function must return tensors, but output {index} is {described(leaf)}\n"
+                "Return other values as aux, with has_aux=True."
+            )
+
+
 def at_positions(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, positions: tuple[int, ...]
 ) -> Callable[..., Any]:
@@ -126,7 +147,7 @@ def basis(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     for leaf in leaves:
         eye = torch.zeros(total, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
         eye.diagonal(-start).fill_(1)
-        chunks.append(eye.reshape(total, *leaf.shape))
+        chunks.append(eye.reshape((total, *leaf.shape)))
         start += leaf.numel()
     return chunks
 
@@ -140,7 +161,7 @@ def by_output(rows: Any, leaves: list[torch.Tensor], spec: pytree.PyTreeSpec, si
         begin = start
 
         def cut(row: torch.Tensor, leaf: torch.Tensor = leaf, begin: int = begin, size: int = size) -> torch.Tensor:
-            return row.narrow(0, begin, size).reshape(*leaf.shape, *row.shape[1:])
+            return row.narrow(0, begin, size).reshape((*leaf.shape, *row.shape[1:]))
 
         tree = pytree.tree_map(cut, rows)
         parts.append(tree[0] if single else tree)
@@ -153,6 +174,8 @@ def by_input(
 ) -> Any:
     """Columns of one output, over all elements of all inputs, as a tree over the arguments."""
     cuts = column.split(sizes, 0)
-    parts = [cut.movedim(0, -1).reshape(*column.shape[1:], *leaf.shape) for cut, leaf in zip(cuts, leaves, strict=True)]
+    parts = [
+        cut.movedim(0, -1).reshape((*column.shape[1:], *leaf.shape)) for cut, leaf in zip(cuts, leaves, strict=True)
+    ]
     tree = pytree.unflatten(spec, parts)
     return tree[0] if isinstance(argnums, int) else tree

@@ -92,18 +92,18 @@ def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
     return leaves
 
 
-def check_tangents(primals: Any, tangents: Any) -> list[torch.Tensor]:
+def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch.Tensor]:
     """The leaves of the tangents, which match the primals."""
     leaves, spec = pytree.flatten(tuple(primals))
     if not isinstance(tangents, (tuple, list)):
-        raise TangentError(f"jvp: tangents is a tuple like primals, not a {type(tangents).__name__}")
+        raise TangentError(f"{name}: tangents is a tuple like primals, not a {type(tangents).__name__}")
     given, given_spec = pytree.flatten(tuple(tangents))
     if given_spec != spec:
-        raise TangentError(f"jvp: the tangents have the structure {given_spec}, but the primals have {spec}")
+        raise TangentError(f"{name}: the tangents have the structure {given_spec}, but the primals have {spec}")
     for path, primal, tangent in zip(pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True):
         have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else type(tangent).__name__
         if have != type_of_value(primal):
-            raise TangentError(f"jvp: {path} is {have}, but its primal is {type_of_value(primal)}")
+            raise TangentError(f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}")
     return given
 
 
@@ -121,7 +121,7 @@ class Linear:
     device: torch.device | None = None
 
     def __call__(self, *tangents: Any) -> Any:
-        given = check_tangents(self.primals, tangents)
+        given = check_tangents(self.primals, tangents, "linearize")
         moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
         supply = iter(apply(f"{self.captured.trace.name}_linear", self.trace, (*self.residuals, *moved)))
         filled = tuple(

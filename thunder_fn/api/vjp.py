@@ -29,8 +29,13 @@ class Pullback:
     in_spec: pytree.PyTreeSpec
     name: str
 
-    def __call__(self, cotangents: Any) -> tuple[Any, ...]:
-        given = self._check(cotangents)
+    def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
+        if len(cotangents) != 1:
+            raise CotangentError(
+                f"{self.name}: takes one cotangent with the structure of the output, given {len(cotangents)}\n"
+                "For an output that is a tuple pass a tuple: `pullback((a, b))`."
+            )
+        given = self._check(cotangents[0])
         found = apply(f"{self.name}_backward", self.split.backward, (*self.residuals, *given))
         wanted = iter(self.split.gradients)
         leaves: list[torch.Tensor] = []

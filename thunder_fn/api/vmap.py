@@ -139,6 +139,8 @@ def vmap(
 
 def frozen(dims: Any) -> Any:
     """Dims as the user gave them, lists as tuples."""
+    if isinstance(dims, dict):
+        return {key: frozen(item) for key, item in dims.items()}
     return tuple(frozen(item) for item in dims) if isinstance(dims, (list, tuple)) else dims
 
 

@@ -3,7 +3,8 @@
 The primal body is `forward`; fwd is `forward` with what it leaves in the context as residuals (saved tensors and
 tensors among the context's attributes; other attributes stay Python values); bwd is `backward`. Gradients are cast and
 summed to the type of their input, as PyTorch does. A class with a `vmap` staticmethod is batched by it, others by
-batching all bodies. jvp differentiates what `forward` does.
+batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates what
+`forward` does.
 
 Where a call cannot be a custom_vjp (it changes an argument in place, say) it stays what PyTorch makes of it.
 """
@@ -27,7 +28,7 @@ from thunder_fn.rules import Mask
 from thunder_fn.structured import calls
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_vjp import bind_call
-from thunder_fn.trace import TensorType, Type, static_shape
+from thunder_fn.trace import TensorType, Type, static_shape, type_of_value
 
 
 class Context:
@@ -36,7 +37,9 @@ class Context:
     def __init__(self, needs_input_grad: Mask) -> None:
         self.needs_input_grad = needs_input_grad
         self._saved: tuple[Any, ...] = ()
+        self._saved_for_forward: tuple[Any, ...] | None = None
         self._constant: tuple[Any, ...] = ()
+        self._materialize = True
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
@@ -48,7 +51,12 @@ class Context:
         self._saved = tensors
 
     def save_for_forward(self, *tensors: Any) -> None:
-        """For PyTorch's own forward mode, which is not used."""
+        """Keep tensors for `jvp`."""
+        self._saved_for_forward = tensors
+
+    def turn_forward(self) -> None:
+        """From now on the saved tensors are those for `jvp`."""
+        self._saved = self._saved if self._saved_for_forward is None else self._saved_for_forward
 
     def mark_non_differentiable(self, *outputs: Any) -> None:
         """These outputs have no gradient."""
@@ -59,7 +67,13 @@ class Context:
         raise CaptureError("an autograd function changes its input in place")
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Cotangents are always tensors here."""
+        """Whether `jvp` gets zeros for tensors that do not move, or None. Cotangents are always tensors here."""
+        self._materialize = value
+
+    @property
+    def materializes(self) -> bool:
+        """`jvp` gets zeros for tensors that do not move."""
+        return self._materialize
 
     def constants_among(self, outputs: Sequence[Any]) -> tuple[bool, ...]:
         """Which outputs have no gradient."""
@@ -86,6 +100,11 @@ class FunctionCall(Call):
         return self.function.vmap is not torch.autograd.Function.vmap
 
     @property
+    def has_jvp(self) -> bool:
+        """The class has a forward derivative of its own."""
+        return self.function.jvp is not torch.autograd.Function.jvp
+
+    @property
     def has_setup(self) -> bool:
         """`forward` takes no context, `setup_context` fills it."""
         return internals.has_setup_context(self.function)
@@ -110,6 +129,27 @@ class FunctionCall(Call):
         """`forward`; what has no gradient is cut off."""
         output, context = self.run(tensors)
         return _map_outputs(output, context)
+
+    def push(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The tensors of the result, and for each its tangent by the class's `jvp` or None."""
+        output, context = self.run(tensors)
+        context.turn_forward()
+        given = [
+            torch.zeros_like(x) if t is None and context.materializes and is_differentiable(type_of_value(x)) else t
+            for x, t in zip(tensors, tangents, strict=True)
+        ]
+        found = self.function.jvp(context, *self.tree(given, lambda leaf: None))
+        outputs = output if isinstance(output, tuple) else (output,)
+        moved = found if isinstance(found, tuple) else (found,)
+        if len(moved) != len(outputs):
+            raise CustomRuleError(
+                f"{self.name}.jvp must return one tangent for each output, {len(outputs)} of them, but it returned {len(moved)}"
+            )
+        pairs = [(value, t) for value, t in zip(outputs, moved, strict=True) if isinstance(value, torch.Tensor)]
+        for index, (value, tangent) in enumerate(pairs):
+            if tangent is not None:
+                calls.check_like(tangent, type_of_value(value), f"out[{index}]", f"{self.name}.jvp")
+        return [value for value, _ in pairs], [tangent for _, tangent in pairs]
 
     def start(self) -> _Run:
         """A run of the rule."""
@@ -154,7 +194,8 @@ class ExtendedCall(FunctionCall):
         """`forward`, and tensors in the context."""
         output, context = self.run(tensors)
         outputs = output if isinstance(output, tuple) else (output,)
-        kept = {key: value for key, value in vars(context).items() if key not in ("needs_input_grad", "_constant")}
+        own = ("needs_input_grad", "_constant", "_saved_for_forward", "_materialize")
+        kept = {key: value for key, value in vars(context).items() if key not in own}
         leaves, spec = pytree.flatten(kept)
         others: list[torch.Tensor] = []
         places: list[Place] = []
@@ -254,11 +295,16 @@ def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
 # ---- the lookaside ----
 
 
+def is_internal(cls: Any) -> bool:
+    """A function of PyTorch's or ours, whose derivative is what it records; but not one that torch.vmap has batched."""
+    return cls.__module__.startswith(("torch.", "thunder_fn.")) and not cls.__name__.startswith("Vmapped")
+
+
 def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply` inside a capture."""
     recorder = current()
     original = functools.partial(original_of(internals.FUNCTION_APPLY), cls)
-    if recorder is None or cls.__module__.startswith(("torch.", "thunder_fn.")) or internals.inside_torch_func():
+    if recorder is None or is_internal(cls) or internals.inside_torch_func():
         return original(*args, **kwargs)
     signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)

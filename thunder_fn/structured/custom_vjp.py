@@ -49,6 +49,7 @@ from thunder_fn.structured.vjp_rules import (
     VjpCall,
     batched_rule,
     capture_forward_and_backward,
+    capture_jvp,
     capture_rule,
     capture_vmap,
     is_being_captured,
@@ -118,7 +119,10 @@ def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
 
 
 def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The jvp of the primal function."""
+    """The function's own forward derivative, or the jvp of the primal function."""
+    call = call_of(equation)
+    if getattr(call, "has_jvp", False):
+        return capture_jvp(call, tuple(var.type for var in equation.operands), active)
     count = len(gradients_of(equation))
     rule = push_forward(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
     return _with_all_tangents(rule, active, count, equation)
@@ -210,14 +214,15 @@ def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: int, randomne
         return capture_vmap(call_of(equation), types, batched, size, randomness)
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     kwargs = equation.kwargs
-    if len(equation.bodies) == 3:
+    call = call_of(equation)
+    if len(equation.bodies) == 3 and not getattr(call, "has_jvp", False):
         _, fwd_flags = batch(equation.bodies[1], batched, size, randomness)
         wanted = tuple(a or b for a, b in zip(flags, fwd_flags, strict=False))
         rest = batched_rule(*equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness)
     else:
         wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
         types = tuple(var.type for var in equation.operands)
-        call = BatchedCall(call_of(equation), equation.bodies[0], types, batched, wanted, size, randomness)
+        call = BatchedCall(call, equation.bodies[0], types, batched, wanted, size, randomness)
         kwargs, rest = (("rule", Literal(call)), ("gradients", Literal(gradients_of(equation)))), ()
     bodies = (batched_outputs(primal, flags, wanted, size), *rest)
     builder = TraceBuilder("custom_vjp")

@@ -17,11 +17,11 @@ from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import Mask
+from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.structured import calls
 from thunder_fn.structured.bodies import batched_outputs, expand
 from thunder_fn.structured.calls import Call
-from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
 
 Places: TypeAlias = tuple[int | None, ...]
 """Which gradient belongs to which tensor of the arguments; None for zero."""
@@ -122,6 +122,34 @@ def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: int, r
     return builder.build(results), tuple(dim is not None for dim in dims)
 
 
+@lru_cache(maxsize=4096)
+def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
+    """Capture a function's own forward derivative; what it closes over become constants."""
+    if isinstance(call, BatchedCall):
+        return call.capture_jvp(active)
+    count = sum(call.is_tensor)
+    moving = [index for index, flag in enumerate(active) if flag]
+    moved: list[bool] = []
+
+    def rule(*values: Any) -> Any:
+        tangents = dict(zip((index for index in moving if index < count), values[count:], strict=True))
+        outputs, found = call.push(values[:count], [tangents.get(index) for index in range(count)])
+        moved[:] = [tangent is not None and is_differentiable(type_of_value(tangent)) for tangent in found]
+        return (*outputs, *(tangent for tangent, flag in zip(found, moved, strict=True) if flag))
+
+    rule.__name__ = f"{call.name}_jvp"
+    wanted = (*types[:count], *(types[index] for index in moving if index < count))
+    (captured,) = calls.inside_capture(
+        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wanted),))
+    )
+    builder = TraceBuilder(captured.trace.name)
+    primals = [builder.input(type) for type in types]
+    tangents = [builder.input(types[index]) for index in moving]
+    used = [tangent for index, tangent in zip(moving, tangents, strict=True) if index < count]
+    results = inline_into(builder, captured.trace, (*primals[:count], *used))
+    return JvpRule(builder.build(results), tuple(moved))
+
+
 @dataclass(frozen=True)
 class BatchedCall:
     """A call in a batch whose rule has not been captured yet."""
@@ -137,6 +165,19 @@ class BatchedCall:
     @property
     def __name__(self) -> str:
         return f"vmap_{self.call.__name__}"
+
+    @property
+    def has_jvp(self) -> bool:
+        """The function has a forward derivative of its own."""
+        return getattr(self.call, "has_jvp", False)
+
+    def capture_jvp(self, active: Mask) -> JvpRule:
+        """The forward derivative of the call of one example, in batches."""
+        one = capture_jvp(self.call, self.types, active)
+        tangents = tuple(flag for flag, moving in zip(self.batched, active, strict=True) if moving)
+        trace, own = batch(one.trace, (*self.batched, *tangents), self.size, self.randomness)
+        moved = tuple(flag for flag, moves in zip(self.outputs, one.active_outputs, strict=True) if moves)
+        return JvpRule(batched_outputs(trace, own, (*self.outputs, *moved), self.size), one.active_outputs)
 
     def capture(self) -> tuple[Trace, Trace, Places]:
         """The rule of the call of one example, in batches."""

@@ -1,0 +1,165 @@
+"""vmap, jvp, linearize and the Jacobians as torch.func has them: the same answers, and errors of our own."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from tests.unit.capturing import assert_same
+from thunder_fn import errors
+
+X, Y = torch.arange(12.0).reshape(3, 4), torch.arange(12.0).reshape(4, 3).sin()
+A, B = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([1.5, 0.25, -0.75])
+TREE = {"a": X, "b": [Y, A]}
+SCALAR = torch.tensor(0.5)
+
+
+def outputs(a: Any, b: Any) -> Any:
+    return {"u": a * b, "v": (a.sin(),)}
+
+
+def loss(a: Any, b: Any) -> Any:
+    return (a * b).sum() + (a**3).sum()
+
+
+def twice(v: Any) -> Any:
+    return v, {"k": v * 2}
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "negative dims": lambda f: f.vmap(torch.dot, in_dims=(-2, -1))(X, Y),
+    "nested dims": lambda f: f.vmap(lambda t: t["a"].sum() + t["b"][0].sum(), in_dims=({"a": 0, "b": [1, None]},))(
+        TREE
+    ),
+    "out_dims": lambda f: f.vmap(twice, out_dims=(1, {"k": -1}))(X),
+    "out_dims None": lambda f: f.vmap(lambda v: (v, torch.ones(2)), out_dims=(0, None))(X),
+    "unbatched output": lambda f: f.vmap(lambda v: torch.ones(2))(X),
+    "keywords": lambda f: f.vmap(lambda v, k: v * k)(X, k=X[0]),
+    "not a tensor": lambda f: f.vmap(lambda v, k: v * k, in_dims=(0, None))(X, 3),
+    "chunks": lambda f: f.vmap(twice, out_dims=(1, {"k": -1}), chunk_size=2)(X),
+    "nothing in the batch": lambda f: f.vmap(torch.sin)(torch.ones(0, 3)),
+    "in place": lambda f: f.vmap(lambda v: v.clone().add_(1).mul_(2))(X),
+    "same numbers": lambda f: f.vmap(lambda v: v + torch.rand(4), randomness="same")(X),
+    "different numbers": lambda f: f.vmap(lambda v: v + torch.rand(4), randomness="different")(X),
+    "different in same": lambda f: f.vmap(
+        f.vmap(lambda v: v + torch.randn(()), randomness="different"), randomness="same"
+    )(X),
+    "same in different": lambda f: f.vmap(
+        f.vmap(lambda v: v + torch.randn(()), randomness="same"), randomness="different"
+    )(X),
+    "dropout": lambda f: f.vmap(lambda v: torch.nn.functional.dropout(v, 0.5), randomness="different")(X),
+    "jvp": lambda f: f.jvp(lambda v: (v.sin(), {"q": v}), (A,), (B,), has_aux=True),
+    "jvp of a constant": lambda f: f.jvp(lambda v: torch.ones(2), (A,), (B,)),
+    "linearize": lambda f: (found := f.linearize(outputs, A, B))[1](B, A) and (found[0], found[1](B, A)),
+    "hessian": lambda f: f.hessian(loss, argnums=(0, 1))(A, B),
+    "hessian of a tree": lambda f: f.hessian(lambda d: loss(d["x"], d["y"]))({"x": A, "y": B}),
+    "hessian of a scalar": lambda f: f.hessian(torch.sin)(SCALAR),
+    "copied": lambda f: f.jacrev(outputs, chunk_size=2, _preallocate_and_copy=True)(A, B),
+    **{f"chunks of {c}": lambda f, c=c: f.jacrev(outputs, argnums=(0, 1), chunk_size=c)(A, B) for c in (1, 2, 5)},
+}
+for _name in ("jacrev", "jacfwd"):
+    _jac: Callable[[Any], Any] = lambda f, name=_name: getattr(f, name)
+    CALLS |= {
+        f"{_name} of both": lambda f, j=_jac: j(f)(outputs, argnums=(0, 1))(A, B),
+        f"{_name} of one in a tuple": lambda f, j=_jac: j(f)(outputs, argnums=(1,))(A, B),
+        f"{_name} with aux": lambda f, j=_jac: j(f)(lambda a, b: (a * b, {"z": a}), has_aux=True)(A, B),
+        f"{_name} of trees": lambda f, j=_jac: j(f)(lambda d, e: d["x"] * e, argnums=(0, 1))({"x": A}, B),
+        f"{_name} of a scalar": lambda f, j=_jac: j(f)(torch.sin)(SCALAR),
+        f"{_name} of a vector to a scalar": lambda f, j=_jac: j(f)(lambda v: v.sum())(A),
+        f"{_name} of two dtypes": lambda f, j=_jac: j(f)(lambda v, w: v * w.float(), argnums=(0, 1))(A, B.double()),
+        f"{_name} of nothing": lambda f, j=_jac: j(f)(lambda v: v * 2)(torch.ones(0)),
+        f"{_name} of a constant": lambda f, j=_jac: j(f)(lambda v: torch.ones(2))(A),
+    }
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_as_torch_func(name: str) -> None:
+    torch.manual_seed(0)
+    found = CALLS[name](tfn)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.func.linearize warns of its own graph
+        expected = CALLS[name](torch.func)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["vmap", "grad", "grad_and_value", "vjp", "jvp", "linearize", "jacrev", "jacfwd", "hessian"]
+)
+def test_signatures_are_torch_funcs(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(module, name)) for module in (tfn, torch.func))
+    renamed = [
+        p.replace(name="func" if p.name == "f" else p.name, annotation=p.empty) for p in ours.parameters.values()
+    ]
+    assert renamed == [p.replace(annotation=p.empty) for p in theirs.parameters.values()]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (
+            lambda: tfn.vmap(torch.add)(X, Y),
+            errors.VmapError,
+            "vmap_add: the batched arguments must agree in size, but\n"
+            "  args[0] has size 3 in dim 0\n  args[1] has size 4 in dim 0",
+        ),
+        (
+            lambda: tfn.linearize(torch.sin, A)[1](B, A),
+            errors.TangentError,
+            "linearize: the tangents have the structure PyTreeSpec((*, *)), but the primals have PyTreeSpec((*,))",
+        ),
+        (
+            lambda: tfn.jacrev(lambda v: 3)(A),
+            errors.NotDifferentiable,
+            "jacrev_<lambda>: the function must return tensors, but output 0 is a int\n"
+            "Return other values as aux, with has_aux=True.",
+        ),
+        (
+            lambda: tfn.jacfwd(lambda v: 3)(A),
+            errors.NotDifferentiable,
+            "jacfwd_<lambda>: the function must return tensors, but output 0 is a int\n"
+            "Return other values as aux, with has_aux=True.",
+        ),
+        (
+            lambda: tfn.vjp(lambda v: (v, v), A)[1](A, A),
+            errors.CotangentError,
+            "vjp_<lambda>: takes one cotangent with the structure of the output, given 2\n"
+            "For an output that is a tuple pass a tuple: `pullback((a, b))`.",
+        ),
+    ],
+    ids=["sizes", "tangents", "jacrev", "jacfwd", "cotangents"],
+)
+def test_misuse(call: Callable[[], Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as found:
+        call()
+    assert str(found.value).startswith(text)
+
+
+def test_a_loop_over_examples_is_one_equation_and_a_warning() -> None:
+    """An op that PyTorch cannot batch runs in a scan, so the trace does not grow with the batch."""
+
+    def histogram(x: torch.Tensor) -> torch.Tensor:
+        return torch.histc(x, 4, 0.0, 1.0)
+
+    xs = torch.linspace(0, 1, 50).reshape(10, 5)
+    with pytest.warns(
+        UserWarning, match="aten.histc.default has no batching rule, so it runs in a loop over 10 examples"
+    ):
+        trace = tfn.trace(tfn.vmap(histogram), xs)
+    assert len(str(trace).splitlines()) < 20
+    assert_same(tfn.vmap(histogram)(xs), torch.stack([histogram(x) for x in xs]))
+
+
+def test_random_ops_without_a_batching_rule_draw_the_same_numbers() -> None:
+    p = torch.tensor([[0.1, 0.9], [0.5, 0.5], [0.8, 0.2]])
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="no batching rule"):
+        found = tfn.vmap(torch.bernoulli, randomness="same")(p)
+    rows = [torch.manual_seed(0) and torch.bernoulli(row) for row in p]
+    assert_same(found, torch.stack(rows))

@@ -1,0 +1,101 @@
+"""differentiated_as: computed in one way, differentiated in another.
+
+    outputs = differentiated_as(*operands)      bodies: computed, differentiated      on the operands
+
+Both bodies give the same values. PyTorch's first derivative of some ops reads what the op has saved (the factors of a
+matrix, say), of which no derivative is known, and so it cannot be differentiated again; with `create_graph=True` PyTorch
+computes it from the arguments. A rule that `derive.py` makes of such an op has both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture import current
+from thunder_fn.check import check_operands, check_types
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.simplify import dce_to
+from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, register
+from thunder_fn.structured.bind import bind
+from thunder_fn.structured.bodies import batched_outputs, body_activity, without_inputs
+from thunder_fn.trace import Equation, Trace, TraceBuilder, Var
+
+
+def check_rule(equation: Equation) -> None:
+    """Both bodies are on the operands and give the outputs."""
+    for body in equation.bodies:
+        check_operands(equation, equation.operands, body)
+        check_types(equation, body.output_types, f"{body.name} gives")
+
+
+def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
+    """Compute, where autograd or torch.func looks in the way that they can differentiate; inside a capture, record."""
+    recorder, (computed, differentiated) = current(), bodies
+    if recorder is not None:
+        return bind(recorder, ops.DIFFERENTIATED_AS, operands, tuple(bodies), computed.output_types)
+    followed = torch.is_grad_enabled() and any(map(internals.is_followed, operands))
+    return evaluate(differentiated if followed or internals.inside_torch_func() else computed, operands)
+
+
+def activity_rule(equation: Equation, active: Mask) -> Mask:
+    """As the body that is differentiated."""
+    return body_activity(equation.bodies[1], active)
+
+
+def jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The jvp of the body that is differentiated."""
+    return push_forward(equation.bodies[1], active)
+
+
+def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """The split of the body that is differentiated."""
+    return split_vjp(equation.bodies[1], wanted_inputs, wanted_outputs)
+
+
+def batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """The same op on both bodies' batches."""
+    done = [batch(body, batched, size, randomness) for body in equation.bodies]
+    flags = tuple(any(column) for column in zip(*(own for _, own in done), strict=True))
+    bodies = tuple(batched_outputs(trace, own, flags, size) for trace, own in done)
+    builder = TraceBuilder(equation.op.name)
+    inputs = tuple(builder.input(type) for type in bodies[0].input_types)
+    return builder.build(builder.add(equation.op, inputs, bodies[0].output_types, bodies=bodies)), flags
+
+
+def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """Drop the outputs that are not needed, and the operands that neither body needs."""
+    cut = [dce_to(body, wanted) for body in equation.bodies]
+    reads = tuple(any(column) for column in zip(*(flags for _, flags in cut), strict=True))
+    if all(wanted) and all(reads) and all(new is old for (new, _), old in zip(cut, equation.bodies, strict=True)):
+        return equation, equation.operands
+    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
+    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
+    bodies = tuple(without_inputs(body, reads) for body, _ in cut)
+    return Equation(equation.op, operands, (), outputs, bodies, equation.source), operands
+
+
+def lower_rule(equation: Equation) -> Trace:
+    """What is computed."""
+    return equation.bodies[0]
+
+
+register(
+    StructuredOp(
+        ops.DIFFERENTIATED_AS.name,
+        check=check_rule,
+        evaluate=evaluate_rule,
+        activity=activity_rule,
+        jvp=jvp_rule,
+        split=split_rule,
+        batch=batch_rule,
+        dce=dce_rule,
+        lower=lower_rule,
+    )
+)
