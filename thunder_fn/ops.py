@@ -60,7 +60,7 @@ def is_random(op: Op) -> bool:
 _DRAWS = frozenset(
     (
         *("bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal"),
-        *("random", "poisson", "binomial"),
+        *("random", "poisson", "binomial", "key_normal", "key_uniform"),
     )
 )
 

@@ -953,6 +953,12 @@ def c_functions(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield label, function
 
 
+def has_kernel(name: str, device: str) -> bool:
+    """The op, `aten::add` say, runs on this type of device."""
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device)
+    return key is None or torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
 def is_decomposed(overload: OpOverload) -> bool:
     """The op has no kernel: PyTorch runs it as other ops, and may return an input as it is."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(

@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
 from thunder_fn.capture.recorder import Inputs, Recorder, current
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.capture.seeds import FUNCTIONS as SEEDS

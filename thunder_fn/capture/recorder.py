@@ -43,12 +43,12 @@ RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten._reshape_ali
 RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
 PHYSICAL = {"aten._conj.default": "aten.conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
 """Lazy conjugation and negation, bits that a type does not have, and the ops that do it at once."""
-PRIMS: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
+SAME: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "prims.conj_physical.default": lambda x: (ops.aten.conj_physical.default, (x,), {}),
     "prims.convert_element_type.default": lambda x, dtype: (ops.aten._to_copy.default, (x,), {"dtype": dtype}),
     "prims.clone.default": lambda x, **kwargs: (ops.aten.clone.default, (x,), kwargs),
 }
-"""What PyTorch's Python decompositions call, which has no derivative, and the ATen op that does the same."""
+"""Ops that are recorded as another that does the same: what PyTorch's Python decompositions call has no derivative."""
 LIFTS = {"aten.lift_fresh.default", "aten.lift_fresh_copy.default"}
 
 
@@ -310,8 +310,8 @@ class Recorder:
             self._on_higher_order(func, args, kwargs)
         if func.namespace in ("prim", "profiler"):
             return
-        if str(func) in PRIMS:
-            func, args, kwargs = PRIMS[str(func)](*args, **kwargs)
+        if str(func) in SAME:
+            func, args, kwargs = SAME[str(func)](*args, **kwargs)
         name = str(func)
         if name in LIFTS:
             self._bind_fresh(args[0], result)
