@@ -101,7 +101,9 @@ class StructuredOp:
     - `dce(equation, wanted)`: the equation cut down to the wanted outputs, and the operands it reads.
     - `lower(equation)`: what it is once no transform follows, as a trace over its operands; None for an op that
       executors run by its evaluation rule.
-    - `divisible`: its one body, on the operands, may be cut in two: `partial_eval` cuts it like a trace.
+    - `divide(equation, known, flags)`: for an op whose one body, on the operands, may be cut in two, the halves: from the
+      known operands to the outputs that the flags mark and residuals, and from residuals and the other operands to the
+      rest. `partial_eval` makes an equation of each. None for ops that are not divided.
     - `keeps_types`: the types of its outputs are tied to those of its operands or rules, as a carry's are. Otherwise
       they are what its bodies give, or without bodies those of the operands.
     """
@@ -115,7 +117,7 @@ class StructuredOp:
     batch: Callable[[Equation, Mask, int, str], tuple[Trace, Mask]]
     dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
     lower: Callable[[Equation], Trace] | None = None
-    divisible: bool = False
+    divide: Callable[[Equation, Mask, Mask], tuple[Trace, Trace]] | None = None
     keeps_types: bool = True
 
 

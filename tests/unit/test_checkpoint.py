@@ -347,3 +347,38 @@ def test_no_program_merges_what_is_computed_again_with_what_was_there() -> None:
     leaf = x.clone().requires_grad_()
     module(leaf)[1].backward()
     torch.testing.assert_close(leaf.grad, step(x)[0])
+
+
+# ---- linearize ----
+
+KEPT = {
+    "nothing": (None, 2),
+    "everything": (tfn.checkpoint_policies.everything_saveable, 4),
+    "matmuls": (tfn.checkpoint_policies.matmuls_saveable, 3),
+    "names": (tfn.checkpoint_policies.save_only_these_names("h"), 3),
+    "budget": (tfn.checkpoint_policies.budget(10**6), 4),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_linearize_keeps_what_the_policy_says(name: str) -> None:
+    policy, count = KEPT[name]
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    v = (torch.ones_like(x), torch.ones_like(w))
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return tfn.checkpoint_name((x @ w).sin(), "h").exp()
+
+    output, linear = tfn.linearize(tfn.checkpoint(f, policy), x, w)
+    assert torch.equal(output, f(x, w))
+    torch.testing.assert_close(linear(*v), tfn.jvp(f, (x, w), v)[1])
+    assert len(linear.residuals) == count
+
+
+def test_linearize_of_a_checkpoint_draws_once() -> None:
+    x = torch.ones(50)
+    f = tfn.checkpoint(lambda x: torch.nn.functional.dropout(x, 0.5))
+    torch.manual_seed(0)
+    output, linear = tfn.linearize(f, x)
+    assert torch.equal(linear(x), output)

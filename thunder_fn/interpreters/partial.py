@@ -64,13 +64,15 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
     """A structured equation on some unknown operands: cut down to what is known without them, and to the rest.
 
-    The rest computes again what it needs of the first half, unless the equation is divisible.
+    The rest computes again what it needs of the first half, unless the op says how to divide it.
     """
     if equation.op.kind != "structured":
         return [], [equation]
     flags = tuple(_is_known(equation, position, known) for position in range(len(equation.outputs)))
-    if rules_of(equation).divisible:
-        return _divided(equation, known, flags, fresh)
+    divide = rules_of(equation).divide
+    if divide is not None:
+        known_operands = tuple(var.index in known for var in equation.operands)
+        return _divided(equation, divide(equation, known_operands, flags), known_operands, flags, fresh)
     if not any(flags):
         return [], [equation]
     if is_kept(equation):
@@ -86,11 +88,9 @@ def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[
 
 
 def _divided(
-    equation: Equation, known: set[int], flags: Mask, fresh: Iterator[int]
+    equation: Equation, parts: tuple[Trace, Trace], known_operands: Mask, flags: Mask, fresh: Iterator[int]
 ) -> tuple[list[Equation], list[Equation]]:
-    """The body cut in two, and one equation for each part; residuals are new variables."""
-    known_operands = tuple(var.index in known for var in equation.operands)
-    parts = partial_eval(equation.body, known_operands, flags)
+    """One equation for each part of the body; residuals are new variables."""
     count = sum(flags)
     residuals = tuple(Var(next(fresh), type) for type in parts[0].output_types[count:])
     operands: tuple[list[Var], list[Var]] = [], list(residuals)

@@ -20,6 +20,7 @@ from typing import Any
 from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.rules import Mask, Split, StructuredOp, register
 from thunder_fn.structured.bind import bind
@@ -82,6 +83,14 @@ def call_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     return Split(forward, backward, split.residuals, split.gradients)
 
 
+# ---- partial evaluation ----
+
+
+def call_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
+    """A call of each half of the body."""
+    return partial_eval(equation.body, known, flags)
+
+
 register(
     StructuredOp(
         CALL.name,
@@ -93,7 +102,7 @@ register(
         batch=wrapper_batch_rule,
         dce=wrapper_dce_rule,
         lower=wrapper_lower_rule,
-        divisible=True,
+        divide=call_divide_rule,
         keeps_types=False,
     )
 )

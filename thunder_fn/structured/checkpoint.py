@@ -26,6 +26,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.simplify import dce, inline, inline_into, is_kept
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.rules import Mask, Residual, Split, StructuredOp, register
@@ -96,16 +97,18 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
     Where values are to be chosen, the body is unfolded first; where there are none to choose, it keeps its structure.
     """
-    if isinstance(policy, Budget) or policy is everything_saveable:
-        marked = inline(body)
-    else:
-        marked = mark(body, policy)
-        if not is_marked(marked) and not any(map(is_kept, body.equations)):
-            marked = body
-    split = split_vjp(marked, wanted_inputs, wanted_outputs)
+    split = split_vjp(_marked(body, policy), wanted_inputs, wanted_outputs)
     flat, answers = unmark(split.forward)
     needed = split.residual_values(flat.inputs, flat.outputs)
     return _assemble(body, policy, split, flat, needed, _choose(policy, flat, needed, answers))
+
+
+def _marked(body: Trace, policy: Policy) -> Trace:
+    """The body, unfolded and with marks on what the policy keeps, where it is asked about single equations."""
+    if isinstance(policy, Budget) or policy is everything_saveable:
+        return inline(body)
+    marked = mark(body, policy)
+    return marked if is_marked(marked) or any(map(is_kept, body.equations)) else body
 
 
 def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answers) -> Answers:
@@ -196,6 +199,26 @@ def checkpoint_lower_rule(equation: Equation) -> Trace:
     return behind_barrier(equation.body)
 
 
+# ---- partial evaluation ----
+
+
+def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
+    """The first half keeps what the policy says; the second computes the rest again, from the known operands."""
+    policy, count = policy_of(equation), sum(flags)
+    first, second = partial_eval(_marked(equation.body, policy), known, flags)
+    flat, answers = unmark(inline(first))
+    needed = flat.outputs[count:]
+    kept = _choose(policy, flat, needed, answers)
+    plan = recompute(flat, needed, kept)
+    stored = [(var, kept[var.index]) for var in plan.kept]
+    forward = _forward_body(flat, count, stored)
+    handed_on = tuple(forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs)
+    outputs = (*forward.outputs[:count], *handed_on, *forward.outputs[count:])
+    whole = canonical(forward.inputs, forward.equations, outputs, forward.constants, name=forward.name)
+    parts = Split(first, second, tuple(Residual("extra", i) for i in range(len(needed))), ())
+    return whole, _backward_body(parts, flat, needed, plan, stored)
+
+
 register(
     StructuredOp(
         CHECKPOINT.name,
@@ -207,6 +230,7 @@ register(
         batch=wrapper_batch_rule,
         dce=wrapper_dce_rule,
         lower=checkpoint_lower_rule,
+        divide=checkpoint_divide_rule,
         keeps_types=False,
     )
 )
