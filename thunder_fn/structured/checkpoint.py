@@ -210,7 +210,7 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     needed = flat.outputs[count:]
     kept = _choose(policy, flat, needed, answers)
     plan = recompute(flat, needed, kept)
-    stored = [(var, kept[var.index]) for var in plan.kept]
+    stored: list[tuple[Var, Answer]] = [(var, kept[var.index]) for var in plan.kept]
     forward = _forward_body(flat, count, stored)
     handed_on = tuple(forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs)
     outputs = (*forward.outputs[:count], *handed_on, *forward.outputs[count:])
