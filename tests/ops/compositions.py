@@ -153,7 +153,7 @@ def adjoint(tangents: Values, f: Function, xs: Values, vs: Values) -> Outcome:
         try:
             found = seeded(functools.partial(gradients, f))(xs, cts)
             want, other = inner(found, vs)
-            bound = 1e3 * epsilon * (scale + other + 1e-3)
+            bound = (1e4 if epsilon < 1e-10 else 1e3) * epsilon * (scale + other + 1)
         except RuntimeError:
             want, other = inner(cts, slope(f, xs, vs))
             bound = 1e-6 * (scale + other + 1)
