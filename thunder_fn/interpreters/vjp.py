@@ -63,13 +63,37 @@ def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
 
 
 @memo(16384)
-def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def contributions(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> tuple[int, ...]:
+    """For each input: how many cotangents are summed up for it, those inside of composites counted."""
+    active = activity(trace, wanted_inputs)
+    useful = usefulness(trace, active, wanted_outputs)
+    counts = [0] * len(active)
+    for equation in trace.equations:
+        operands = tuple(active[var.index] and useful[var.index] for var in equation.operands)
+        outputs = tuple(useful[var.index] for var in equation.outputs)
+        if not any(operands) or not any(outputs):
+            continue
+        is_composite = equation.op.kind == "composite"
+        inner = contributions(equation.body, operands, outputs) if is_composite else (1,) * len(operands)
+        for var, flag, count in zip(equation.operands, operands, inner, strict=True):
+            counts[var.index] += count if flag else 0
+    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
+        if wanted and isinstance(atom, Var):
+            counts[atom.index] += 1
+    return tuple(counts[var.index] for var in trace.inputs)
+
+
+@memo(16384)
+def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: Mask = ()) -> Split:
     """Split a trace for reverse mode.
 
     Args:
         trace: closed and checked.
         wanted_inputs: one per input; True where a gradient is wanted. Only floating and complex inputs have one.
         wanted_outputs: one per output; True where a cotangent will be given.
+        seeded: one per input, none for no input; True where the backward is given, last, what the gradient is added
+            to. Autograd adds up one cotangent after the other, whatever modules they come from, and so must we if
+            sums are to round as eager's do.
 
     Returns:
         The split: `forward` has the trace's inputs and its outputs followed by the extra residuals.
@@ -96,7 +120,7 @@ def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
             steps.append(_forward_step(forward, env, equation, operands, outputs, transposed))
         else:
             _bind(env, equation.outputs, forward.copy(equation, lambda var: env[var.index]))
-    return _backward(trace, forward, env, steps, wanted_inputs, wanted_outputs, useful)
+    return _backward(trace, forward, env, steps, wanted_inputs, wanted_outputs, useful, seeded)
 
 
 class _Step:
@@ -176,6 +200,7 @@ def _backward(
     wanted_inputs: Mask,
     wanted_outputs: Mask,
     useful: Mask,
+    seeded: Mask,
 ) -> Split:
     backward = TraceBuilder(f"{trace.name}_backward")
     cotangents: dict[int, Atom] = {}
@@ -202,6 +227,10 @@ def _backward(
             given.append(backward.fresh(type_of_cotangent(atom)))
             if isinstance(atom, Var) and useful[atom.index]:
                 accumulate(atom, given[-1])
+    for var, flag in zip(trace.inputs, seeded or (False,) * len(trace.inputs), strict=True):
+        if flag:
+            given.append(backward.fresh(type_of_cotangent(var)))
+            accumulate(var, given[-1])
     for step in reversed(steps):
         _backward_step(backward, step, cotangents, residual, accumulate)
     gradients = [cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
@@ -231,16 +260,30 @@ def _backward_step(
         for var, value in zip(wanted, given, strict=True)
     )
     arguments = (*map(residual, step.residuals), *filled)
+    split, asked = step.split, [var for var, flag in zip(step.equation.operands, step.operands, strict=True) if flag]
     if step.equation.op.kind == "composite":
+        seeded = _seeded(step, cotangents)
+        split = split_vjp(step.equation.body, step.operands, step.outputs, seeded) if any(seeded) else split
+        seeds = [var for var, flag in zip(step.equation.operands, seeded, strict=True) if flag]
         op = ops.composite(f"{ops.short_name(step.equation.op)}_backward")
-        types = step.split.backward.output_types
-        results = backward.add(op, arguments, types, bodies=(step.split.backward,), source=step.equation.source)
+        arguments += tuple(cotangents.pop(var.index) for var in seeds)
+        types = split.backward.output_types
+        results = backward.add(op, arguments, types, bodies=(split.backward,), source=step.equation.source)
     else:
-        results = inline_into(backward, step.split.backward, arguments, step.equation.source)
-    asked = [var for var, flag in zip(step.equation.operands, step.operands, strict=True) if flag]
-    for var, place in zip(asked, step.split.gradients, strict=True):
+        results = inline_into(backward, split.backward, arguments, step.equation.source)
+    for var, place in zip(asked, split.gradients, strict=True):
         if place is not None:
             accumulate(var, results[place])
+
+
+def _seeded(step: _Step, cotangents: dict[int, Atom]) -> Mask:
+    """The operands of a composite to whose cotangent, known so far, its body adds more than once."""
+    counts = contributions(step.equation.body, step.operands, step.outputs)
+    operands = step.equation.operands
+    return tuple(
+        flag and count > 1 and var.index in cotangents and operands.count(var) == 1
+        for var, flag, count in zip(operands, step.operands, counts, strict=True)
+    )
 
 
 def _finish(

@@ -114,17 +114,16 @@ class Recipe(metaclass=_MadeOnce):
     def with_(
         self,
         *,
-        transforms: Sequence[Transform | Callable[..., Any]] = (),
-        executors: Sequence[Executor | str] = (),
-        operators: Sequence[Executor] = (),
-        lookasides: Sequence[Lookaside] = (),
+        transforms: Sequence[Transform | Callable[..., Any]] | Transform | Callable[..., Any] = (),
+        executors: Sequence[Executor | str] | Executor | str = (),
+        operators: Sequence[Executor] | Executor = (),
+        lookasides: Sequence[Lookaside] | Lookaside = (),
         frontend: Frontend | None = None,
         **config: Any,
     ) -> Recipe:
         """This recipe and more, without a class of its own. What is said here of `config` and `frontend` counts."""
-        return self + Addition(
-            tuple(transforms), tuple(executors), tuple(operators), tuple(lookasides), frontend, tuple(config.items())
-        )
+        given = map(_several, (transforms, executors, operators, lookasides))
+        return self + Addition(*given, frontend, tuple(config.items()))
 
     @final
     def assemble(self, model: Model) -> Assembly:
@@ -193,6 +192,11 @@ class Addition(Recipe):
         texts = [f"{key}=[{', '.join(map(_short, value))}]" for key, value in fields.items() if key != "config"]
         texts += [f"frontend={self.frontend!r}"] if self.frontend else []
         return f"with_({', '.join([*texts, *(f'{key}={value!r}' for key, value in self.config)])})"
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """One thing, or a sequence of them."""
+    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
 def _short(value: Any) -> str:

@@ -1,0 +1,205 @@
+"""Models of transformers through `compile(model, "auto")`: trained, decoded and saved as eager PyTorch does it.
+
+Results, losses, gradients and parameters are compared bitwise, in float32 and bfloat16, over five steps of AdamW. (AdamW
+makes a step of full length of a gradient that is rounding noise, such as that of a key's bias, so nothing less would do.)
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from tests.models.test_models import GROUPED, IDS, SIZES, SMALL, build
+from tests.unit.capturing import same
+from thunder_fn import cache_info, recipes
+from thunder_fn.recipes.huggingface import HuggingFace
+
+transformers = pytest.importorskip("transformers")
+
+FAMILIES = {
+    "BertForMaskedLM": "hf-bert",
+    "GPT2LMHeadModel": "hf-gpt2",
+    "LlamaForCausalLM": "hf-llama",
+    "Qwen2ForCausalLM": "hf-qwen",
+    "MistralForCausalLM": "hf-mistral",
+    "GemmaForCausalLM": "hf-gemma",
+    "MixtralForCausalLM": "hf-mixtral",
+    "T5ForConditionalGeneration": "hf-t5",
+    "ViTForImageClassification": "hf-vit",
+    "MambaForCausalLM": "hf-mamba",
+    "OPTForCausalLM": "hf-transformers",
+}
+DECODERS = [name for name in FAMILIES if name.endswith(("CausalLM", "LMHeadModel", "Generation")) and "OPT" not in name]
+
+COUNTS_IN_PYTHON = {
+    "MistralForCausalLM": "its sliding cache keeps the length as an int, which is a value to be guarded"
+}
+
+
+def with_labels(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """A model and a batch. No mask: eager drops one that masks nothing, after a look at its values."""
+    model, inputs = build(name)
+    inputs.pop("attention_mask", None)
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+    labels = inputs["input_ids"] if "input_ids" in inputs else torch.tensor([0, 1])
+    return model.to(dtype), {**inputs, "labels": labels}
+
+
+def steps(model: Any, inputs: dict[str, Any], count: int) -> list[torch.Tensor]:
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-3), list[torch.Tensor]()
+    for step in range(count):
+        torch.manual_seed(step)
+        result = model(**inputs)
+        result.loss.backward()
+        seen += [result.logits.detach(), result.loss.detach()]
+        seen += [param.grad for param in model.parameters() if param.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*seen, *(value.clone() for value in model.state_dict().values())]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=("f32", "bf16"))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_five_steps_are_eager_s(name: str, dtype: torch.dtype) -> None:
+    model, inputs = with_labels(name, dtype)
+    model.train()
+    recipe = recipes.for_model(model)
+    assert recipe is not None and recipe.name == FAMILIES[name] and issubclass(recipe, HuggingFace)
+    compiled = tfn.compile(copy.deepcopy(model), recipe(as_eager=True), executors="torch")
+    mine, its = steps(compiled, inputs, 5), steps(model, inputs, 5)
+    assert len(mine) == len(its) and all(same(found, known) for found, known in zip(mine, its, strict=True))
+    assert cache_info(compiled).misses == 1
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_generate_with_one_program_for_every_token(name: str) -> None:
+    model, inputs = build(name)
+    ids = inputs["input_ids"][:, :5]
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    known = model.generate(ids, cache_implementation="static", **options)
+    compiled = tfn.compile(copy.deepcopy(model), "auto")
+    assert torch.equal(compiled.generate(ids, **options), known)
+    programs = 6 if name in COUNTS_IN_PYTHON else 2  # for the prompt, and for all tokens
+    assert cache_info(compiled)[:2] == (6 - programs, programs)
+    assert torch.equal(compiled.generate(ids, **options), known)
+    assert cache_info(compiled)[:2] == (12 - programs, programs)
+
+
+def test_a_cache_that_is_passed_is_filled() -> None:
+    model, _ = build("LlamaForCausalLM")
+    compiled = tfn.compile(copy.deepcopy(model), "auto")
+    mine, its = (transformers.DynamicCache(config=model.config) for _ in range(2))
+    for part in IDS.split(4, dim=1):
+        with torch.no_grad():
+            found, known = compiled(input_ids=part, past_key_values=mine), model(input_ids=part, past_key_values=its)
+        assert same(found.logits, known.logits)
+    assert mine.get_seq_length() == its.get_seq_length() == 8
+    assert same(mine.layers[1].keys, its.layers[1].keys)
+
+
+def test_state_is_saved_under_the_user_s_names(tmp_path: Path) -> None:
+    model, inputs = build("BertForMaskedLM")
+    compiled = tfn.compile(copy.deepcopy(model), "auto")
+    expected = model(**inputs).logits
+    assert list(compiled.state_dict()) == list(model.state_dict())
+    compiled.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert type(again) is type(model) and same(again(**inputs).logits, expected)
+    assert same(tfn.compile(again, "auto")(**inputs).logits, expected)
+    other = type(model)(model.config).eval()
+    tfn.compile(other, "auto").load_state_dict(compiled.state_dict())
+    assert same(other(**inputs).logits, expected)
+
+
+def test_loss_falls_on_real_text() -> None:
+    text = "".join(inspect.getsource(module) for module in (ast, json))
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, **SIZES, "vocab_size": 128, "resid_pdrop": 0.0}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0))
+    compiled = tfn.compile(model, "auto").train()
+    optimizer = torch.optim.AdamW(compiled.parameters(), lr=1e-2)
+    tokens = torch.tensor([min(ord(letter), 127) for letter in text[: 30 * 8 * 32]]).reshape(30, 8, 32)
+    losses = list[float]()
+    for batch in tokens:
+        loss = compiled(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) / 5 < losses[0] - 1 and cache_info(compiled).misses == 1
+
+
+class Seed:
+    """The seed's recipe, as its author wrote it, but for the names of our classes."""
+
+    class CompileHFBert(tfn.Recipe):
+        def __init__(self) -> None:
+            super().__init__()
+
+        def validate(self, model: Any) -> None:
+            if not isinstance(model, transformers.BertForSequenceClassification):
+                raise ValueError("The model must be a BertForSequenceClassification")
+
+        def setup_lookasides(self) -> Any:
+            warning = transformers.modeling_utils.PreTrainedModel.warn_if_padding_and_no_attention_mask
+            return [
+                tfn.Lookaside(fn=warning, replace_with=lambda *args: None),
+                tfn.Lookaside(fn=torch.compiler.is_compiling, replace_with=lambda *args: True),
+            ]
+
+    class QuantizedHFBert(tfn.Recipe):
+        def __init__(self, quantize: bool = False) -> None:
+            super().__init__()
+            self.bert_recipe = Seed.CompileHFBert()
+            if quantize:
+                self.quant_recipe = recipes.get("quantize_nf4")()
+            self.quantize = quantize
+
+        def setup_lookasides(self) -> Any:
+            return self.bert_recipe.setup_lookasides()
+
+        def setup_transforms(self) -> Any:
+            return self.quant_recipe.setup_transforms() if self.quantize else ()
+
+
+def test_the_seed_s_recipes() -> None:
+    torch.manual_seed(0)
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL)).eval()
+    expected = bert(IDS).logits
+    assert same(tfn.compile(bert)(IDS).logits, expected)
+    assert same(tfn.compile(bert, recipe=Seed.CompileHFBert())(IDS).logits, expected)
+    quantized = tfn.compile(bert, recipe=Seed.QuantizedHFBert(quantize=True))(IDS).logits
+    assert 0 < (quantized - expected).abs().max() < 0.2
+    both = tfn.compile(bert, recipe=[Seed.CompileHFBert(), recipes.get("quantize_nf4")()])
+    assert same(both(IDS).logits, quantized)
+    with pytest.raises(ValueError, match="The model must be a BertForSequenceClassification"):
+        tfn.compile(build("GPT2LMHeadModel")[0], Seed.CompileHFBert())
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers.LlamaConfig(**GROUPED, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    assert recipes.command.main([str(tmp_path), "--recipe", "hf-llama", "--report", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "recipe     Llama(as_eager=False)" in text and "2. static_cache" in text
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert found["ops"]["aten.mm.default"] == 15 and set(found["seconds"]) == {"thunder_fn", "eager"}
+
+
+@pytest.mark.parametrize(("cls", "config"), (("LlamaForCausalLM", "LlamaConfig"), ("BertForMaskedLM", "BertConfig")))
+def test_published_sizes_are_captured_on_meta(cls: str, config: str) -> None:
+    """The default configurations are those of Llama 2 7B and BERT base. Work grows with distinct code, not with depth."""
+    with torch.device("meta"):
+        model = getattr(transformers, cls)(getattr(transformers, config)()).eval()
+        ids = torch.zeros(1, 128, dtype=torch.int64)
+    start = time.process_time()
+    trace = tfn.trace(model, input_ids=ids)
+    assert len(trace.constants) > 100 and time.process_time() - start < 30  # some seconds, on a busy machine
