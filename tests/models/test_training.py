@@ -45,6 +45,12 @@ COUNTS_IN_PYTHON = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about what is asked for, and run on PyTorch's ops."""
+    monkeypatch.setattr(recipes.recipe, "machine_executors", lambda: ())
+
+
 def with_labels(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """A model and a batch. No mask: eager drops one that masks nothing, after a look at its values."""
     model, inputs = build(name)

@@ -27,6 +27,12 @@ from thunder_fn.recipes.recipe import Combined, parts_of
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about what is asked for, and run on PyTorch's ops."""
+    monkeypatch.setattr(recipes.recipe, "machine_executors", lambda: ())
+
+
 def named(name: str, **traits: Any) -> Transform:
     return Transform(lambda trace: trace, name=name, **traits)
 
@@ -236,6 +242,20 @@ def test_explain() -> None:
 
 
 # ---- compile ----
+
+
+def test_the_machine_s_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor in the background where there is a compiler; after what is asked for; none after torch; none twice."""
+    monkeypatch.undo()
+    monkeypatch.setenv("CXX", "python")
+    own = FusionExecutor("own", fuse=lambda region: region.python_callable())
+    assert names(Recipe().assemble(torch.sin).executors) == ["inductor"]
+    assert names(Recipe().with_(executors=own).assemble(torch.sin).executors) == ["own", "inductor"]
+    assert names(Recipe().with_(executors="torch").assemble(torch.sin).executors) == ["torch"]
+    mine = tfn.executors.inductor()
+    assert Recipe().with_(executors=mine).assemble(torch.sin).executors == (mine,)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert Recipe().assemble(torch.sin).executors == () and same(tfn.compile(torch.sin)(X), torch.sin(X))
 
 
 def test_compile_functions_and_modules() -> None:

@@ -37,7 +37,7 @@ def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
 
     Example:
         >>> import torch
-        >>> compile(lambda x: torch.sin(x) * 2)(torch.zeros(2))
+        >>> compile(lambda x: torch.sin(x) * 2, executors="torch")(torch.zeros(2))
         tensor([0., 0.])
     """
     assembly = chosen(model, recipe).with_(**options).assemble(model)

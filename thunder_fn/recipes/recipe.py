@@ -18,13 +18,16 @@ Order among transforms and executors follows from their traits (`thunder_fn.jit.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypedDict, final, get_args
 
 from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.errors import RecipeError, UnknownOption, located
-from thunder_fn.executors import TORCH, Executor, Numerics, list_executors
+from thunder_fn.executors import TORCH, Executor, Numerics, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jit import Options
 from thunder_fn.jit.transforms import HasTraits, Transform, as_transform, in_order, reason
@@ -252,13 +255,15 @@ class Assembly:
         }
 
 
-FASTEST: tuple[str, ...] = ("inductor",)
-"""Executors that make every program faster where they can run, and leave it to PyTorch's ops where they cannot."""
+@functools.cache
+def _tiered() -> Executor:
+    """Inductor, which lets PyTorch's ops run until another process has compiled the program."""
+    return inductor(tiered=True)
 
 
 def machine_executors() -> tuple[Executor, ...]:
-    """The fastest executors that are there. They come after those that recipes ask for."""
-    return resolve_executors([name for name in FASTEST if name in list_executors()])
+    """The fastest executors that run here. They come after those that recipes ask for."""
+    return (_tiered(),) if shutil.which(os.environ.get("CXX", "g++")) else ()
 
 
 def assemble(recipe: Recipe, model: Model) -> Assembly:
@@ -277,7 +282,8 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
 
     transforms = asked("setup_transforms", lambda given: [as_transform(one) for one in given])
     read = lambda given: resolve_executors(tuple(given), "recipe") if given else ()
-    executors = [*asked("setup_operators", read), *asked("setup_executors", read), *machine_executors()]
+    executors = [*asked("setup_operators", read), *asked("setup_executors", read)]
+    executors += [one for one in machine_executors() if one.name not in {other.name for other in executors}]
     assembly = Assembly(
         tuple(sorted(in_order(transforms), key=lambda one: one.on != "model")),
         in_order(resolve_executors(executors), "executor"),
