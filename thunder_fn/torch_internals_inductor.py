@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_fn.torch_internals import FakeTensorMode, isolated
+from thunder_fn.torch_internals import FakeTensorMode, detect_fake_mode, isolated
 
 _LOCK = threading.RLock()
 """Inductor keeps state of a compilation in globals: one at a time."""
@@ -187,3 +188,20 @@ def fakes_of(values: Sequence[Any]) -> Generator[list[Any]]:
             else value
             for value in values
         ]
+
+
+def are_fake(values: Sequence[Any]) -> bool:
+    """The values are tensors without values, or none at all inside `fakes_of`."""
+    return all(isinstance(value, FakeTensor) for value in values) and detect_fake_mode(values) is not None
+
+
+def list_backends() -> list[str]:
+    """The names of the registered backends of torch.compile, those for debugging included."""
+    return sorted(torch.compiler.list_backends(exclude_tags=()))
+
+
+def lookup_backend(name: str) -> Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]:
+    """A registered backend of torch.compile: a function of a graph and of its inputs."""
+    from torch._dynamo import lookup_backend
+
+    return lookup_backend(name)  # type: ignore[return-value]

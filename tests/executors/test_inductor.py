@@ -14,14 +14,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn import evaluate
-from thunder_fn.errors import RegionWarning
-from thunder_fn.executors import compiled, inductor, lower
+from thunder_fn import evaluate, executors
+from thunder_fn.errors import ExecutorError, RegionWarning, UnknownOption
+from thunder_fn.executors import backend, bisect, compiled, inductor, lower
 from thunder_fn.executors.compiled import codegen, compiling, store, worker
 from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
 from thunder_fn.executors.compiled.parts import join, parts_of
 from thunder_fn.executors.compiled.programs import Region, Staged
 from thunder_fn.executors.compiled.progress import Progress
+from thunder_fn.trace import Trace
 
 Tensor = torch.Tensor
 
@@ -236,7 +237,7 @@ def test_tiered_runs_on_torch_until_compiled() -> None:
     x = torch.randn(7)
     first = f(x)
     assert torch.equal(first, wave(x)), "the torch executor's bits"
-    worker.WORKER.submit([]).result()
+    executors.wait()
     torch.testing.assert_close(f(x), first)
     assert is_compiled(f)
     again = jit(wave, tiered=True)
@@ -440,3 +441,65 @@ def test_the_executor_by_name() -> None:
     x = torch.randn(7)
     torch.testing.assert_close(f(x), wave(x))
     assert tfn.executors.get_executor("inductor") is compiled.EXECUTOR
+
+
+# ---- finding the region that is to blame ----
+
+
+def in_thirds(x: Tensor) -> tuple[Tensor, ...]:
+    """Three regions: random numbers that depend on one and lead to the next stand between them."""
+    a = (x.sin() * 2).sigmoid()
+    b = torch.bernoulli(a).cos() * 3 + a
+    return b, torch.bernoulli(b.sigmoid()).exp() * 4 + x
+
+
+def test_bisect_finds_the_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3)
+    torch.manual_seed(0)
+    expected = in_thirds(x)
+
+    def check(executor: compiled.RegionCompiler) -> bool:
+        f = tfn.jit(in_thirds, executors=[executor])
+        torch.manual_seed(0)
+        return all(map(torch.allclose, f(x), expected))
+
+    def make(fuel: int | None = None) -> compiled.Backend:
+        return backend("eager", fuel=fuel)
+
+    assert bisect(check, make) is None
+    regions = make()
+    check(regions)
+    names = [region.name for region in regions.taken]
+    assert len(names) > 1
+    original = compiled.Backend.compile
+
+    def wrong(self: compiled.Backend, region: Trace) -> Any:
+        run = original(self, region)
+        return (lambda *xs: tuple(x * 0.5 for x in run(*xs))) if region.name == names[1] else run
+
+    monkeypatch.setattr(compiled.Backend, "compile", wrong)
+    found = bisect(check, make)
+    assert found is not None
+    assert found.name == names[1]
+    with pytest.raises(ExecutorError, match="wrong with no region compiled"):
+        bisect(lambda executor: False, make)
+
+
+# ---- backends of torch.compile ----
+
+
+def test_any_backend_is_given_regions_of_aten_calls() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def mine(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.register_backend(mine, name="thunder_fn_test")
+    f = tfn.jit(tfn.grad(lambda x: (x.sin() * 2).exp().sum()), executors=[backend("thunder_fn_test")])
+    x = torch.randn(5)
+    for _ in range(2):
+        torch.testing.assert_close(f(x), (x.sin() * 2).exp() * 2 * x.cos())
+    assert len(graphs) == 1
+    with pytest.raises(UnknownOption, match="there is no backend 'nonsense'"):
+        backend("nonsense")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Case, Result, run_case
+from thunder_fn.executors import Executor, inductor
 
 
 def small(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -28,14 +29,18 @@ def run(quick: bool = False) -> Iterator[Result]:
     try:
         a, b = torch.randn(2, 2), torch.randn(2, 2)
         yield run_case(_case("call: sin(a) * b + 1, 2x2", small, (a, b), 3000, "1.3 x eager, below jax.jit"), quick)
+        name, target = "call: sin(a) * b + 1, 2x2, inductor executor", "0.6 x jax.jit, 0.35 x torch.compile"
+        yield run_case(_case(name, small, (a, b), 3000, target, [inductor()]), quick)
         many = [torch.randn(2, 2) for _ in range(100)]
         yield run_case(_case("call: sum of a list of 100 tensors", total, (many,), 200, "1.0 x eager"), quick)
     finally:
         torch.set_num_threads(threads)
 
 
-def _case(name: str, f: Any, args: tuple[Any, ...], calls: int, target: str) -> Case:
-    jitted, compiled = tfn.jit(f), torch.compile(f)
+def _case(
+    name: str, f: Any, args: tuple[Any, ...], calls: int, target: str, executors: Sequence[Executor] = ()
+) -> Case:
+    jitted, compiled = tfn.jit(f, executors=executors), torch.compile(f)
     peers: dict[str, Any] = {
         OURS: lambda: jitted(*args),
         "eager": lambda: f(*args),

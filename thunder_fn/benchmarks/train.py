@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Case, Result, run_case
 from thunder_fn.benchmarks.models import GPT, gpt_loss, jax_gpt_loss, params_of
+from thunder_fn.executors import Executor
 
 SIZES = ((2, 64, 32, 4), (4, 256, 128, 8))
 """Layers, width, context and batch of each case."""
@@ -37,7 +38,7 @@ def run(quick: bool = False) -> Iterator[Result]:
         yield run_case(Case(name, peers, rounds=11, target="1.0 x eager"), quick)
 
 
-def jitted_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+def jitted_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor, executors: Sequence[Executor] = ()) -> Any:
     """The step as one trace, its state donated."""
     loss = gpt_loss(model)
     optimizer = tfn.functional_optimizer(torch.optim.AdamW, lr=RATE)
@@ -46,7 +47,7 @@ def jitted_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
         gradients, value = tfn.grad_and_value(loss)(params, tokens, targets)
         return *optimizer.update(params, gradients, state), value
 
-    jitted = tfn.jit(step, donate_argnums=(0, 1))
+    jitted = tfn.jit(step, donate_argnums=(0, 1), executors=executors)
     held: list[Any] = [params_of(model)]
     held.append(optimizer.init(held[0]))
 
@@ -58,18 +59,18 @@ def jitted_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
 
 
 def eager_step(
-    model: GPT, tokens: torch.Tensor, targets: torch.Tensor, prepare: Callable[[Any], Any] = lambda model: model
+    model: GPT, tokens: torch.Tensor, targets: torch.Tensor, prepare: Callable[[Any], Any] = lambda it: it
 ) -> Callable[[], object]:
-    """The usual loop of PyTorch, on a copy of the model that `prepare` may compile."""
+    """The usual loop of PyTorch, on a copy of the model; `prepare` may compile it and the optimizer's step."""
     twin = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=RATE)
-    prepared = prepare(twin)
+    prepared, update = prepare(twin), prepare(optimizer.step)
 
     def call() -> torch.Tensor:
         optimizer.zero_grad()
         value = F.cross_entropy(prepared(tokens).flatten(0, 1), targets.flatten())
         value.backward()
-        optimizer.step()
+        update()
         return value
 
     return call

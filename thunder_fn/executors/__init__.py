@@ -5,7 +5,7 @@ from __future__ import annotations
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics
 from thunder_fn.executors.claims import Claimed, Decision, claim
-from thunder_fn.executors.compiled import inductor
+from thunder_fn.executors.compiled import backend, bisect, inductor, wait
 from thunder_fn.executors.registry import deregister_executor, get_executor, list_executors, register_executor
 from thunder_fn.executors.torch_executor import Program, lower
 
@@ -18,6 +18,8 @@ __all__ = [
     "FusionExecutor",
     "Numerics",
     "Program",
+    "backend",
+    "bisect",
     "claim",
     "deregister_executor",
     "get_executor",
@@ -25,4 +27,5 @@ __all__ = [
     "list_executors",
     "lower",
     "register_executor",
+    "wait",
 ]

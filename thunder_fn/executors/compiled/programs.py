@@ -28,10 +28,13 @@ from thunder_fn.executors.compiled.parts import Part, join, parts_of
 from thunder_fn.executors.compiled.worker import WORKER
 from thunder_fn.executors.reuse import find_aliases
 from thunder_fn.executors.torch_executor import lower
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.trace import Trace, Var
 
 Layout = tuple[Strides | None, ...]
-Calls = dict["Region", set[tuple[Strides, ...]]]
+Calls = dict["Region", dict[tuple[Strides, ...], tuple[Any, ...]]]
+"""For each region that was called, the layouts it was called with, and what it gave then."""
+
 Jobs = dict["Region", dict[tuple[Strides, ...], dict[Part, Job]]]
 
 MAX_LAYOUTS = 8
@@ -65,9 +68,15 @@ class Region:
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         calls = _recording.get()
-        if calls is not None:
-            calls.setdefault(self, set()).add(tuple(tensor.stride() for tensor in inputs))
-        return self.on_torch(*inputs)
+        if calls is None:
+            return self.on_torch(*inputs)
+        known, layout = calls.setdefault(self, {}), tuple(tensor.stride() for tensor in inputs)
+        if not inductor_internals.are_fake(inputs):
+            known[layout] = ()
+            return self.on_torch(*inputs)
+        if layout not in known:  # tensors without values are all alike
+            known[layout] = evaluate(self.trace, inputs)
+        return known[layout]
 
     def jobs(self, strides: tuple[Strides, ...]) -> dict[Part, Job]:
         """What there is to compile for inputs with these strides."""

@@ -40,8 +40,11 @@ def main() -> None:
             return
         results = compiler(jobs)
         reasons = [result.reason if isinstance(result, Failed) else None for result in map(results.get, jobs)]
-        answers.write(json.dumps(reasons) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(reasons) + "\n")
+            answers.flush()
+        except BrokenPipeError:  # nobody is there any more
+            os._exit(0)
 
 
 def _read(stream: BinaryIO) -> list[Job] | None:
@@ -84,7 +87,11 @@ class Worker:
     def submit(self, jobs: Sequence[Job]) -> Future[Results]:
         """Compile jobs: a function for each, or why there is none."""
         future: Future[Results] = Future()
-        self.start()
+        if jobs:
+            self.start()
+        elif self.thread is None:
+            future.set_result({})
+            return future
         self.batches.put((list(jobs), future))
         return future
 

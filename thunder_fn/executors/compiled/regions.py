@@ -1,0 +1,107 @@
+"""What executors that compile ATen regions have in common: which ops they take, and optimisation fuel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.errors import ExecutorError
+from thunder_fn.executors.base import NOT_REGISTERED, FusionExecutor, RunFunction
+from thunder_fn.executors.torch_executor import lower
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.trace import Equation, NoneType, TensorType, Trace, Var
+
+_EXTERN = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward"))
+"""Ops that compilers leave to PyTorch."""
+
+
+class RegionCompiler(FusionExecutor):
+    """Compiles regions of ATen ops on tensors of fixed shape.
+
+    Args:
+        fuel: so many regions are compiled, in the order in which programs are made; the rest run on the torch executor.
+    """
+
+    def __init__(self, name: str, *, min_shared: int, fuel: int | None = None) -> None:
+        super().__init__(name, version=torch.__version__, numerics="precision-changing", min_shared=min_shared)
+        if fuel is not None and (not isinstance(fuel, int) or fuel < 0):
+            raise ExecutorError(f"{name}: fuel is a number of regions, given {fuel!r}")
+        self.fuel = fuel
+        self.taken: list[Trace] = []
+        """The regions so far, in order."""
+
+    def supports(self, equation: Equation) -> str | None:
+        """Leaves of ATen on tensors of fixed shape may be compiled, if they draw no random numbers."""
+        if equation.op.kind != "leaf":
+            return NOT_REGISTERED.reason
+        if not equation.op.name.startswith(("aten.", "prims.")):
+            return "an op that PyTorch does not bring runs as it is"
+        if ops.is_random(equation.op) or is_kept(equation):
+            return "random numbers and effects stay with torch, which draws what eager draws"
+        reasons = (self.refused(var) for var in (*equation.operands, *equation.outputs))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def refused(self, var: Var) -> str | None:
+        """Why a region may not have such a variable."""
+        if isinstance(var.type, NoneType):
+            return None
+        if not isinstance(var.type, TensorType):
+            return "regions take tensors only"
+        if any(not isinstance(size, int) for size in var.type.shape):
+            return "regions are compiled for fixed shapes"
+        return None
+
+    def is_worth(self, region: Trace) -> bool:
+        """There is something to fuse: several ops that compute, and not only calls of PyTorch's kernels."""
+        own = [equation for equation in region.equations if equation.op.name.split(".")[1] not in _EXTERN]
+        return super().is_worth(region) and any(not ops.is_view(equation.op) for equation in own)
+
+    def fuse(self, region: Trace) -> RunFunction:
+        """The region, compiled while there is fuel."""
+        self.taken.append(region)
+        if self.fuel is not None and len(self.taken) > self.fuel:
+            return lower(region, below_autograd=True).run
+        return self.compile(region)
+
+    def compile(self, region: Trace) -> RunFunction:
+        """A function of the region's inputs that returns its outputs as a tuple."""
+        raise NotImplementedError
+
+
+def bisect(check: Callable[[RegionCompiler], bool], make: Callable[..., RegionCompiler]) -> Trace | None:
+    """Find the region that is compiled wrongly.
+
+    Law: with all regions before it compiled and the others not, `check` holds; with it compiled too, it does not.
+
+    Args:
+        check: jits and runs a program with the executor that it is given, and says whether the results are right. It
+            does the same every time.
+        make: `inductor`, or another function that takes `fuel=` and makes an executor.
+
+    Returns:
+        The region; None if the results are right with all regions compiled.
+
+    Raises:
+        ExecutorError: the results are wrong with no region compiled, so no compiler is to blame.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn import jit
+        >>> from thunder_fn.executors import bisect, inductor
+        >>> x = torch.ones(3)
+        >>> def check(executor):
+        ...     return torch.allclose(jit(lambda x: x.sin() + 1, executors=[executor])(x), x.sin() + 1)
+        >>> bisect(check, inductor)
+    """
+    full = make()
+    if check(full):
+        return None
+    if not check(make(fuel=0)):
+        raise ExecutorError("bisect: the results are wrong with no region compiled, so no compiled region is to blame")
+    good, bad = 0, len(full.taken)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if check(make(fuel=middle)) else (good, middle)
+    return full.taken[bad - 1]
