@@ -141,7 +141,7 @@ class Staged:
             calls.clear()
             with recording(calls):
                 outputs = self.run(*inputs)
-        jobs = {region: {strides: region.jobs(strides) for strides in found} for region, found in calls.items()}
+        jobs = _jobs(calls)
         wanted = [job for found in jobs.values() for job in _all_jobs(found)]
         if self.tiered and len(find(wanted)) < len(set(wanted)):
             self.ready[key] = self.run
@@ -208,6 +208,17 @@ def rebound(run: types.FunctionType, functions: Mapping[Region, Function]) -> ty
         return visit(value) if is_ours else value
 
     return visit(run)
+
+
+def jobs_of(program: Staged, inputs: Sequence[Any]) -> list[Job]:
+    """What there is to compile for inputs like these; nothing if that takes values to know."""
+    calls: Calls = {}
+    found = _run_on_fakes(program.run, inputs, calls)
+    return [job for jobs in _jobs(calls).values() for job in _all_jobs(jobs)] if found else []
+
+
+def _jobs(calls: Calls) -> Jobs:
+    return {region: {strides: region.jobs(strides) for strides in found} for region, found in calls.items()}
 
 
 def _all_jobs(found: dict[tuple[Strides, ...], dict[Part, Job]]) -> list[Job]:
