@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import tomllib
 from collections.abc import Sequence
@@ -365,7 +366,9 @@ def test_dynamo_breaks_graphs() -> None:
     with pytest.raises(tfn.errors.DataDependentBranch):
         tfn.compile(module)(X)
     compiled = tfn.compile(module, frontend="dynamo", transforms=[lambda trace: seen.append(trace) or trace])
+    assert isinstance(compiled, Breaks) and list(compiled.state_dict()) == list(module.state_dict())
     assert same(compiled(X), module(X)) and len(seen) == 2
+    assert same(copy.deepcopy(compiled)(X), module(X))
     found = torch.autograd.grad(compiled(X).sum(), module.linear.weight)[0]
     torch.testing.assert_close(found, torch.autograd.grad(module(X).sum(), module.linear.weight)[0])
 

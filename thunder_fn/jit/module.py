@@ -116,6 +116,11 @@ class ModuleJit:
             self.latest = Latest(variant.jitted, reading.tensors, unchanged(reading, variant.reads))
         return variant.jitted(*args, **kwargs, **{STATE: reading.tensors})
 
+    @property
+    def again(self) -> Callable[[torch.nn.Module], ModuleJit]:
+        """What makes the same of another module."""
+        return functools.partial(_module_jit, options=self.options)
+
     def function(self) -> Jitted:
         """The module as a jitted function of its tensors too, which keeps nothing."""
         return Jitted(TracedForward(self.module, lambda reads: None), self.options)
@@ -156,7 +161,7 @@ class _Forward:
     def __init__(self, original: Callable[..., Any]) -> None:
         @functools.wraps(original)
         def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return jit_of(self)(*args, **kwargs)
+            return getattr(self, _SLOT)(*args, **kwargs)
 
         self.function = forward
 
@@ -171,18 +176,18 @@ class _Forward:
 
 
 def _reduce(self: torch.nn.Module, protocol: Any = None) -> tuple[Any, ...]:
-    inner = jit_of(self)
-    return jitted_module, (inner.module, inner.options)
+    inner = getattr(self, _SLOT)
+    return with_forward, (inner.module, inner.again)
 
 
 def _copy(self: torch.nn.Module) -> torch.nn.Module:
-    inner = jit_of(self)
-    return jitted_module(copy.copy(inner.module), inner.options)
+    inner = getattr(self, _SLOT)
+    return with_forward(copy.copy(inner.module), inner.again)
 
 
 def _deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    inner = jit_of(self)
-    return jitted_module(copy.deepcopy(inner.module, memo), inner.options)
+    inner = getattr(self, _SLOT)
+    return with_forward(copy.deepcopy(inner.module, memo), inner.again)
 
 
 @functools.cache
@@ -208,7 +213,7 @@ def jit_of(module: torch.nn.Module) -> ModuleJit:
 
 def is_jitted(module: Any) -> bool:
     """The module was made by `jit`."""
-    return isinstance(module, torch.nn.Module) and hasattr(type(module), _SLOT)
+    return isinstance(module, torch.nn.Module) and isinstance(getattr(module, _SLOT, None), ModuleJit)
 
 
 def as_function(module: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[Jitted, dict[str, Any]]:
@@ -242,8 +247,21 @@ def jit_module(module: torch.nn.Module, options: dict[str, Any]) -> Any:
 def jitted_module(module: torch.nn.Module, options: Options) -> Any:
     """A module that shares its state with this one."""
     check_argnums(options, module.forward)
+    return with_forward(module, functools.partial(_module_jit, options=options))
+
+
+def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:
+    return ModuleJit(module, options)
+
+
+def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]) -> Any:
+    """A module of the same class, on the same state, whose `forward` is what `make` makes of the module.
+
+    `make` is what is pickled and copied: what it makes is made again for the copy. It has the attributes `module`, and
+    `again`, which is `make`.
+    """
     cls = _class_of(type(module))
-    jitted = cls.__new__(cls)
-    object.__setattr__(jitted, "__dict__", module.__dict__)
-    object.__setattr__(jitted, _SLOT, ModuleJit(module, options))
-    return jitted
+    wrapped = cls.__new__(cls)
+    object.__setattr__(wrapped, "__dict__", module.__dict__)
+    object.__setattr__(wrapped, _SLOT, make(module))
+    return wrapped

@@ -6,12 +6,15 @@ they are traced as any function is, composites included, and get the transforms 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thunder_fn.jit import Options, jit
+from thunder_fn.jit.module import with_forward
 
 Compiled = Callable[..., Any]
 
@@ -28,6 +31,34 @@ def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], C
         return jit(graph_module.forward, **options)
 
     return thunder_fn
+
+
+@dataclass(frozen=True, eq=False)
+class DynamoForward:
+    """A module's `forward`, compiled by Dynamo with our backend. Pickled and copied by its options."""
+
+    module: torch.nn.Module
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def again(self) -> Callable[[torch.nn.Module], DynamoForward]:
+        """What makes the same of another module."""
+        return functools.partial(DynamoForward, options=self.options)
+
+    @functools.cached_property
+    def compiled(self) -> Compiled:
+        """What Dynamo makes."""
+        return torch.compile(self.module.forward, backend=backend(**dict(self.options)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+
+def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
+    """A function or module whose graphs are found by Dynamo; a module stays one of its class, on the same state."""
+    if isinstance(model, torch.nn.Module):
+        return with_forward(model, functools.partial(DynamoForward, options=tuple(options.items())))
+    return torch.compile(model, backend=backend(**options))
 
 
 def thunder_fn(

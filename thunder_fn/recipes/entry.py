@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from thunder_fn.errors import RecipeError
 from thunder_fn.jit import jit
 from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
-from thunder_fn.recipes.dynamo import backend
+from thunder_fn.recipes.dynamo import through_dynamo
 from thunder_fn.recipes.recipe import Model, Recipe
 
 Choice = None | str | Recipe | Sequence["Recipe | str"]
@@ -44,7 +42,7 @@ def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
     for transform in assembly.on_model:
         model = transform(model)
     if assembly.frontend == "dynamo":
-        return torch.compile(model, backend=backend(**assembly.options))
+        return through_dynamo(model, assembly.options)
     return jit(model, **assembly.options)
 
 
