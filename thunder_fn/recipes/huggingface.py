@@ -59,7 +59,6 @@ class HuggingFace(Recipe):
 
     name = "hf-transformers"
     models = ("transformers.PreTrainedModel",)
-    family: ClassVar[str] = "transformers.PreTrainedModel"
     ways: ClassVar[tuple[tuple[str, Callable[..., Any]], ...]] = ()
     """Functions of transformers that look whether they are compiled, and what they are in eager PyTorch."""
 
@@ -69,7 +68,7 @@ class HuggingFace(Recipe):
     def validate(self, model: Any) -> None:
         """The model is of the family."""
         known = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__}
-        if not known & {self.family, *self.models}:
+        if not known & set(self.models):
             wanted = " or ".join(self.models)
             raise ValueError(f"the recipe {self.name} is for a {wanted}, given a {type(model).__name__}")
 
@@ -88,8 +87,6 @@ class HuggingFace(Recipe):
 class Decoder(HuggingFace):
     """Models that generate, token by token."""
 
-    family = ""
-
     def setup_transforms(self) -> Sequence[Transform]:
         """One program for every token."""
         return (*super().setup_transforms(), STATIC)
@@ -102,12 +99,20 @@ def _scan_in_order(*args: Any, **kwargs: Any) -> Any:
 
 
 @register
+class Branching(HuggingFace):
+    """Models that decide on values while they run. Dynamo breaks their graphs there."""
+
+    name = "hf-branching"
+    models = tuple(f"transformers.{family}PreTrainedModel" for family in ("XLM", "JetMoe", "IBert"))
+    frontend = "dynamo"
+
+
+@register
 class Bert(HuggingFace):
     """BERT and its heads."""
 
     name = "hf-bert"
     models = ("transformers.BertPreTrainedModel",)
-    family = ""
 
 
 @register
@@ -116,7 +121,6 @@ class ViT(HuggingFace):
 
     name = "hf-vit"
     models = ("transformers.ViTPreTrainedModel",)
-    family = ""
 
 
 @register
