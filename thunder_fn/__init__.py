@@ -22,6 +22,11 @@ from thunder_fn.api import (
 )
 from thunder_fn.api.associative_scan import associative_scan as associative_scan
 from thunder_fn.api.autocast import autocast as autocast, autocast_policy as autocast_policy
+from thunder_fn.api.functional import (
+    functional_call as functional_call,
+    functionalize as functionalize,
+    stack_module_state as stack_module_state,
+)
 from thunder_fn.capture import composite as composite
 from thunder_fn.capture.lookasides import Lookaside as Lookaside
 from thunder_fn.check import check as check

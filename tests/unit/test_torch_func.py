@@ -60,6 +60,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "hessian": lambda f: f.hessian(loss, argnums=(0, 1))(A, B),
     "hessian of a tree": lambda f: f.hessian(lambda d: loss(d["x"], d["y"]))({"x": A, "y": B}),
     "hessian of a scalar": lambda f: f.hessian(torch.sin)(SCALAR),
+    "functionalize": lambda f: f.functionalize(lambda v: v.clone().mul_(2)[0].add_(1))(X),
+    "functionalize, views too": lambda f: f.functionalize(lambda v: v.t().clone(), remove="mutations_and_views")(X),
     "copied": lambda f: f.jacrev(outputs, chunk_size=2, _preallocate_and_copy=True)(A, B),
     **{f"chunks of {c}": lambda f, c=c: f.jacrev(outputs, argnums=(0, 1), chunk_size=c)(A, B) for c in (1, 2, 5)},
 }
@@ -90,7 +92,8 @@ def test_as_torch_func(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["vmap", "grad", "grad_and_value", "vjp", "jvp", "linearize", "jacrev", "jacfwd", "hessian"]
+    "name",
+    ["vmap", "grad", "grad_and_value", "vjp", "jvp", "linearize", "jacrev", "jacfwd", "hessian", "functionalize"],
 )
 def test_signatures_are_torch_funcs(name: str) -> None:
     ours, theirs = (inspect.signature(getattr(module, name)) for module in (tfn, torch.func))
@@ -127,13 +130,18 @@ def test_signatures_are_torch_funcs(name: str) -> None:
             "Return other values as aux, with has_aux=True.",
         ),
         (
+            lambda: tfn.functionalize(torch.sin, remove="views"),
+            errors.GradError,
+            "functionalize: remove is one of 'mutations', 'mutations_and_views', given 'views'",
+        ),
+        (
             lambda: tfn.vjp(lambda v: (v, v), A)[1](A, A),
             errors.CotangentError,
             "vjp_<lambda>: takes one cotangent with the structure of the output, given 2\n"
             "For an output that is a tuple pass a tuple: `pullback((a, b))`.",
         ),
     ],
-    ids=["sizes", "tangents", "jacrev", "jacfwd", "cotangents"],
+    ids=["sizes", "tangents", "jacrev", "jacfwd", "functionalize", "cotangents"],
 )
 def test_misuse(call: Callable[[], Any], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as found:
@@ -163,3 +171,14 @@ def test_random_ops_without_a_batching_rule_draw_the_same_numbers() -> None:
         found = tfn.vmap(torch.bernoulli, randomness="same")(p)
     rows = [torch.manual_seed(0) and torch.bernoulli(row) for row in p]
     assert_same(found, torch.stack(rows))
+
+
+def test_functionalize_writes_arguments_at_the_end() -> None:
+    x = torch.ones(3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+    assert_same(tfn.functionalize(f)(x), torch.full((3,), 3.0))
+    assert_same(x, torch.full((3,), 2.0))

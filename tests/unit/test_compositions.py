@@ -1,0 +1,118 @@
+"""Transforms of transforms as people use them: per-sample gradients, ensembles, products with Hessians."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state
+
+import thunder_fn as tfn
+
+Tensor = torch.Tensor
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(functional_call(MODEL, parameters, (x,)), y)
+
+
+MODEL = model()
+PARAMETERS = {name: value.detach() for name, value in MODEL.named_parameters()}
+XS, YS = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+
+PER_SAMPLE: dict[str, Callable[[Any], Any]] = {
+    "vmap of grad": lambda f: tfn.vmap(tfn.grad(f), (None, 0, 0)),
+    "vmap of grad of jit": lambda f: tfn.vmap(tfn.grad(tfn.jit(f)), (None, 0, 0)),
+    "jit of vmap of grad": lambda f: tfn.jit(tfn.vmap(tfn.grad(f), (None, 0, 0))),
+    "vmap of jit of grad": lambda f: tfn.vmap(tfn.jit(tfn.grad(f)), (None, 0, 0)),
+    "in chunks": lambda f: tfn.vmap(tfn.grad(f), (None, 0, 0), chunk_size=2),
+    "of a checkpoint": lambda f: tfn.vmap(tfn.grad(tfn.checkpoint(f)), (None, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", PER_SAMPLE)
+def test_per_sample_gradients(name: str) -> None:
+    expected = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(PARAMETERS, XS, YS)
+    torch.testing.assert_close(PER_SAMPLE[name](loss)(PARAMETERS, XS, YS), expected)
+
+
+def test_gradient_of_a_batch_is_the_sum_of_per_sample_gradients() -> None:
+    whole = tfn.grad(lambda p: tfn.vmap(loss, (None, 0, 0))(p, XS, YS).sum())(PARAMETERS)
+    each = tfn.vmap(tfn.grad(loss), (None, 0, 0))(PARAMETERS, XS, YS)
+    torch.testing.assert_close(whole, {name: value.sum(0) for name, value in each.items()})
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, tfn.jit], ids=["plain", "jit"])
+def test_ensembles(jit: Any) -> None:
+    models = [copy.deepcopy(MODEL) for _ in range(3)]
+    for index, one in enumerate(models):
+        torch.manual_seed(index)
+        for parameter in one.parameters():
+            nn.init.normal_(parameter)
+    parameters, buffers = stack_module_state(models)
+
+    def call(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
+        return functional_call(MODEL, (parameters, buffers), (x,))
+
+    with torch.no_grad():
+        found = jit(tfn.vmap(call, (0, 0, None)))(parameters, buffers, XS)
+        torch.testing.assert_close(found, torch.stack([one(XS) for one in models]))
+    gradients = jit(tfn.vmap(tfn.grad(lambda p, b, x: call(p, b, x).sum()), (0, 0, None)))(parameters, buffers, XS)
+    for index, one in enumerate(models):
+        wanted = torch.autograd.grad(one(XS).sum(), list(one.parameters()))
+        torch.testing.assert_close([value[index].detach() for value in gradients.values()], list(wanted))
+
+
+def scalar(x: Tensor) -> Tensor:
+    return (x.sin() @ x.cos()) * (x**3).sum()
+
+
+HVPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "forward over reverse": lambda x, v: tfn.jvp(tfn.grad(scalar), (x,), (v,))[1],
+    "reverse over forward": lambda x, v: tfn.grad(lambda x: tfn.jvp(scalar, (x,), (v,))[1])(x),
+    "reverse over reverse": lambda x, v: tfn.vjp(tfn.grad(scalar), x)[1](v)[0],
+    "linearized": lambda x, v: tfn.linearize(tfn.grad(scalar), x)[1](v),
+    "jitted": lambda x, v: tfn.jit(lambda x, v: tfn.jvp(tfn.grad(tfn.jit(scalar)), (x,), (v,))[1])(x, v),
+    "of a checkpoint": lambda x, v: tfn.jvp(tfn.grad(tfn.checkpoint(scalar)), (x,), (v,))[1],
+    "whole": lambda x, v: tfn.hessian(scalar)(x) @ v,
+    "in lower precision nowhere": lambda x, v: tfn.jvp(tfn.grad(tfn.autocast(scalar)), (x,), (v,))[1],
+}
+
+
+@pytest.mark.parametrize("name", HVPS)
+def test_hessian_vector_products(name: str) -> None:
+    torch.manual_seed(0)
+    x, v = torch.randn(4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    torch.testing.assert_close(HVPS[name](x, v), torch.autograd.functional.hessian(scalar, x) @ v)
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_gradients_through_random_batches(randomness: str) -> None:
+    def f(library: Any) -> Callable[[Tensor], Tensor]:
+        drop = lambda x: nn.functional.dropout(x, 0.5) * x
+        return lambda xs: library.vmap(drop, randomness=randomness)(xs).sum()
+
+    torch.manual_seed(3)
+    expected = torch.func.grad(f(torch.func))(XS)
+    for grad in (tfn.grad(f(tfn)), tfn.jit(tfn.grad(f(tfn))), tfn.grad(tfn.jit(f(tfn)))):
+        torch.manual_seed(3)
+        torch.testing.assert_close(grad(XS), expected)
+
+
+def test_jacobians_of_jacobians() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, dtype=torch.float64)
+    f = lambda x: torch.linalg.solve(x.outer(x) + 2 * torch.eye(3, dtype=x.dtype), x.sin())
+    expected = torch.func.jacrev(torch.func.jacrev(f))(x)
+    for outer in (tfn.jacfwd, tfn.jacrev):
+        for inner in (tfn.jacfwd, tfn.jacrev):
+            torch.testing.assert_close(outer(inner(f))(x), expected)

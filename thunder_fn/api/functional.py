@@ -1,0 +1,53 @@
+"""functionalize: a function without in-place ops. `functional_call` and `stack_module_state` are torch.func's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.func import functional_call as functional_call, stack_module_state as stack_module_state
+
+from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
+from thunder_fn.capture import capture
+from thunder_fn.errors import GradError
+
+REMOVES = ("mutations", "mutations_and_views")
+
+
+@dataclass(frozen=True)
+class Functionalized(Transformed):
+    """A function that computes new values, and writes those of its arguments at the end. See `functionalize`."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        captured = capture(self.fn, args, kwargs)
+        inputs = tensors_of(captured, args, kwargs)
+        outputs = apply(self.__name__, captured.trace, inputs)
+        write_back(captured, inputs, outputs[captured.num_results :])
+        return captured.result(outputs)
+
+
+def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
+    """The function by pure ops: what it changes in place is computed anew, and arguments get their new values at the end.
+
+    Law: the values, and what is left in the arguments, are those of f.
+
+    Args:
+        f: any PyTorch callable.
+        remove: "mutations" or "mutations_and_views"; a trace has neither.
+
+    Raises:
+        GradError: remove is something else.
+
+    Example:
+        >>> import torch
+        >>> functionalize(lambda x: x.clone().mul_(2))(torch.ones(2))
+        tensor([2., 2.])
+
+    Source: torch.func.functionalize for the signature.
+    """
+    if remove not in REMOVES:
+        raise GradError(f"functionalize: remove is one of {', '.join(map(repr, REMOVES))}, given {remove!r}")
+    return transformed(f, Functionalized)
