@@ -20,7 +20,7 @@ from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.decompositions import NOT_BATCHED
 from thunder_fn.derive import call_leaf, close_recording, decomposition
 from thunder_fn.rules import Mask
-from thunder_fn.trace import Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.trace import Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, map_arg
 
 SCAN = Op("structured", "scan")
 STATE = TensorType(torch.uint8, (SIZE,))
@@ -48,7 +48,7 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
     (equation,) = single.equations
     if ops.is_fill(equation.op):
         return VmapRule(_fill(single, batched, size, randomness))
-    if equation.op == ops.STOP_GRADIENT:
+    if equation.op == ops.STOP_GRADIENT or _is_unary(equation):
         return VmapRule(_of_whole_batch(single, size))
     if equation.op.name in NOT_BATCHED:
         parts = decomposition(single)
@@ -144,12 +144,24 @@ def _fill(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
         return close_recording(recorder, [result], f"vmap_{equation.op.name}")
 
 
+def _is_unary(equation: Equation) -> bool:
+    """It computes each element of its result from one of its only operand's: a batch is no different.
+
+    functorch takes some of these apart, and then the derivative of the parts is NaN where that of the op is not.
+    """
+    pointwise = ops.is_pointwise(equation.op) and not ops.is_random(equation.op)
+    return pointwise and len(equation.operands) == 1 and isinstance(equation.outputs[0].type, TensorType)
+
+
 def _of_whole_batch(single: Trace, size: int) -> Trace:
     """The op on the batch as it is. functorch unwraps what it detaches, so a recording would not show stop_gradient."""
     (equation,) = single.equations
     builder = TraceBuilder(f"vmap_{equation.op.name}")
     value = builder.input(batched_type(single.inputs[0].type, size))
-    return builder.build(builder.add(equation.op, (value,), (value.type,), source=equation.source))
+    args = tuple(map_arg(lambda _: value, arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in equation.kwargs)
+    types = tuple(batched_type(var.type, size) for var in equation.outputs)
+    return builder.build(builder.add(equation.op, args, types, kwargs=kwargs, source=equation.source))
 
 
 def _loop(single: Trace, batched: Mask, size: int, same: bool) -> Trace:

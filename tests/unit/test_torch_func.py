@@ -182,3 +182,10 @@ def test_functionalize_writes_arguments_at_the_end() -> None:
 
     assert_same(tfn.functionalize(f)(x), torch.full((3,), 3.0))
     assert_same(x, torch.full((3,), 2.0))
+
+
+def test_unary_ops_stay_what_they_are_in_a_batch() -> None:
+    """functorch takes log_ndtr apart, and the derivative of the parts is NaN far out."""
+    x = torch.tensor([-8.5, -1.0, 2.0], dtype=torch.float64)
+    gradient = tfn.grad(lambda x: tfn.vmap(torch.special.log_ndtr)(x).sum())(x)
+    torch.testing.assert_close(gradient, torch.func.grad(lambda x: torch.special.log_ndtr(x).sum())(x))
