@@ -21,10 +21,10 @@ from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import memo
 from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type, Var
 
-Rule = Callable[[Equation, int], "Trace | None"]
+Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | None"]
 
 
-def _no_rule(equation: Equation, position: int) -> Trace | None:
+def _no_rule(equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
     return None
 
 
@@ -41,8 +41,9 @@ class Representation:
         encode: the parameter to its parts.
         decode: the parts to the value that computations see.
         restore: the parts to the parameter that the user gets back; None for `decode`.
-        rule: asked with a composite equation and the position of the parameter among its operands: a trace over its
-            operands, the parts in the parameter's place; None where there is nothing better than to go into the body.
+        rule: asked with a composite equation and the representation of each of its operands, None for those that are what
+            they are: a trace over its operands, parts in the parameters' places; None where there is nothing better than to
+            go into the body.
     """
 
     label: str
@@ -232,13 +233,9 @@ class _Walk:
     def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[str, Trace]:
         """What a composite is on parts, by rule or by its own body, and the word that its name begins with."""
         kept = tuple(value.kept if isinstance(value, _Parts) else None for value in held)
-        places = [(position, one) for position, one in enumerate(kept) if one is not None]
-        if len(places) == 1:
-            position, one = places[0]
-            by_rule = one.rule(equation, position)
-            if by_rule is not None:
-                return f"{one.label}_", by_rule
-        return "", represent(equation.body, kept)
+        first = next(one for one in kept if one is not None)
+        by_rule = first.rule(equation, kept)
+        return ("", represent(equation.body, kept)) if by_rule is None else (f"{first.label}_", by_rule)
 
     def value(self, var: Var) -> Atom:
         held = self.env[var.index]

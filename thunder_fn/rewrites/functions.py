@@ -22,12 +22,14 @@ from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.rewrite import Rewrite, Step, identity
 from thunder_fn.jit import Jitted, Options
+from thunder_fn.rewrites.distributed import Ddp, Fsdp, group_of
 from thunder_fn.rewrites.schemes import Scheme, scheme_named
 from thunder_fn.rewrites.steps import Lora, Quantize, example, read_filter
 from thunder_fn.trace import TensorType, Trace, TraceBuilder, type_of_value
 
-ORDER: tuple[type, ...] = (Lora, Quantize)
-"""Which steps come first, in whatever order they were asked for: an adapter is added to a matrix, not to its codes."""
+ORDER: tuple[type, ...] = (Lora, Quantize, Fsdp, Ddp)
+"""Which steps come first, in whatever order they were asked for: an adapter is added to a matrix, not to its codes, and a
+whole weight is quantised, not a rank's rows of it."""
 
 
 @dataclass(frozen=True)
@@ -305,3 +307,54 @@ def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = Non
     if rank < 1:
         raise RewriteError(f"lora: the rank is at least 1, given {rank}")
     return rewritten(f, Lora(rank, float(rank if alpha is None else alpha), read_filter(filter, "lora")))
+
+
+def fsdp(f: Any, mesh: Any, *, zero: int = 3, bucket: str = "block", reduction: str = "mean") -> Any:
+    """Shard parameters over the ranks of a mesh, by rows; gather them where they are used.
+
+    Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all batches: the mean over ranks.
+    Composes with `quantize` and `lora` in either order.
+
+    Args:
+        f: as for `quantize`. Every rank calls it, on its own batch.
+        mesh: a DeviceMesh of one dim.
+        zero: 3 gathers parameters again for the backward; 2 keeps them from the forward.
+        bucket: "block" gathers the parameters of a module in a list of modules (`layers.3`) in one collective, and the
+            others where a torch function uses them; "each" gathers for each use.
+        reduction: "mean" or "sum" of the ranks' gradients.
+
+    Returns:
+        What was given, on shards: `prepare` takes whole parameters and keeps this rank's rows; `restore` and `state_dict`
+        gather, so all ranks call them.
+
+    Raises:
+        RewriteError: mesh is no mesh of one dim, or an option is none of the choices.
+
+    Source: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
+    """
+    _check_choice("fsdp", "zero", zero, (2, 3))
+    _check_choice("fsdp", "bucket", bucket, ("block", "each"))
+    _check_choice("fsdp", "reduction", reduction, ("mean", "sum"))
+    return rewritten(f, Fsdp(group_of(mesh), zero, bucket, reduction))
+
+
+def ddp(f: Any, mesh: Any, *, bucket: str = "block", reduction: str = "mean") -> Any:
+    """Keep all parameters on every rank, and reduce their gradients.
+
+    Law: as for `fsdp`.
+
+    Args:
+        f, mesh, reduction: as for `fsdp`.
+        bucket: "block" reduces the gradients of a block in one collective, "each" those of each use.
+
+    Raises:
+        RewriteError: as for `fsdp`.
+    """
+    _check_choice("ddp", "bucket", bucket, ("block", "each"))
+    _check_choice("ddp", "reduction", reduction, ("mean", "sum"))
+    return rewritten(f, Ddp(group_of(mesh), bucket, reduction))
+
+
+def _check_choice(name: str, option: str, given: Any, choices: tuple[Any, ...]) -> None:
+    if given not in choices:
+        raise RewriteError(f"{name}: {option} is {' or '.join(map(repr, choices))}, given {given!r}")

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Step
 from thunder_fn.jit import Options
+from thunder_fn.jit.module import is_jitted, jit_of
+from thunder_fn.rewrites.distributed import Fsdp, as_dtensor
 from thunder_fn.rewrites.functions import Prepared, Rewritten
 from thunder_fn.rewrites.steps import ADAPTERS
+from thunder_fn.trace import type_of_value
 
 _BUFFER = "buffer "
 
@@ -78,6 +81,23 @@ class RewrittenModule(torch.nn.Module):
         buffers = {name: getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names}
         return self._function()(self.parts(), buffers, *args, **kwargs)
 
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """The parameters as DTensors of this rank's rows, in the memory of the parts; buffers as they are.
+
+        For `torch.distributed.checkpoint`: `save` writes them, and `load` reads them in place, on any number of ranks.
+
+        Raises:
+            RewriteError: the parameters are not sharded over a mesh, or are stored in yet another way.
+        """
+        step = next((step for step in self._steps if isinstance(step, Fsdp)), None)
+        if step is None or len(self._steps) > 1 or step.group.mesh is None:
+            what = "sharded_state_dict: the module is not sharded over a mesh, and by nothing else"
+            raise RewriteError(located(what, fix="Use `state_dict`, which has whole parameters."))
+        parts, types = self.parts(), dict(zip(self._layout.names, self._layout.types, strict=True))
+        known: dict[str, Any] = {name: as_dtensor(step.group, types[name], part.detach()) for name, part in parts.items()}
+        known |= dict(zip(self._buffer_names, self._own_buffers(), strict=True))
+        return {name: known[canonical] for name, canonical in self._state_names}
+
     def _function(self) -> Rewritten:
         """The function for the module's modes: whether it and its children train is part of what is traced."""
         modes = tuple(child.training for child in self._skeleton.module.modules())
@@ -102,6 +122,11 @@ class RewrittenModule(torch.nn.Module):
 
     def _own_buffers(self) -> list[torch.Tensor]:
         return [getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names]
+
+    def extra_repr(self) -> str:
+        """The class of the module that was given, and the parts."""
+        texts = (f"{name}: {type_of_value(value)}" for name, value in self.parts().items())
+        return "\n".join((f"of {self._skeleton.__name__}", *texts))
 
     def train(self, mode: bool = True) -> RewrittenModule:
         """Set the module's mode, and its children's."""
@@ -157,4 +182,7 @@ def rewritten_module(module: torch.nn.Module, step: Step) -> RewrittenModule:
     """A module with one more step."""
     if isinstance(module, RewrittenModule):
         return module.rewritten(step)
+    if is_jitted(module):
+        inner = jit_of(module)
+        return RewrittenModule(inner.module, (step,), inner.options)
     return RewrittenModule(module, (step,))

@@ -74,11 +74,13 @@ class Calls:
     suffixes: tuple[str, ...]
     parts: tuple[TensorType, ...]
 
-    def __call__(self, equation: Equation, position: int) -> Trace | None:
+    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
         compute = dict(self.computes).get(equation.op.name)
         named = operand_names(equation) if compute is not None else None
-        if compute is None or named is None or named[position] != "weight":
+        places = [position for position, one in enumerate(kept) if one is not None]
+        if compute is None or named is None or [named[position] for position in places] != ["weight"]:
             return None
+        (position,) = places
         end = position + len(self.parts)
         others = (*named[:position], *named[position + 1 :])
 

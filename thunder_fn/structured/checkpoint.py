@@ -34,7 +34,7 @@ from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import capture_bodies, tensor_leaves, write_inside
-from thunder_fn.structured.policies import Answer, Budget, Policy, check_policy, everything_saveable
+from thunder_fn.structured.policies import AllBut, Answer, Budget, Policy, check_policy, everything_saveable
 from thunder_fn.structured.remat import Recomputation, keep_random, recompute, variables, within_budget
 from thunder_fn.structured.wrapping import (
     wrapped,
@@ -105,7 +105,7 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
 def _marked(body: Trace, policy: Policy) -> Trace:
     """The body, unfolded and with marks on what the policy keeps, where it is asked about single equations."""
-    if isinstance(policy, Budget) or policy is everything_saveable:
+    if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
     marked = mark(body, policy)
     return marked if is_marked(marked) or any(map(is_kept, body.equations)) else body
@@ -117,6 +117,8 @@ def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answer
         kept = frozenset(var.index for var in variables(needed))
     elif isinstance(policy, Budget):
         kept = within_budget(flat, needed, policy.budget_bytes)
+    elif isinstance(policy, AllBut):
+        kept = frozenset(var.index for var in variables(needed)) - policy.computed_from(flat.equations)
     else:
         kept = keep_random(flat, needed, answers)
     return {index: answers.get(index, "save") for index in kept if index not in inputs}

@@ -7,7 +7,7 @@ the CPU's memory). It is asked about each equation of the checkpointed function:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypeAlias
 
@@ -17,7 +17,7 @@ from thunder_fn.structured.checkpoint_name import name_of
 from thunder_fn.trace import Equation
 
 Answer: TypeAlias = Choice["save", "recompute", "offload"]
-Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget"
+Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget | AllBut"
 
 MATMULS = frozenset(
     f"aten.{name}"
@@ -85,6 +85,29 @@ class Budget:
         return "budget"
 
 
+@dataclass(frozen=True, slots=True)
+class AllBut:
+    """Keep whatever the backward reads, except what is computed from the results of some ops alone.
+
+    For values that are cheap to have again, and all that follows from nothing else: a gathered weight, its transpose.
+    """
+
+    ops: frozenset[str]
+
+    @property
+    def __name__(self) -> str:
+        return "all_but"
+
+    def computed_from(self, equations: Sequence[Equation]) -> set[int]:
+        """The variables that are computed from results of these ops alone."""
+        found = set[int]()
+        for equation in equations:
+            operands = {var.index for var in equation.operands}
+            if equation.op.name in self.ops or (operands and operands <= found):
+                found.update(var.index for var in equation.outputs)
+        return found
+
+
 class checkpoint_policies:
     """The named policies."""
 
@@ -125,7 +148,7 @@ def check_policy(policy: Any) -> Any:
     """The policy, None being `nothing_saveable`."""
     if policy is None:
         return nothing_saveable
-    if not isinstance(policy, Budget) and not callable(policy):
+    if not isinstance(policy, (Budget, AllBut)) and not callable(policy):
         raise CheckpointError(
             f"checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not {policy!r}"
         )

@@ -1,0 +1,222 @@
+"""fsdp and ddp: laws on simulated ranks, and training on real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from tests.distributed import worker
+from thunder_fn.errors import RewriteError
+from thunder_fn.interpreters.ranks import evaluate_ranks
+from thunder_fn.rewrites import Group, simulated
+
+ROOT = Path(__file__).parents[2]
+
+
+class Block(nn.Module):
+    """Shapes that no number of ranks divides."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, width + 1)
+        self.down = nn.Linear(width + 1, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, width)
+        self.layers = nn.ModuleList([Block(width) for _ in range(depth)])
+        self.head = nn.Linear(width, 7)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(indices)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) * self.scale
+
+
+TRANSFORMS: dict[str, Any] = {
+    "fsdp": tfn.fsdp,
+    "zero=2": lambda f, mesh: tfn.fsdp(f, mesh, zero=2),
+    "each": lambda f, mesh: tfn.fsdp(f, mesh, bucket="each"),
+    "ddp": tfn.ddp,
+    "ddp each": lambda f, mesh: tfn.ddp(f, mesh, bucket="each"),
+}
+
+
+def problem(width: int = 5, depth: int = 2, size: int = 3) -> tuple[Any, dict[str, torch.Tensor], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    module = Net(width, depth).double()
+    params = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(params: Any, indices: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(torch.func.functional_call(module, params, (indices,)), indices)
+
+    return loss, params, [torch.randint(0, 7, (4,)) for _ in range(size)]
+
+
+# ---- laws, on simulated ranks ----
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@given(size=st.integers(1, 4), width=st.integers(1, 6), depth=st.integers(0, 2))
+@settings(max_examples=4, deadline=None)
+def test_n_ranks_equal_one(name: str, size: int, width: int, depth: int) -> None:
+    loss, params, batches = problem(width, depth, size)
+    functions = [TRANSFORMS[name](loss, group) for group in simulated(size)]
+    shards = [f.prepare(params) for f in functions]
+    gradient = tfn.trace(tfn.grad_and_value(functions[0]), shards[0], batches[0])
+    tfn.check(gradient)
+    results = evaluate_ranks(gradient, [[*s.values(), b] for s, b in zip(shards, batches, strict=True)])
+    expected = tfn.grad(lambda p: torch.stack([loss(p, b) for b in batches]).mean())(params)
+    for rank, batch in enumerate(batches):
+        torch.testing.assert_close(results[rank][-1], loss(params, batch))
+    restore = functions[0].rewrite(params, batches[0]).restore
+    for rank_grads in evaluate_ranks(restore, [result[:-1] for result in results]):
+        torch.testing.assert_close(dict(zip(sorted(params), rank_grads, strict=True)), expected)
+
+
+def test_restoring_gathers_the_very_bits() -> None:
+    loss, params, batches = problem()
+    functions = [tfn.fsdp(loss, group) for group in simulated(3)]
+    restore = functions[0].rewrite(params, batches[0]).restore
+    for values in evaluate_ranks(restore, [list(f.prepare(params).values()) for f in functions]):
+        assert all(torch.equal(params[name], value) for name, value in zip(sorted(params), values, strict=True))
+
+
+def test_a_block_is_gathered_in_one_collective_and_again_for_its_backward() -> None:
+    loss, params, batches = problem(depth=3)
+    counts = {}
+    for name in ("fsdp", "zero=2"):
+        f = TRANSFORMS[name](loss, simulated(3)[0])
+        jitted = tfn.jit(tfn.grad(f))
+        gradient = tfn.trace(tfn.grad(f), f.prepare(params), batches[0])
+        text = str(tfn.simplify(gradient))
+        counts[name] = (text.count("fsdp_Block = ") + text.count("fsdp_Block("), "reduce_scatter" in text)
+        program = _program_text(jitted, f.prepare(params), batches[0])
+        gathers, scatters = program.count("all_gather_into_tensor"), program.count("reduce_scatter_tensor")
+        blocks, others = 3, 3  # others: the embedding, the head, the scale
+        assert scatters - 1 == blocks + others  # one more in the comment that names the ops
+        again = blocks + 2 if name == "fsdp" else 0  # the scale is used by no torch function of its own
+        assert gathers - 1 == blocks + others + again
+
+
+def _program_text(jitted: Any, *args: Any) -> str:
+    from thunder_fn.executors import lower
+
+    return str(lower(tfn.trace(jitted.fn, *args)))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "nf4"])
+def test_fsdp_and_quantize_commute(scheme: str) -> None:
+    loss, params, batches = problem()
+    groups = simulated(3)
+    first = [tfn.fsdp(tfn.quantize(loss, scheme), group) for group in groups]
+    second = [tfn.quantize(tfn.fsdp(loss, group), scheme) for group in groups]
+    alone = tfn.quantize(loss, scheme)
+    whole = alone.prepare(params)
+    for f, g in zip(first, second, strict=True):
+        assert f.rewrite(params, batches[0]) == g.rewrite(params, batches[0])
+    compute = first[0].rewrite(params, batches[0]).compute
+    inputs = [[*f.prepare(params).values(), batch] for f, batch in zip(first, batches, strict=True)]
+    for (value,), batch in zip(evaluate_ranks(compute, inputs), batches, strict=True):
+        torch.testing.assert_close(value, alone(whole, batch))
+
+
+def test_adapters_are_sharded_too() -> None:
+    loss, params, batches = problem()
+    functions = [tfn.fsdp(tfn.lora(loss, 2), group) for group in simulated(2)]
+    compute = functions[0].rewrite(params, batches[0]).compute
+    inputs = [[*f.prepare(params).values(), batch] for f, batch in zip(functions, batches, strict=False)]
+    for (value,), batch in zip(evaluate_ranks(compute, inputs), batches, strict=False):
+        torch.testing.assert_close(value, loss(params, batch))
+
+
+# ---- errors ----
+
+
+def test_misuse() -> None:
+    loss, _, _ = problem()
+    with pytest.raises(RewriteError) as error:
+        tfn.fsdp(loss, 4)
+    assert str(error.value) == (
+        "expected a DeviceMesh, given a int\n"
+        'Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.'
+    )
+    with pytest.raises(RewriteError, match=r"fsdp: zero is 2 or 3, given 1"):
+        tfn.fsdp(loss, simulated(2)[0], zero=1)
+    with pytest.raises(RewriteError, match=r"a rank lies between 0 and the number of ranks, given 2 of 2"):
+        Group("g", 2, 2)
+
+
+# ---- real ranks ----
+
+
+def launch(scenario: str, folder: Path, size: int, codes: tuple[int, ...] = (0,)) -> list[str]:
+    """Run a scenario on processes of its own; what each wrote to stderr."""
+    environment = {**os.environ, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.distributed.worker", scenario, str(folder)]
+    ranks = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        for rank in range(size)
+    ]
+    texts = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert all(rank.returncode in codes for rank in ranks), "\n".join(texts)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[list[float], dict[str, torch.Tensor]]:
+    """What one process computes on whole batches."""
+    module = worker.model()
+    return worker.train(module, 0, 1), module.state_dict()
+
+
+def check_same(folder: Path, size: int, alone: tuple[list[float], dict[str, torch.Tensor]]) -> int:
+    """The mean loss of the ranks, and every rank's state, are those of one process. The greatest share of a rank."""
+    found = [torch.load(folder / f"{rank}.pt") for rank in range(size)]
+    mean = torch.tensor([losses for losses, _, _ in found]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor(alone[0]), rtol=1e-4, atol=1e-4)
+    for _, _, state in found:
+        torch.testing.assert_close(state, alone[1], rtol=1e-3, atol=1e-3)
+    return max(held for _, held, _ in found)
+
+
+def test_fsdp_on_four_ranks_saved_and_loaded_on_others(tmp_path: Path, alone: Any) -> None:
+    launch("fsdp_losses", tmp_path, 4)
+    held = check_same(tmp_path, 4, alone)
+    total = sum(value.numel() for value in alone[1].values())
+    largest = sum(value.numel() for name, value in alone[1].items() if name.startswith("blocks.0."))
+    assert held <= total / 4 * 1.05 + largest
+    state = torch.load(tmp_path / "0.pt")[2]
+    launch("load", tmp_path, 2)
+    launch("load", tmp_path, 1)
+    for name in ("loaded_2_0.pt", "loaded_2_1.pt", "loaded_1_0.pt"):
+        loaded = torch.load(tmp_path / name)
+        assert all(torch.equal(value, loaded[key]) for key, value in state.items())
+
+
+def test_ddp_on_two_ranks(tmp_path: Path, alone: Any) -> None:
+    launch("ddp_losses", tmp_path, 2)
+    check_same(tmp_path, 2, alone)
+
+
+def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Path) -> None:
+    first, second = launch("die", tmp_path, 2, codes=(1, 7))
+    assert "_c10d_functional" in first and not second

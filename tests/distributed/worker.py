@@ -1,0 +1,96 @@
+"""What one rank runs. `python -m tests.distributed.worker SCENARIO FOLDER`, with RANK and WORLD_SIZE set."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn.benchmarks.models import GPT
+
+STEPS, BATCH = 20, 4
+
+
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(layers=2, width=12, heads=2, vocabulary=11, context=6)
+
+
+def batches() -> torch.Tensor:
+    """Tokens and targets: [step, example, position]."""
+    return torch.randint(0, 11, (STEPS, BATCH, 7), generator=torch.Generator().manual_seed(1))
+
+
+def train(module: torch.nn.Module, rank: int, size: int, steps: int = STEPS) -> list[float]:
+    """The losses of this rank's share of each batch."""
+    optimizer = torch.optim.AdamW((p for p in module.parameters() if p.requires_grad), lr=1e-2)
+    losses: list[float] = []
+    for tokens in batches()[:steps]:
+        own = tokens.chunk(size)[rank]
+        loss = F.cross_entropy(module(own[:, :-1]).flatten(0, 1), own[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def fsdp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Train on shards, jitted; save what one rank holds, and what the state is at the end."""
+    module = tfn.fsdp(tfn.jit(model()), mesh)
+    held = sum(part.numel() for part in module.parts().values())
+    losses = train(module, rank, size)
+    torch.save((losses, held, module.state_dict()), folder / f"{rank}.pt")
+    dcp.save(module.sharded_state_dict(), checkpoint_id=folder / "checkpoint")
+
+
+def ddp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Train replicas."""
+    module = tfn.ddp(model(), mesh)
+    losses = train(module, rank, size)
+    torch.save((losses, 0, module.state_dict()), folder / f"{rank}.pt")
+
+
+def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Read a checkpoint that another number of ranks wrote."""
+    module = tfn.fsdp(model(), mesh)
+    state = module.sharded_state_dict()
+    dcp.load(state, checkpoint_id=folder / "checkpoint")
+    torch.save(module.state_dict(), folder / f"loaded_{size}_{rank}.pt")
+
+
+def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The last rank ends in the middle of training."""
+    module = tfn.fsdp(model(), mesh)
+    train(module, rank, size, steps=1)
+    if rank == size - 1:
+        os._exit(7)
+    train(module, rank, size, steps=2)
+
+
+SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
+    scenario.__name__: scenario for scenario in (fsdp_losses, ddp_losses, load, die)
+}
+
+
+def main(name: str, folder: Path) -> None:
+    """Join the other ranks and run a scenario."""
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(folder / f"store_{name}_{size}"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    SCENARIOS[name](init_device_mesh("cpu", (size,)), rank, size, folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,247 @@
+"""Parameters over many ranks: sharded (fsdp) or replicated (ddp), as rewrites.
+
+Every rank runs the same trace. Collectives are leaf ops of it, PyTorch's functional ones, so `grad` of an all-gather is a
+reduce-scatter by PyTorch's own formula, and what communicates when can be read in the trace. A block of a model is a
+composite, and where its parameters meet they are gathered together, in one collective.
+
+Sources: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from thunder_fn import ops
+from thunder_fn.errors import RewriteError, located
+from thunder_fn.interpreters.ranks import GATHER
+from thunder_fn.interpreters.rewrite import Representation
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.rewrites.steps import traced
+from thunder_fn.rules import memo
+from thunder_fn.structured.checkpoint import alone
+from thunder_fn.structured.custom_vjp import custom_vjp
+from thunder_fn.structured.policies import AllBut
+from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, static_shape
+
+collectives = torch.ops._c10d_functional
+REGATHER = AllBut(frozenset((GATHER,)))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some ranks and the place of this one among them.
+
+    Args:
+        name: of the process group, as `torch.distributed` registers it.
+        size: how many ranks there are.
+        rank: of this process, from 0.
+        mesh: the DeviceMesh that it comes from, None where ranks are simulated.
+    """
+
+    name: str
+    size: int
+    rank: int
+    mesh: Any = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise RewriteError(f"a rank lies between 0 and the number of ranks, given {self.rank} of {self.size}")
+
+
+def simulated(size: int) -> tuple[Group, ...]:
+    """Ranks that are not there, for `evaluate_ranks`."""
+    return tuple(Group("simulated", size, rank) for rank in range(size))
+
+
+def group_of(mesh: Any) -> Group:
+    """The group of a one-dimensional DeviceMesh, or a `Group` itself."""
+    if isinstance(mesh, Group):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        if mesh.ndim != 1:
+            names = mesh.mesh_dim_names or tuple(range(mesh.ndim))
+            what = f"expected a mesh of one dim, given one of {mesh.ndim}: {', '.join(map(str, names))}"
+            raise RewriteError(located(what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`."))
+        return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), mesh)
+    raise RewriteError(
+        located(
+            f"expected a DeviceMesh, given a {type(mesh).__name__}",
+            fix='Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.',
+        )
+    )
+
+
+# ---- sharding ----
+
+
+def rows_of(type: TensorType, size: int) -> int:
+    """The rows of a shard: dim 0 split evenly, the last shards padded."""
+    shape = static_shape(type)
+    return math.ceil((shape[0] if shape else 1) / size)
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """The step of `fsdp`: each rank keeps a shard of the rows of each parameter."""
+
+    group: Group
+    zero: int
+    bucket: str
+    reduction: str
+
+    def __call__(self, name: str, type: TensorType) -> Representation | None:
+        return sharded(self, type)
+
+
+@memo(4096)
+def sharded(step: Fsdp, type: TensorType) -> Representation:
+    """A parameter of this type of which every rank keeps some rows."""
+    size, rank, rows, shape = step.group.size, step.group.rank, rows_of(type, step.group.size), static_shape(type)
+
+    def encode(w: torch.Tensor) -> torch.Tensor:
+        w = w.reshape(shape or (1,))
+        padding = w.new_zeros((size * rows - w.shape[0], *w.shape[1:]))
+        return torch.cat((w, padding)).reshape(size, rows, *w.shape[1:])[rank].clone()
+
+    encoded = traced(encode, type)
+    (part,) = (part for part in encoded.output_types if isinstance(part, TensorType))
+    decoded = traced(lambda shard: gathered(step, (type,), (shard,))[0], part)
+    return Representation("fsdp", type, ("",), encoded, decoded, rule=_InUnits(step, gathered))
+
+
+def gathered(step: Fsdp, types: Sequence[TensorType], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Whole parameters from shards of the same dtype, in one collective."""
+    size, widths = step.group.size, [shard.numel() for shard in shards]
+    flat = torch.cat([shard.reshape(-1) for shard in shards]) if len(shards) > 1 else shards[0].reshape(-1)
+    if step.reduction == "mean" and flat.dtype.is_floating_point:
+        flat = _divided_gradient(flat, size)
+    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(flat, size, step.group.name))
+    columns = whole.reshape(size, -1).split(widths, 1)
+    return [_unpadded(column, type) for column, type in zip(columns, types, strict=True)]
+
+
+def _divided_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
+    """x, with gradients divided by the number of ranks that add theirs."""
+
+    @custom_vjp
+    def divide_gradient(x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    divide_gradient.defvjp(lambda x: (x.view_as(x), None), lambda _, ct: (ct / size,))
+    return divide_gradient(x)
+
+
+def _unpadded(column: torch.Tensor, type: TensorType) -> torch.Tensor:
+    shape = static_shape(type)
+    return column.reshape(-1, *shape[1:])[: shape[0] if shape else 1].reshape(shape)
+
+
+def as_dtensor(group: Group, type: TensorType, shard: torch.Tensor) -> Any:
+    """This rank's rows of a parameter as a DTensor over them, without the padding."""
+    from torch.distributed.tensor import DTensor, Shard  # takes a second to import
+
+    shape = static_shape(type) or (1,)
+    first = min(group.rank * shard.shape[0], shape[0])
+    local = shard[: min(shard.shape[0], shape[0] - first)]
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, group.mesh, [Shard(0)], shape=torch.Size(shape), stride=stride)
+
+
+# ---- replication ----
+
+
+@dataclass(frozen=True)
+class Ddp:
+    """The step of `ddp`: every rank keeps the parameters; their gradients are reduced."""
+
+    group: Group
+    bucket: str
+    reduction: str
+    zero: int = 0
+
+    def __call__(self, name: str, type: TensorType) -> Representation | None:
+        return replicated(self, type) if type.dtype.is_floating_point else None
+
+
+@memo(4096)
+def replicated(step: Ddp, type: TensorType) -> Representation:
+    """A parameter of this type that every rank keeps, its gradient the reduction of all ranks'."""
+    same = traced(lambda w: w, type)
+    decoded = traced(lambda w: reduced(step, (type,), (w,))[0], type)
+    return Representation("ddp", type, ("",), same, decoded, restore=same, rule=_InUnits(step, reduced))
+
+
+def reduced(step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parameters, with gradients that are reduced over the ranks in one collective."""
+    group, widths = step.group, [math.prod(static_shape(type)) for type in types]
+
+    @custom_vjp
+    def reduce_gradients(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.view_as(x) for x in xs)
+
+    def backward(_: Any, cotangents: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        flat = torch.cat([ct.reshape(-1) for ct in cotangents])
+        whole = collectives.wait_tensor(collectives.all_reduce(flat, "sum", group.name))
+        whole = whole / group.size if step.reduction == "mean" else whole
+        return tuple(column.reshape(ct.shape) for column, ct in zip(whole.split(widths), cotangents, strict=True))
+
+    reduce_gradients.defvjp(lambda *xs: (tuple(x.view_as(x) for x in xs), None), backward)
+    return list(reduce_gradients(*params))
+
+
+# ---- where parameters meet ----
+
+Together = Callable[[Any, Sequence[TensorType], Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class _InUnits:
+    """The rule: a block of a model, or a torch function outside of blocks, has its parameters gathered together.
+
+    With `zero=3` they are gathered again for the backward: the block is a checkpoint that keeps everything else.
+    """
+
+    step: Any
+    together: Together
+
+    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
+        if not (is_block(equation) if self.step.bucket == "block" else False) and not ops.is_call(equation.op):
+            return None
+        body = self.whole(equation, kept)
+        return alone(body, REGATHER) if self.step.zero == 3 else body
+
+    def whole(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace:
+        """The equation on shards: what it takes is made whole, then it runs."""
+        builder = TraceBuilder(equation.body.name)
+        given: list[Atom] = []
+        meeting: dict[torch.dtype, list[int]] = {}
+        for position, (var, one) in enumerate(zip(equation.operands, kept, strict=True)):
+            given.append(builder.input(one.part_types[0] if one is not None else var.type))
+            if one is not None:
+                meeting.setdefault(one.type.dtype, []).append(position)
+        for positions in meeting.values():
+            atoms = tuple(given[position] for position in positions)
+            types = tuple(one.type for position in positions if (one := kept[position]) is not None)
+            body = _joined(self, types, tuple(part.type for part in atoms))  # type: ignore[union-attr]
+            op = ops.composite(f"{type(self.step).__name__.lower()}_decode")
+            whole = builder.add(op, atoms, body.output_types, bodies=(body,), source=equation.source)
+            for position, value in zip(positions, whole, strict=True):
+                given[position] = value
+        return builder.build(inline_into(builder, equation.body, tuple(given), equation.source))
+
+
+@memo(4096)
+def _joined(rule: _InUnits, types: tuple[TensorType, ...], parts: tuple[TensorType, ...]) -> Trace:
+    return traced(lambda *shards: tuple(rule.together(rule.step, types, shards)), *parts)
+
+
+def is_block(equation: Equation) -> bool:
+    """A module in a list of modules, such as `layers.3`."""
+    path = equation.source.module if equation.source else ""
+    return path.rpartition(".")[2].isdigit()
