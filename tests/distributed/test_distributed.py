@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.distributed import worker
 from thunder_fn.errors import RewriteError
+from thunder_fn.executors import lower
 from thunder_fn.interpreters.ranks import evaluate_ranks
 from thunder_fn.rewrites import Group, simulated
 
@@ -75,8 +76,8 @@ def problem(width: int = 5, depth: int = 2, size: int = 3) -> tuple[Any, dict[st
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@given(size=st.integers(1, 4), width=st.integers(1, 6), depth=st.integers(0, 2))
-@settings(max_examples=4, deadline=None)
+@given(size=st.integers(1, 4), width=st.sampled_from([1, 4, 5]), depth=st.integers(0, 2))
+@settings(max_examples=2, deadline=None)
 def test_n_ranks_equal_one(name: str, size: int, width: int, depth: int) -> None:
     loss, params, batches = problem(width, depth, size)
     functions = [TRANSFORMS[name](loss, group) for group in simulated(size)]
@@ -100,27 +101,15 @@ def test_restoring_gathers_the_very_bits() -> None:
         assert all(torch.equal(params[name], value) for name, value in zip(sorted(params), values, strict=True))
 
 
-def test_a_block_is_gathered_in_one_collective_and_again_for_its_backward() -> None:
+@pytest.mark.parametrize("name", ["fsdp", "zero=2"])
+def test_a_block_is_gathered_in_one_collective_and_again_for_its_backward(name: str) -> None:
     loss, params, batches = problem(depth=3)
-    counts = {}
-    for name in ("fsdp", "zero=2"):
-        f = TRANSFORMS[name](loss, simulated(3)[0])
-        jitted = tfn.jit(tfn.grad(f))
-        gradient = tfn.trace(tfn.grad(f), f.prepare(params), batches[0])
-        text = str(tfn.simplify(gradient))
-        counts[name] = (text.count("fsdp_Block = ") + text.count("fsdp_Block("), "reduce_scatter" in text)
-        program = _program_text(jitted, f.prepare(params), batches[0])
-        gathers, scatters = program.count("all_gather_into_tensor"), program.count("reduce_scatter_tensor")
-        blocks, others = 3, 3  # others: the embedding, the head, the scale
-        assert scatters - 1 == blocks + others  # one more in the comment that names the ops
-        again = blocks + 2 if name == "fsdp" else 0  # the scale is used by no torch function of its own
-        assert gathers - 1 == blocks + others + again
-
-
-def _program_text(jitted: Any, *args: Any) -> str:
-    from thunder_fn.executors import lower
-
-    return str(lower(tfn.trace(jitted.fn, *args)))
+    f = TRANSFORMS[name](loss, simulated(3)[0])
+    program = str(lower(tfn.trace(tfn.grad(f), f.prepare(params), batches[0])))
+    forward = 3 + 3  # blocks, and the embedding, the head and the scale
+    again = 3 + 1 if name == "fsdp" else 0  # blocks and the head; other backwards do not read the parameters
+    assert program.count("all_gather_into_tensor_default(") == forward + again
+    assert program.count("reduce_scatter_tensor_default(") == forward
 
 
 @pytest.mark.parametrize("scheme", ["int8", "nf4"])
@@ -192,9 +181,9 @@ def check_same(folder: Path, size: int, alone: tuple[list[float], dict[str, torc
     """The mean loss of the ranks, and every rank's state, are those of one process. The greatest share of a rank."""
     found = [torch.load(folder / f"{rank}.pt") for rank in range(size)]
     mean = torch.tensor([losses for losses, _, _ in found]).mean(0)
-    torch.testing.assert_close(mean, torch.tensor(alone[0]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mean, torch.tensor(alone[0]), rtol=1e-6, atol=1e-6)
     for _, _, state in found:
-        torch.testing.assert_close(state, alone[1], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(state, alone[1], rtol=1e-6, atol=1e-6)
     return max(held for _, held, _ in found)
 
 

@@ -94,7 +94,9 @@ class RewrittenModule(torch.nn.Module):
             what = "sharded_state_dict: the module is not sharded over a mesh, and by nothing else"
             raise RewriteError(located(what, fix="Use `state_dict`, which has whole parameters."))
         parts, types = self.parts(), dict(zip(self._layout.names, self._layout.types, strict=True))
-        known: dict[str, Any] = {name: as_dtensor(step.group, types[name], part.detach()) for name, part in parts.items()}
+        known: dict[str, Any] = {
+            name: as_dtensor(step.group, types[name], part.detach()) for name, part in parts.items()
+        }
         known |= dict(zip(self._buffer_names, self._own_buffers(), strict=True))
         return {name: known[canonical] for name, canonical in self._state_names}
 
