@@ -1,0 +1,116 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Quantise a model
+#
+# Some transforms change how parameters are stored. Such a transform is a **rewrite**, three traces: `compute` works on the
+# new parameters, `prepare` makes them from the old ones, `restore` gives the old ones back.
+
+# %%
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+
+torch.manual_seed(0)
+
+
+def layer(params, x):
+    return F.linear(x, params["w"], params["b"])
+
+
+params, x = {"w": torch.randn(4, 6), "b": torch.randn(4)}, torch.randn(2, 6)
+small = tfn.quantize(layer, "int8")
+rewrite = small.rewrite(params, x)
+print(rewrite.compute)
+print(rewrite.prepare)
+
+# %% [markdown]
+# The matrix has become eight-bit codes and a scale for each row, and the linear layer works on those: an equation of its own,
+# which an executor may claim. Parameters are prepared once.
+
+# %%
+new = small.prepare(params)
+print(new)
+assert new["w.values"].dtype == torch.int8
+result = small(new, x)
+assert torch.allclose(result, layer(params, x), atol=0.1) and not torch.equal(result, layer(params, x))
+
+# %% [markdown]
+# ## What a scheme promises
+#
+# Each scheme states by how much a weight may be off, element by element. A test suite that draws weights of every size holds it
+# to that.
+
+# %%
+for name in ("int8", "int4", "nf4", "fp8"):
+    scheme = tfn.rewrites.SCHEMES[name]
+    w = torch.randn(64, 256)
+    parts = scheme.encode(w)
+    off = (scheme.decode(parts, w.shape, w.dtype) - w).abs()
+    bits = 8 * sum(part.numel() * part.element_size() for part in parts.values()) / w.numel()
+    print(f"{name}: {bits:.2f} bits a weight, off by at most {off.max():.4f}")
+    assert bool((off <= scheme.bound(w)).all())
+
+# %% [markdown]
+# ## Modules
+#
+# A rewritten module is called as the original is, and its state has the original's names, shapes and dtypes.
+
+# %%
+model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 32))
+quantised = tfn.quantize(model, "nf4")
+assert {k: v.shape for k, v in quantised.state_dict().items()} == {k: v.shape for k, v in model.state_dict().items()}
+print(quantised)
+
+# %% [markdown]
+# ## QLoRA is a composition
+#
+# `lora` puts a trainable matrix of low rank beside each weight. Composed with `quantize`, the weights are codes and the adapters
+# are not. The order in which one asks makes no difference: an adapter belongs to a matrix, not to its codes.
+
+# %%
+first, second = tfn.quantize(tfn.lora(layer, 2), "nf4"), tfn.lora(tfn.quantize(layer, "nf4"), 2)
+assert first.rewrite(params, x) == second.rewrite(params, x)
+
+tuned = tfn.lora(tfn.jit(quantised.restored()), rank=4)
+tuned = tfn.quantize(tuned, "nf4")
+optimizer = torch.optim.Adam((p for p in tuned.parameters() if p.requires_grad), lr=1e-2)
+tokens = torch.randint(0, 32, (64,))
+losses = []
+for _ in range(10):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(tuned(tokens), tokens)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+trained = [name for name, p in tuned.named_parameters() if p.requires_grad]
+assert losses[-1] < losses[0] and all("lora" in name for name in trained)
+merged = tuned.state_dict()  # adapters are merged into the weights
+assert merged.keys() == model.state_dict().keys()
+
+# %% [markdown]
+# ## What must not hold
+#
+# Parameters that were not prepared are no parameters of the new function.
+
+# %%
+try:
+    small(params, x)
+except tfn.errors.RewriteError as error:
+    print(error)
+else:
+    raise AssertionError("parameters that are no codes were taken")
+
+# %% [markdown]
+# ## Where this lives
+#
+# The data and the interpreter that carries parts to where they are used: `thunder_fn/interpreters/rewrite.py`. Schemes, steps and
+# the front ends: `thunder_fn/rewrites/`.

@@ -1,0 +1,115 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Train on many ranks
+#
+# `fsdp` shards parameters over the ranks of a mesh. Under torchrun one writes
+#
+# ```python
+# mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+# model = tfn.fsdp(tfn.jit(model), mesh)
+# ```
+#
+# and trains as before: `model.parameters()` are this rank's rows. What happens is in the trace, so it can be looked at, and run,
+# without any other rank: here the ranks are **simulated**.
+
+# %%
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn.interpreters.ranks import evaluate_ranks
+from thunder_fn.rewrites import simulated
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))
+params = {name: p.detach() for name, p in model.named_parameters()}
+
+
+def loss(params, x, y):
+    return F.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
+
+
+ranks = [tfn.fsdp(loss, group) for group in simulated(2)]
+shards = [rank.prepare(params) for rank in ranks]
+print(shards[0])  # 7 rows on 2 ranks: 4 and 3, padded
+
+batches = [(torch.randn(5, 6), torch.randint(0, 3, (5,))) for _ in ranks]
+gradient = tfn.trace(tfn.grad_and_value(ranks[0]), shards[0], *batches[0])
+text = str(gradient)
+assert "all_gather_into_tensor" in text and "reduce_scatter_tensor" in text
+
+# %% [markdown]
+# Nobody wrote a backward for sharding. The forward gathers, and the derivative of an all-gather is a reduce-scatter, by PyTorch's
+# own formula. All ranks run the same trace, each on its rows and its batch.
+
+# %%
+results = evaluate_ranks(gradient, [[*own.values(), *batch] for own, batch in zip(shards, batches, strict=True)])
+restore = ranks[0].rewrite(params, *batches[0]).restore
+found, _ = evaluate_ranks(restore, [grads[:-1] for grads in results])
+
+
+# %% [markdown]
+# The law: on N ranks with a batch each, the gradient is that of one rank on the mean of all losses.
+
+
+# %%
+def mean_loss(params):
+    return torch.stack([loss(params, *batch) for batch in batches]).mean()
+
+
+expected = tfn.grad(mean_loss)(params)
+for name, value in zip(sorted(params), found, strict=True):
+    assert torch.allclose(value, expected[name], atol=1e-6), name
+
+# %% [markdown]
+# ## Memory
+#
+# A block gathers its parameters in one collective, and under ZeRO-3 gathers them again for its backward instead of keeping them:
+# the block is a checkpoint that keeps everything else. ZeRO-2 keeps them.
+
+
+# %%
+def gathers(zero):
+    sharded = tfn.fsdp(loss, simulated(2)[0], zero=zero)
+    trace = tfn.trace(tfn.grad_and_value(sharded), sharded.prepare(params), *batches[0])
+    return str(tfn.executors.lower(trace)).count("all_gather_into_tensor_default(")
+
+
+assert (gathers(2), gathers(3)) == (2, 3)  # the last layer's weight is read by its backward, the first one's is not
+
+# %% [markdown]
+# ## Sharding composes
+#
+# Quantise, then shard, or shard, then quantise: one program, in which codes are gathered rather than weights.
+
+# %%
+one = tfn.fsdp(tfn.quantize(loss, "int8"), simulated(2)[0])
+two = tfn.quantize(tfn.fsdp(loss, simulated(2)[0]), "int8")
+assert one.rewrite(params, *batches[0]) == two.rewrite(params, *batches[0])
+print(one.prepare(params))
+
+# %% [markdown]
+# ## What must not hold
+#
+# A mesh is a mesh.
+
+# %%
+try:
+    tfn.fsdp(loss, 8)
+except tfn.errors.RewriteError as error:
+    print(error)
+else:
+    raise AssertionError("eight is a mesh")
+
+# %% [markdown]
+# ## Where this lives
+#
+# `thunder_fn/rewrites/distributed.py`, and `thunder_fn/interpreters/ranks.py` for the simulated ranks.
