@@ -153,6 +153,10 @@ class ExecutorError(ThunderError, TypeError):
     """Misuse of an executor: an op that is none, a rule that does not fit its op, a name that is taken."""
 
 
+class VerificationError(ThunderError, ArithmeticError):
+    """A program computed something else than its trace means, beyond what its executors' labels allow."""
+
+
 class RegionWarning(UserWarning):
     """An executor could not compile a region, which runs on the torch executor instead."""
 

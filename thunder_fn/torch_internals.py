@@ -935,6 +935,26 @@ def runnable(overload: OpOverload) -> Callable[..., Any]:
     return save_workspace
 
 
+def _keys_of_autograd() -> Any:
+    outside = torch._C._dispatch_tls_local_exclude_set()
+    with below_autograd():
+        return torch._C._dispatch_tls_local_exclude_set() - outside
+
+
+_AUTOGRAD_KEYS = _keys_of_autograd()
+
+
+@contextlib.contextmanager
+def autograd_as_usual() -> Generator[None]:
+    """Inside `below_autograd`, code of users runs as it does outside: it may use autograd itself."""
+    if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
+        yield
+        return
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD_KEYS):
+        yield
+
+
 _C_MODULES = (
     ("torch", torch._C._VariableFunctions),
     ("torch._C._nn", torch._C._nn),

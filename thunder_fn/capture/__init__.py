@@ -20,6 +20,7 @@ from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.patches import module_scopes
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
@@ -108,7 +109,7 @@ def capture(
         finally:
             recorder.modules.restore()
     del out_leaves, tracers, arguments
-    trace = nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name))
+    trace = rewritten(nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name)), recorder)
     writes = tuple(write for write, _ in changes)
     check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], source_of(f), name)
     in_statics = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)

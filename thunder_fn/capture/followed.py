@@ -9,7 +9,7 @@ backward reads. Where the backward is to be differentiated itself (`create_graph
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,9 +21,25 @@ Bind = Callable[[], tuple[Any, ...]]
 Replay = Callable[[Recorder, Trace, Sequence[Any]], tuple[Any, ...]]
 
 
-def bind_followed(recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, replay: Replay) -> tuple[Any, ...]:
-    """Bind an equation as one node of autograd's graph."""
-    node = _Node(recorder, bind, replay)
+class Rules(Protocol):
+    """What a node asks of its equation."""
+
+    @property
+    def activity(self) -> Callable[[Equation, Mask], Mask]:
+        """Which outputs depend on the active operands."""
+        ...
+
+    @property
+    def split(self) -> Callable[[Equation, Mask, Mask], Split]:
+        """The equation in two: forward with residuals, and backward."""
+        ...
+
+
+def bind_followed(
+    recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, replay: Replay, rules: Rules | None = None
+) -> tuple[Any, ...]:
+    """Bind an equation as one node of autograd's graph. `rules` are those of a composite."""
+    node = _Node(recorder, bind, replay, rules)
     results = _Followed.apply(node, *values)
     return results if isinstance(results, tuple) else (results,)
 
@@ -31,8 +47,8 @@ def bind_followed(recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind
 class _Node:
     """What the node of one equation knows: the record of the equation, and where it is."""
 
-    def __init__(self, recorder: Recorder, bind: Bind, replay: Replay) -> None:
-        self.recorder, self._bind, self.replay = recorder, bind, replay
+    def __init__(self, recorder: Recorder, bind: Bind, replay: Replay, rules: Rules | None) -> None:
+        self.recorder, self._bind, self.replay, self._rules = recorder, bind, replay, rules
 
     def bind(self) -> tuple[Any, ...]:
         with torch.enable_grad():
@@ -48,15 +64,21 @@ class _Node:
         leaf = self.leaf
         return Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, leaf.bodies, leaf.source)
 
+    @property
+    def rules(self) -> Rules:
+        return self._rules or rules_of(self.equation)
+
     def activity(self, active: Mask) -> Mask:
-        return rules_of(self.equation).activity(self.equation, active)
+        return self.rules.activity(self.equation, active)
 
     def split(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-        return rules_of(self.equation).split(self.equation, wanted_inputs, wanted_outputs)
+        return self.rules.split(self.equation, wanted_inputs, wanted_outputs)
 
     def replace(self, split: Split) -> tuple[Any, ...]:
-        """Put the split forward in the equation's place; the values of its residuals."""
+        """Put the split forward in the equation's place, unless it is the same; the values of its residuals."""
         leaf, operands = self.leaf, self.equation.operands
+        if leaf.op.kind == "composite" and split.forward == leaf.bodies[0]:
+            return self.tracers(split.residual_values(operands, leaf.outputs))
         names: dict[int, Any] = {var.index: atom for var, atom in zip(split.forward.inputs, operands, strict=True)}
         results = split.forward.outputs
         names.update(
@@ -71,11 +93,11 @@ class _Node:
         position = next(i for i, item in enumerate(self.scope.items) if item is leaf)
         self.scope.items[position : position + 1] = items
         values = tuple(names[atom.index] if isinstance(atom, Var) else atom.value for atom in results)
+        return self.tracers(split.residual_values(operands, values))
+
+    def tracers(self, values: Sequence[Any]) -> tuple[Any, ...]:
         with torch.enable_grad():
-            return tuple(
-                self.recorder.tracer_of(value) if isinstance(value, Var) else value
-                for value in split.residual_values(operands, values)
-            )
+            return tuple(self.recorder.tracer_of(value) if isinstance(value, Var) else value for value in values)
 
 
 class _Followed(torch.autograd.Function):

@@ -58,6 +58,11 @@ def divert(name: str, replace_with: Function) -> None:
     _always[name] = replace_with
 
 
+def chosen_lookasides() -> frozenset[Lookaside]:
+    """The lookasides of this context."""
+    return frozenset(_chosen.get().values())
+
+
 def replacement(fn: Any) -> Function | None:
     """What a call of fn goes to in this thread; None for fn itself."""
     lookaside = _chosen.get().get(fn)

@@ -192,7 +192,8 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
     operands = tuple(vars_in((args, tuple(value for _, value in kwargs))))
     body = _close(scope, operands, equations, outputs, context)
     source = dataclasses.replace(scope.source, module=scope.module) if scope.source else None
-    op = ops.composite(scope.name if faithful else scope.name.rsplit(".", 1)[-1])
+    op = ops.composite(scope.name)
+    op = op if faithful else ops.composite(ops.short_name(op))
     return [Equation(op, args, kwargs, outputs, (body,), source)]
 
 

@@ -161,6 +161,11 @@ class Executor:
             )
         return get_executor, (self.name,)
 
+    @property
+    def claims(self) -> bool:
+        """The executor may take something; others only run whole programs."""
+        return type(self).answer is not Executor.answer
+
     def answer(self, equation: Equation) -> Answer:
         """What the executor does with an equation. Pure."""
         return NOT_REGISTERED

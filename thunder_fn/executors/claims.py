@@ -34,10 +34,9 @@ from thunder_fn.executors.base import (
     Run,
     RunFunction,
 )
-from thunder_fn.executors.matching import located_in
 from thunder_fn.executors.regions import grouped, partition
 from thunder_fn.executors.reuse import drop_copies
-from thunder_fn.executors.tidy import tidy
+from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rules import lowered
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
@@ -106,7 +105,8 @@ class _Claiming:
     """One claiming: what was decided so far."""
 
     def __init__(self, executors: tuple[Executor, ...], below_autograd: bool) -> None:
-        self.executors, self.below_autograd = executors, below_autograd
+        self.executors = tuple(executor for executor in executors if executor.claims)
+        self.below_autograd = below_autograd
         self.fusions = tuple(executor for executor in executors if isinstance(executor, FusionExecutor))
         self.min_shared = min((executor.min_shared for executor in self.fusions), default=None)
         self.claims: dict[Trace, Claim] = {}
@@ -134,6 +134,7 @@ class _Claiming:
         walk = _Walk(self, shared, TraceBuilder(trace.name), {})
         outputs = walk.run(trace, tuple(walk.builder.input(var.type) for var in trace.inputs))
         part = _Part(walk.builder.build(outputs), walk.notes)
+        part = part.without(*drop_dead(part.trace))
         part = part.without(*drop_copies(part.trace))
         part = part.without(*tidy(part.trace, below_autograd=self.below_autograd))
         for fusion in self.fusions:
@@ -308,7 +309,7 @@ class _Walk:
                 return self.claimed(equation, env, executor, name, run)
             case Instead(trace, rule):
                 self.say(f"{'  ' * depth}{equation.op.name} as {executor.name} computes it{at}")
-                operands = self.replaced_operands(equation, trace, executor, env)
+                operands = tuple(env[var.index] for var in equation.operands)
                 return self.run(trace, operands, depth + 1, path or module, busy | {rule}, fuse=fuse)
             case Fuse():
                 return self.builder.copy(equation, lambda var: env[var.index])
@@ -328,17 +329,6 @@ class _Walk:
         results = self.builder.copy(taken, lambda var: env[var.index])
         self.claiming.claims[alone(self.builder.equations[-1])] = Claim(executor, name, run)
         return results
-
-    def replaced_operands(
-        self, equation: Equation, trace: Trace, executor: Executor, env: dict[int, Atom]
-    ) -> tuple[Atom, ...]:
-        found, expected = trace.output_types, tuple(var.type for var in equation.outputs)
-        if trace.input_types != tuple(var.type for var in equation.operands) or found != expected:
-            texts = f"({', '.join(map(str, found))}), not ({', '.join(map(str, expected))})"
-            raise ExecutorError(
-                located_in(f"{executor.name}: what it computes instead of {equation.op} gives {texts}", equation)
-            )
-        return tuple(env[var.index] for var in equation.operands)
 
     def expand(self, trace: Trace, inputs: tuple[Atom, ...], shared: frozenset[Trace]) -> tuple[Atom, ...]:
         """Shared composites as the parts that they are; other composites that are left, without regions."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture import current
+from thunder_fn.capture.apply import bind_equation, operands_of
+from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.capture.scopes import function_name
 from thunder_fn.errors import ExecutorError, located
 from thunder_fn.trace import Equation, Literal, TensorType, Var
@@ -62,15 +66,15 @@ class FakeCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     mode: Any
+    op: str = ""
 
     def mismatch(self, function: Callable[..., Any]) -> str | None:
         """Why Python would not pass these arguments to the function; None if it would, or cannot tell."""
-        try:
-            signature = inspect.signature(function)
-        except (TypeError, ValueError):
+        signature = signature_of(function)
+        if signature is None:
             return None
         try:
-            signature.bind(*self.args, **self.kwargs)
+            signature.bind(*self.args, **accepted(function, self.op, self.kwargs))
         except TypeError as error:
             return str(error)
         return None
@@ -78,7 +82,51 @@ class FakeCall:
     def apply(self, function: Callable[..., Any]) -> Any:
         """Call the function."""
         with internals.isolated(), internals.no_torch_function(), self.mode, torch.no_grad():
-            return function(*self.args, **self.kwargs)
+            return function(*self.args, **accepted(function, self.op, self.kwargs))
+
+
+def apply_to(function: Callable[..., Any], equation: Equation, *tensors: Any) -> Any:
+    """Call a function with an equation's arguments, the tensors in place of its operands."""
+    supply = iter(tensors)
+    args = [python_value(arg, lambda _: next(supply)) for arg in equation.args]
+    kwargs = {key: python_value(arg, lambda _: next(supply)) for key, arg in equation.kwargs}
+    return function(*args, **accepted(function, equation.op.name, kwargs))
+
+
+def accepted(function: Callable[..., Any], op: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments without those that the function does not take and that say what goes without saying.
+
+    PyTorch's functions record all their arguments: `cross_entropy(x, y)` has `weight=None` and `label_smoothing=0.0` too.
+    """
+    signature = signature_of(function)
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        return kwargs
+    defaults = _defaults_of(op)
+    return {
+        key: value
+        for key, value in kwargs.items()
+        if key in signature.parameters or key not in defaults or Literal(value) != Literal(defaults[key])
+    }
+
+
+@cache
+def _defaults_of(op: str) -> dict[str, Any]:
+    """What the arguments of a torch function are if they are not given."""
+    function: Any = torch
+    for part in op.split(".")[1:] if op.startswith("torch.") else ():
+        function = getattr(function, part, None)
+    signature = signature_of(function) if callable(function) else None
+    if signature is None:
+        return {}
+    return {key: p.default for key, p in signature.parameters.items() if p.default is not p.empty}
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The function's signature, None where Python knows none."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
 
 
 def fake_call(equation: Equation) -> FakeCall:
@@ -94,7 +142,8 @@ def fake_call(equation: Equation) -> FakeCall:
         return fakes[var.index]
 
     args = tuple(python_value(arg, read) for arg in equation.args)
-    return FakeCall(args, {key: python_value(arg, read) for key, arg in equation.kwargs}, mode)
+    kwargs = {key: python_value(arg, read) for key, arg in equation.kwargs}
+    return FakeCall(args, kwargs, mode, equation.op.name)
 
 
 def python_value(arg: Any, read: Callable[[Var], Any]) -> Any:
@@ -113,3 +162,16 @@ def located_in(what: str, equation: Equation, fix: str | None = None) -> str:
     from thunder_fn.pretty import format_equation
 
     return located(what, equation=format_equation(equation), source=equation.source, fix=fix)
+
+
+def _contiguous(x: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    """An equation: how a tensor lies in memory is known when the program runs, not when it is made."""
+    recorder = current()
+    operands = None if recorder is None else operands_of(recorder, [x])
+    if recorder is None or operands is None or memory_format != torch.contiguous_format:
+        return x.contiguous(memory_format=memory_format)
+    return bind_equation(recorder, ops.CONTIGUOUS, operands, (), (operands[0].type,))[0]
+
+
+LAYOUT_IS_UNKNOWN = (Lookaside(torch.Tensor.contiguous, _contiguous),)
+"""For functions that are captured from types alone."""

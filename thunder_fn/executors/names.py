@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from thunder_fn.executors.running import EQUATIONS
 from thunder_fn.pretty import identifier
+from thunder_fn.trace import Equation
 
 BUILTINS = ("float", "complex", "getattr", "zip", "reversed", "range", "int")
 """Names of Python's that generated code calls."""
@@ -23,6 +25,7 @@ class Names:
         self.names: dict[Any, str] = {}
         self.homes: dict[str, list[str]] = {}
         self.functions: list[str] = []
+        self.called: dict[str, Equation] = {}
 
     def bind(self, key: Any, wanted: str, value: Any) -> str:
         """The name of a value in the context: the same one for the same key."""
@@ -40,6 +43,9 @@ class Names:
         body = [f"    {line}" for line in lines]
         homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
         header = f"def {name}({', '.join(parameters)}):"
-        text = "\n".join([*([f"# {homes}"] if homes else []), header, *body, ""])
+        numbered = [*([f"# {homes}"] if homes else []), header, *body, ""]
+        lines_called = ((number, self.called.get(line.strip())) for number, line in enumerate(numbered, 1))
+        self.context[EQUATIONS] = {number: equation for number, equation in lines_called if equation is not None}
+        text = "\n".join(numbered)
         exec(compile(text, f"<thunder_fn {name}>", "exec"), self.context)
         return "\n".join([*self.functions, text]), self.context.pop(name)

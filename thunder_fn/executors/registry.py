@@ -12,11 +12,16 @@ from thunder_fn.errors import ExecutorError, UnknownOption, located
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
 
-BUILTIN: dict[str, str] = {"inductor": "thunder_fn.executors.compiled"}
+BUILTIN: dict[str, str] = {
+    "inductor": "thunder_fn.executors.compiled",
+    "sdpa": "thunder_fn.executors.sdpa",
+    "triton": "thunder_fn.executors.triton_operators",
+    "cudagraphs": "thunder_fn.executors.cudagraphs",
+}
 """Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""
 
 _registered: dict[str, Executor] = {TORCH.name: TORCH}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def register_executor(executor: Executor) -> Executor:

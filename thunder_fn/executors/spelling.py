@@ -44,6 +44,8 @@ class _Operand:
 
 def spell(op: Op, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Spelling:
     """The fastest function whose call with these arguments is the op's call."""
+    if op == ops.CONTIGUOUS:  # the method does not dispatch where there is nothing to do
+        return Spelling("contiguous", "torch.Tensor", torch.Tensor.contiguous)
     return _spell(op, _skeleton(args), tuple((key, _skeleton(arg)) for key, arg in kwargs))
 
 

@@ -55,6 +55,27 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
     return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), tuple(gone)
 
 
+def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
+    """Drop what no output needs: operators are whole until somebody unfolds them.
+
+    Returns:
+        The trace, and the positions of the equations that are gone.
+    """
+    need = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
+    gone = list[int]()
+    for position, equation in reversed(list(enumerate(trace.equations))):
+        if is_kept(equation) or any(var.index in need for var in equation.outputs):
+            need.update(var.index for var in equation.operands)
+        else:
+            gone.append(position)
+    if not gone:
+        return trace, ()
+    dead = set(gone)
+    kept = tuple(equation for position, equation in enumerate(trace.equations) if position not in dead)
+    new = canonical(trace.inputs, kept, trace.outputs, trace.constants, trace.constraints, trace.name)
+    return new, tuple(sorted(gone))
+
+
 def escaping_vars(trace: Trace) -> set[int]:
     """The variables that outputs are or may share memory with."""
     escaping = {atom.index for atom in trace.outputs if isinstance(atom, Var)}

@@ -77,6 +77,7 @@ def lower(
     *,
     below_autograd: bool = False,
     executors: Sequence[Executor] = (),
+    whole: bool = True,
 ) -> Program:
     """Lower a trace to PyTorch calls, and calls of what other executors take.
 
@@ -90,11 +91,12 @@ def lower(
             program may compute it there, and then returns the very tensor. These inputs share memory with nothing.
         below_autograd: the results need no gradient, so autograd may be skipped.
         executors: in order of priority; the torch executor comes after them.
+        whole: executors that run whole programs get this one.
     """
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
     claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
     program = _Emitter(claimed, frozen, donated, writes, below_autograd).program()
-    for executor in reversed(frozen):
+    for executor in reversed(frozen) if whole else ():
         program = executor.finish(program)
     if any(map(_autocasts, claimed.trace.equations)):
         return replace(program, run=internals.without_autocast(program.run))
@@ -182,7 +184,10 @@ class _Emitter:
             comment += by
         else:
             call = self.leaf(equation, position in self.in_place)
-        return f"{call}  # {comment}" if comment else call
+        text = f"{call}  # {comment}" if comment else call
+        if equation.op.kind == "composite":
+            self.names.called[text] = equation
+        return text
 
     def leaf(self, equation: Equation, overwrite: bool) -> str:
         if equation.op == BARRIER or (overwrite and equation.op == CLONE):
@@ -209,14 +214,13 @@ class _Emitter:
     def claim(self, equation: Equation) -> tuple[str, str]:
         """A call of what an executor runs, and who it is."""
         claim = self.claimed.claim_of(equation)
-        run = claim.run or _compiled(claim)
-        name = self.bind((claim.executor, claim.name, run), claim.name, run)
+        run = claim.run or compiled_region(claim)
+        name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)
         own = Spelling(name, claim.executor.name, run)
         parts = [self.arg(arg, own) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
         targets = _tuple_text([str(var) for var in equation.outputs])
-        call = f"{name}({', '.join(parts)})"
-        return f"{targets} = {call}" if equation.outputs else call, f" by {claim.executor.name}"
+        return f"{targets} = {name}({', '.join(parts)})", f" by {claim.executor.name}"
 
     def meaning(self, equation: Equation) -> Iterator[str]:
         """What a claimed equation computes, as comments, where it is first called."""
@@ -376,10 +380,10 @@ def _run_compiled(
 
 @lru_cache(maxsize=4096)
 def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., tuple[Any, ...]]:
-    return lower(body, executors=executors).run
+    return lower(body, executors=executors, whole=False).run
 
 
-def _compiled(claim: Claim) -> RunFunction:
+def compiled_region(claim: Claim) -> RunFunction:
     """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
     region, executor = claim.region, claim.executor
     assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"

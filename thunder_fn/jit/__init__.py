@@ -106,6 +106,8 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
             registered ones. What none of them takes, the torch executor runs.
         numerics: how far results may be from eager's: executors labelled otherwise are left out. `"bitwise"`,
             `"reassociating"` (sums and products in another order) or `"precision-changing"`, which allows all.
+        verify: run every program beside `evaluate`, and raise a VerificationError that names the first equation whose
+            executor is farther off than its label says. Slow.
         transforms: functions from Trace to Trace, applied in order to what was traced.
         lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to `replace_with`.
         cache: `"constant values"`; `"same input"` checks nothing after the first call, the caller promises that all

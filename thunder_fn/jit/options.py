@@ -12,7 +12,10 @@ from typing import Any
 from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption, located
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
+from thunder_fn.executors.grad_transforms import GradTransforms
+from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.registry import resolve_executors
+from thunder_fn.executors.verify import VERIFIER
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
 
 CACHES = ("constant values", "same input", "no caching")
@@ -27,6 +30,7 @@ class Options:
     transforms: tuple[Transform, ...] = ()
     lookasides: tuple[Lookaside, ...] = ()
     numerics: Numerics = "precision-changing"
+    verify: bool = False
     cache: str = "constant values"
     static_argnums: tuple[int, ...] = ()
     donate_argnums: tuple[int, ...] = ()
@@ -34,7 +38,14 @@ class Options:
     def chosen_executors(self) -> tuple[Executor, ...]:
         """The executors as they are now, without those whose results may be farther off than `numerics` allows."""
         allowed = (executor for executor in self.executors if is_within(executor.numerics, self.numerics))
-        return tuple(executor.frozen() for executor in allowed)
+        chosen = tuple(executor.frozen() for executor in allowed)
+        return (VERIFIER.frozen(), *chosen) if self.verify else chosen
+
+    def rewrite(self) -> GradTransforms | None:
+        """The grad transforms of the executors; None if no executors were given, so that those around apply."""
+        if not self.executors:
+            return None
+        return GradTransforms(tuple(one for one in self.chosen_executors() if isinstance(one, OperatorExecutor)))
 
     def changed(self, given: dict[str, Any]) -> Options:
         """These options with others in their place; transforms and lookasides are added after those that are there.
@@ -119,6 +130,12 @@ def _read_cache(value: Any) -> str:
     return value
 
 
+def _read_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise JitError(f"jit: verify is True or False, given {value!r:.60}")
+    return value
+
+
 def _read_argnums(value: Any) -> tuple[int, ...]:
     given = (value,) if isinstance(value, int) else tuple(value)
     for argnum in given:
@@ -131,6 +148,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "executors": resolve_executors,
     "transforms": _read_transforms,
     "lookasides": _read_lookasides,
+    "verify": _read_flag,
     "numerics": lambda value: check_numerics(value, "jit"),
     "cache": _read_cache,
     "static_argnums": _read_argnums,

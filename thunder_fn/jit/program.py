@@ -9,6 +9,7 @@ def execute(l0, l1):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -19,6 +20,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
+from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.executors.reuse import is_dense
@@ -84,7 +86,8 @@ def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
 
 def capture_call(f: Callable[..., Any], options: Options, call: Call) -> tuple[Captured, list[Trace]]:
     """What is captured of a call: its trace, and the trace after each of the transforms."""
-    with lookasides(options.lookasides):
+    rewrite = options.rewrite()
+    with lookasides(options.lookasides), nullcontext() if rewrite is None else rewritten_by(rewrite):
         captured = capture(with_statics(f, call), call.args, call.kwargs)
     return captured, transformed(captured.trace, options)
 

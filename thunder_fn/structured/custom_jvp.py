@@ -24,13 +24,13 @@ import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
@@ -128,7 +128,7 @@ def expanded(equation: Equation) -> Equation:
     return Equation(equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source)
 
 
-@lru_cache(maxsize=4096)
+@remembered_in_context(4096)
 def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
     """Capture the rule for operands of these types; what it closes over become constants."""
     if isinstance(call, BatchedCall):

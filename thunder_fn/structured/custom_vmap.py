@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from thunder_fn.capture import TENSOR, Captured, current
+from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError
@@ -90,7 +90,7 @@ def custom_vmap_batch_rule(equation: Equation, batched: Mask, size: int, randomn
     return capture_rule(call, types, batched, size)
 
 
-@lru_cache(maxsize=4096)
+@remembered_in_context(4096)
 def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: int) -> tuple[Trace, Mask]:
     """Capture the user's rule for operands of which some are batched."""
     count = sum(call.is_tensor)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
 
 from thunder_fn import ops
 from thunder_fn.capture import TENSOR, Captured, pytree
+from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError, InvalidTrace
@@ -37,10 +37,10 @@ def is_being_captured(function: Any) -> bool:
 # ---- capture ----
 
 
-@lru_cache(maxsize=4096)
+@remembered_in_context(4096)
 def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Trace, Trace, Places]:
     """Capture fwd and bwd for operands of these types; what they close over become constants."""
-    if isinstance(call, BatchedCall):
+    if hasattr(call, "capture"):  # not captured yet, or an executor's
         return call.capture()
     count = sum(call.is_tensor)
 
@@ -99,7 +99,7 @@ def _capture_forward_and_backward(
 # ---- batching ----
 
 
-@lru_cache(maxsize=4096)
+@remembered_in_context(4096)
 def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
     """Capture a function's own batching rule; what it closes over become constants."""
     count = sum(call.is_tensor)

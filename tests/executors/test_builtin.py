@@ -1,0 +1,286 @@
+"""The executors that come with thunder_fn: sdpa, triton, cudagraphs; numerics labels and verify."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn import grad, jit
+from thunder_fn.errors import ExecutorError, JitError, RegionWarning, VerificationError
+from thunder_fn.executors import FusionExecutor, get_executor, list_executors
+from thunder_fn.executors.cudagraphs import CudaGraphs
+from thunder_fn.executors.sdpa import BACKENDS, choose_kernel
+from thunder_fn.extend import OperatorExecutor
+
+
+def program(f: Callable[..., Any]) -> str:
+    return str(tfn.last_traces(f)[-1])
+
+
+def test_all_are_there_by_name() -> None:
+    assert {"torch", "inductor", "sdpa", "triton", "cudagraphs"} <= set(list_executors())
+    for name in ("sdpa", "triton", "cudagraphs"):
+        assert get_executor(name).name == name
+
+
+# ---- triton ----
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy(reduction: str, dtype: torch.dtype) -> None:
+    logits, labels = torch.randn(6, 11).to(dtype), torch.tensor([0, 10, -100, 3, 3, 1])
+    f = lambda x, y: F.cross_entropy(x, y, reduction=reduction)
+    total = lambda x, y: (f(x, y) * 3).sum()
+    fast, g = jit(f, executors=["triton"]), grad(jit(total, executors=["triton"]))
+    near = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    close = lambda found, wanted: torch.testing.assert_close(found, wanted, **near)
+    close(fast(logits, labels), f(logits, labels))
+    close(g(logits, labels), torch.func.grad(total)(logits, labels))
+    assert program(fast).count("= triton_cross_entropy(") == 1
+    assert program(g).count("= triton_cross_entropy_backward(") == 1
+    x = logits.clone().requires_grad_()
+    jit(total, executors=["triton"])(x, labels).backward()
+    close(x.grad, torch.func.grad(total)(logits, labels))
+
+
+def test_cross_entropy_is_left_where_the_kernel_would_be_wrong() -> None:
+    logits, labels = torch.randn(6, 11), torch.randint(0, 11, (6,))
+    for options in ({"label_smoothing": 0.1}, {"weight": torch.rand(11)}):
+        f = jit(lambda x, y, options=options: F.cross_entropy(x, y, **options), executors=["triton"])
+        torch.testing.assert_close(f(logits, labels), F.cross_entropy(logits, labels, **options))
+        assert "triton" not in program(f)
+    double = jit(lambda x, y: F.cross_entropy(x, y), executors=["triton"])
+    torch.testing.assert_close(double(logits.double(), labels), F.cross_entropy(logits.double(), labels))
+    assert "triton" not in program(double)
+
+
+def test_rms_norm() -> None:
+    x, w = torch.randn(2, 3, 8), torch.randn(8)
+    f = lambda x, w: F.rms_norm(x, (8,), w, 1e-5).sin().sum()
+    fast = jit(f, executors=["triton"])
+    torch.testing.assert_close(fast(x, w), f(x, w))
+    g = grad(fast, argnums=(0, 1))
+    for found, wanted in zip(g(x, w), torch.func.grad(f, (0, 1))(x, w), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert program(fast).count("= triton_rms_norm(") == 1
+    assert program(g).count("= triton_rms_norm(") == program(g).count("= triton_rms_norm_backward(") == 1
+    torch.testing.assert_close(
+        tfn.vmap(grad(fast), in_dims=(0, None))(x, w), torch.func.vmap(torch.func.grad(f), (0, None))(x, w)
+    )
+    module = torch.nn.RMSNorm(8)
+    torch.testing.assert_close(jit(module, executors=["triton"])(x), module(x))
+
+
+KERNELS = """
+import torch
+from thunder_fn.executors import triton_kernels as kernels, triton_operators as meaning
+
+torch.manual_seed(0)
+for columns in (7, 1024, 2500):  # less than a block, one, several
+    x, y = torch.randn(5, columns), torch.randint(0, columns, (5,))
+    x[1, : columns - 2], y[1], y[2] = float("-inf"), columns - 1, -100
+    found, wanted = kernels.cross_entropy_forward(x, y, -100), meaning.cross_entropy_like(x, y, -100)
+    torch.testing.assert_close(found, wanted)
+    g, lse = torch.randn(5), wanted[1]
+    back = kernels.cross_entropy_backward(g, x, y, lse, -100)
+    torch.testing.assert_close(back, meaning.cross_entropy_backward_like(g, x, y, lse, -100))
+    x, w, g = torch.randn(5, columns), torch.randn(columns), torch.randn(5, columns)
+    found, wanted = kernels.rms_norm_forward(x, w, 1e-5), meaning.rms_norm_like(x, w, 1e-5)
+    torch.testing.assert_close(found, wanted)
+    back = kernels.rms_norm_backward(g, x, w, wanted[1])
+    torch.testing.assert_close(back, meaning.rms_norm_backward_like(g, x, w, wanted[1]))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_in_tritons_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ---- sdpa ----
+
+
+def test_attention_on_the_chosen_kernel() -> None:
+    q, k, v = (torch.randn(2, 4, 8, 16) for _ in range(3))
+    mask = torch.rand(8, 8) > 0.3
+    for options, kernel in (({"is_causal": True}, "flash"), ({"attn_mask": mask}, "flash"), ({"scale": 0.5}, "flash")):
+        f = jit(lambda q, k, v, options=options: F.scaled_dot_product_attention(q, k, v, **options), executors=["sdpa"])
+        torch.testing.assert_close(f(q, k, v), F.scaled_dot_product_attention(q, k, v, **options))
+        assert f"kernel='{kernel}'" in program(f)
+    g = jit(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5), executors=["sdpa"])
+    g(q, k, v)
+    assert "kernel=" not in program(g), "random numbers are PyTorch's"
+    h = grad(jit(lambda q: F.scaled_dot_product_attention(q, k, v).sum(), executors=["sdpa"]))
+    torch.testing.assert_close(h(q), torch.func.grad(lambda q: F.scaled_dot_product_attention(q, k, v).sum())(q))
+
+
+def test_choose_kernel_by_type() -> None:
+    def kernel(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu", heads: int | None = None) -> str:
+        with torch._subclasses.FakeTensorMode():
+            q = torch.empty(shape, dtype=dtype, device=device)
+            k = torch.empty((shape[0], heads or shape[1], *shape[2:]), dtype=dtype, device=device)
+            return choose_kernel(q, k, k, None)
+
+    assert kernel(2, 4, 8, 16) == "flash" and kernel(2, 4, 8, 16, heads=2) == "math"
+    assert kernel(4, 8, 16) == "math" and kernel(2, 4, 0, 16) == "math"
+    assert kernel(2, 4, 8, 64, dtype=torch.bfloat16, device="cuda") == "flash"
+    assert kernel(2, 4, 8, 64, device="cuda") == "efficient"
+    assert kernel(2, 4, 8, 320, dtype=torch.bfloat16, device="cuda") == "efficient"
+    assert kernel(2, 4, 8, 63, dtype=torch.bfloat16, device="cuda") == "math"
+    assert kernel(2, 4, 8, 64, dtype=torch.float64, device="cuda") == "math"
+    assert set(BACKENDS) == {"flash", "efficient", "math"}
+
+
+# ---- cudagraphs ----
+
+
+class Rerun:
+    """Stands in for a CUDA graph: a replay runs the program again, on the same buffers, into the same results."""
+
+    def __init__(self, device: str = "cpu", fail: str | None = None) -> None:
+        self.device, self.fail, self.recorded, self.replayed = device, fail, 0, 0
+
+    def missing(self) -> str | None:
+        return None
+
+    def takes(self, tensor: Tensor) -> bool:
+        return tensor.device.type == self.device
+
+    def record(self, run: Callable[..., Any], buffers: Sequence[Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
+        if self.fail:
+            raise RuntimeError(self.fail)
+        self.recorded += 1
+        places = [buffer.data_ptr() for buffer in buffers]
+        results = run(*buffers)
+
+        def replay() -> None:
+            self.replayed += 1
+            assert places == [buffer.data_ptr() for buffer in buffers], "buffers stay where they are"
+            for result, new in zip(results, run(*buffers), strict=True):
+                result.copy_(new)
+
+        return replay, results
+
+
+def test_cudagraphs_replay_on_their_own_buffers() -> None:
+    device = Rerun()
+    f = jit(lambda x, y: ((x * y).sin(), x + 1), executors=[CudaGraphs("graphs", device)])
+    earlier = []
+    for _ in range(4):
+        x, y = torch.randn(3), torch.randn(3)
+        before = x.clone()
+        results = f(x, y)
+        assert torch.equal(x, before), "arguments are left alone"
+        earlier.append((results, ((x * y).sin(), x + 1)))
+    for results, wanted in earlier:
+        assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True)), "results are the caller's own"
+    assert (device.recorded, device.replayed) == (1, 4)
+
+
+def test_cudagraphs_run_both_halves_of_a_gradient() -> None:
+    device = Rerun()
+    f = jit(lambda x: (x.sin() * x).sum(), executors=[CudaGraphs("graphs", device)])
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        f(x).backward()
+        torch.testing.assert_close(x.grad, (x.cos() * x + x.sin()).detach())
+    assert device.recorded == 2
+
+
+def test_cudagraphs_that_cannot_record() -> None:
+    f = jit(lambda x: x + 1, executors=[CudaGraphs("graphs", Rerun("cuda"))])
+    with pytest.warns(
+        RegionWarning, match=r"^graphs: a program cannot be recorded and runs as it is: an input is on cpu$"
+    ):
+        assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+    with warnings.catch_warnings():
+        f(torch.zeros(2))
+    g = jit(lambda x: x + 1, executors=[CudaGraphs("graphs", Rerun(fail="not permitted"))])
+    with pytest.warns(RegionWarning, match=r"runs as it is: RuntimeError: not permitted$"):
+        assert torch.equal(g(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cudagraphs_without_cuda() -> None:
+    with pytest.raises(ExecutorError) as caught:
+        jit(lambda x: x + 1, executors=["cudagraphs"])(torch.ones(2))
+    assert str(caught.value) == (
+        "cudagraphs: there is no CUDA device\nLeave the executor 'cudagraphs' out on this machine."
+    )
+
+
+# ---- verify ----
+
+
+def wrong(factor: float, **options: Any) -> OperatorExecutor:
+    """An executor whose sine is off by a factor."""
+    ex = OperatorExecutor("wrong", **options)
+    sine = ex.register_operator("sine", like=torch.sin, fn=lambda x: torch.sin(x) * factor)
+    ex.register_implementation(torch.sin, execution_transform=sine)
+    return ex
+
+
+def test_verify_names_the_equation_that_is_wrong() -> None:
+    f = lambda x: (x.exp().sin() + 1).cos().sum()
+    x = torch.tensor([0.1, 0.7])
+    for ex, fails in (
+        (wrong(1.01), True),
+        (wrong(1 + 1e-5), False),
+        (wrong(1 + 1e-5, numerics="bitwise"), True),
+        (wrong(1.001, numerics="precision-changing"), False),
+        (wrong(1.0, numerics="bitwise"), False),
+    ):
+        g = jit(f, executors=[ex], verify=True)
+        if not fails:
+            torch.testing.assert_close(g(x), f(x), rtol=1e-2, atol=1e-2)
+            continue
+        with pytest.raises(VerificationError) as caught:
+            g(x)
+        lines = str(caught.value).splitlines()
+        assert lines[0].startswith(
+            f"verify: output 0 of sine, which wrong runs, is farther from what it means than {ex.numerics!r} allows: by up to"
+        )
+        assert lines[1].startswith("in equation:  v2: f32[2] = sine(")
+        assert lines[2].startswith(f"from:         {__file__}:{f.__code__.co_firstlineno}")
+
+
+def test_verify_sees_regions_gradients_and_loops() -> None:
+    bad = FusionExecutor(
+        "bad", fuse=lambda region: lambda *xs: tuple(y + 1 for y in tfn.evaluate(region, xs)), min_size=1
+    )
+    bad.register_supported(torch.cos)
+    x = torch.ones(2, requires_grad=True)
+    f = jit(lambda x: x.sin().sum(), executors=[bad], verify=True)
+    loss = f(x)
+    with pytest.raises(VerificationError, match=r"^verify: output 0 of bad_fusion_0, which bad runs"):
+        loss.backward()
+    loop = jit(lambda x: tfn.fori_loop(0, 2, lambda i, y: y.cos(), x), executors=[bad], verify=True)
+    with pytest.raises(VerificationError, match=r"^verify: output 0 of the program program differs"):
+        loop(torch.ones(2))
+
+
+def test_verify_lets_good_programs_pass() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    f = jit(model, executors=["triton", "sdpa"], verify=True)
+    torch.manual_seed(3)
+    found = f(x)
+    torch.manual_seed(3)
+    assert torch.equal(found, model(x)), "random numbers are drawn once"
+    found.sum().backward()
+    with pytest.raises(JitError, match=r"^jit: verify is True or False, given 'yes'$"):
+        jit(model, verify="yes")

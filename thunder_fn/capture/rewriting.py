@@ -1,0 +1,73 @@
+"""What is done to every trace that is captured in some context: the rules of executors are put in before any transform.
+
+A `Rewrite` is a hashable function from trace to trace. It belongs to the captures of one thread that run inside
+`rewritten_by`, like a lookaside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from thunder_fn.capture.lookasides import chosen_lookasides
+from thunder_fn.capture.recorder import Recorder, Scope
+from thunder_fn.trace import Trace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Rewrite(Hashable, Protocol):
+    """A pure function that keeps what a trace computes."""
+
+    def __call__(self, trace: Trace, done: frozenset[Trace]) -> Trace:
+        """The new trace. `done` are bodies that were captured before, and are as they are to be."""
+        ...
+
+
+_rewrite: ContextVar[Rewrite | None] = ContextVar("thunder_fn_rewrite", default=None)
+
+
+@contextmanager
+def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
+    """Inside, what is captured is rewritten; None for not at all."""
+    token = _rewrite.set(rewrite)
+    try:
+        yield
+    finally:
+        _rewrite.reset(token)
+
+
+def rewritten(trace: Trace, recorder: Recorder) -> Trace:
+    """The trace as it is to be in this context."""
+    rewrite = _rewrite.get()
+    return trace if rewrite is None else rewrite(trace, frozenset(_bound_bodies(recorder.root)))
+
+
+def _bound_bodies(scope: Scope) -> Iterator[Trace]:
+    """The bodies that were traces before they were recorded."""
+    for item in scope.items:
+        if isinstance(item, Scope):
+            yield from _bound_bodies(item)
+        else:
+            yield from item.bodies
+
+
+def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember what a function that captures returns, apart for each context: lookasides and rewrites."""
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        @lru_cache(maxsize)
+        def remembered(context: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            return f(*args, **kwargs)
+
+        @wraps(f)
+        def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+            return remembered((_rewrite.get(), chosen_lookasides()), *args, **kwargs)
+
+        return asked
+
+    return decorate

@@ -1,0 +1,336 @@
+"""Grad transforms: forward and backward of an op as one function.
+
+    def mul_grad(a, b):
+        out = a * b
+        g = get_grad(out)
+        put_grads((a, b), (b * g, a * g))
+        return out
+
+The function is captured once with cotangents as further inputs, and cut in two: what depends on a cotangent is the
+backward. The op becomes a `custom_vjp` equation with that rule, before any transform sees it; lowering takes it away again
+where nobody asked for a gradient.
+
+Source: `get_grad` and `put_grad` are lightning-thunder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import current, pytree
+from thunder_fn.capture.lookasides import lookasides
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.rewriting import rewritten_by
+from thunder_fn.derive import alone, is_differentiable
+from thunder_fn.errors import ExecutorError, located
+from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.rules import memo
+from thunder_fn.structured import calls
+from thunder_fn.structured.custom_vjp import CUSTOM_VJP
+from thunder_fn.trace import (
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    canonical,
+    num_vars,
+    type_of_value,
+)
+
+# ---- for users ----
+
+
+@dataclass(slots=True)
+class _Joint:
+    """A grad transform that is being captured: what it asked for and what it gave, by variable."""
+
+    recorder: Recorder
+    where: str
+    cotangents: list[tuple[Var, torch.Tensor]] = field(default_factory=list)
+    gradients: dict[Var, torch.Tensor] = field(default_factory=dict)
+    inputs: tuple[Var, ...] = ()
+
+
+_joint: ContextVar[_Joint | None] = ContextVar("thunder_fn_grad_transform", default=None)
+
+
+def get_grad(output: torch.Tensor) -> torch.Tensor:
+    """In a grad transform: the cotangent of one of its outputs.
+
+    Raises:
+        ExecutorError: this is no grad transform, or `output` is no tensor of it.
+    """
+    joint = _running("get_grad")
+    var = joint.recorder.var_of(output) if isinstance(output, torch.Tensor) else None
+    if var is None or not isinstance(var.type, TensorType) or not is_differentiable(var.type):
+        raise ExecutorError(f"{joint.where}: get_grad takes a floating tensor that is returned, given {_told(output)}")
+    for known, cotangent in joint.cotangents:
+        if known == var:
+            return cotangent
+    cotangent = joint.recorder.input_of_type(var.type)
+    joint.cotangents.append((var, cotangent))
+    return cotangent
+
+
+def put_grad(argument: Any, gradient: torch.Tensor | None) -> None:
+    """In a grad transform: add to the gradient of one of its arguments. Numbers have none; None is zero.
+
+    Raises:
+        ExecutorError: this is no grad transform, `argument` is no argument, or the gradient has another type.
+    """
+    joint = _running("put_grad")
+    if gradient is None or not isinstance(argument, torch.Tensor):
+        return
+    var = joint.recorder.var_of(argument)
+    if var is None or var not in joint.inputs:
+        raise ExecutorError(f"{joint.where}: put_grad was given a tensor that is no argument: {_told(argument)}")
+    if not isinstance(gradient, torch.Tensor) or type_of_value(gradient) != var.type:
+        raise ExecutorError(
+            located(
+                f"{joint.where}: the gradient of argument {joint.inputs.index(var)} is {_told(gradient)}, "
+                f"but the argument is {var.type}",
+                fix="Give it the argument's shape and dtype, e.g. with `.sum_to_size(a.shape)` or `.to(a.dtype)`.",
+            )
+        )
+    known = joint.gradients.get(var)
+    joint.gradients[var] = gradient if known is None else known + gradient
+
+
+def put_grads(arguments: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> None:
+    """`put_grad` for several arguments.
+
+    Raises:
+        ExecutorError: there are more of one than of the other, or as for `put_grad`.
+    """
+    joint = _running("put_grads")
+    if len(arguments) != len(gradients):
+        raise ExecutorError(f"{joint.where}: put_grads got {len(arguments)} arguments and {len(gradients)} gradients")
+    for argument, gradient in zip(arguments, gradients, strict=True):
+        put_grad(argument, gradient)
+
+
+def _running(name: str) -> _Joint:
+    joint = _joint.get()
+    if joint is None:
+        raise ExecutorError(f"{name} was called outside a grad transform\nRegister one: `grad_transform=`.")
+    if current() is not joint.recorder:
+        raise ExecutorError(f"{joint.where}: {name} was called inside another transform or a body of control flow")
+    return joint
+
+
+def _told(value: Any) -> str:
+    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}: {value!r:.40}"
+
+
+# ---- from a grad transform to a rule ----
+
+
+CapturedRule = tuple[Trace, Trace, tuple[int | None, ...]]
+"""fwd, bwd and which gradient belongs to which operand, as `custom_vjp` wants them."""
+
+
+Transform = Callable[..., Any]
+
+
+def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequence[Type], where: str) -> CapturedRule:
+    """Capture a grad transform and cut it in two.
+
+    Args:
+        transform: a function of the operands.
+        operands, outputs: their types, and those of what it has to return.
+        where: whose transform it is, for errors.
+
+    Raises:
+        ExecutorError: it returns something else, or asks for the gradient of what it does not return.
+    """
+
+    def run() -> tuple[Trace, list[int], list[bool]]:
+        given: list[int] = []
+        flags: list[bool] = []
+
+        def joint(*tensors: Any) -> Any:
+            with _capturing(where, tensors) as state:
+                result = transform(*tensors)
+                results = [leaf for leaf in pytree.flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+                _check_results(results, outputs, where)
+                given.extend(_asked(state, results))
+                flags.extend(var in state.gradients for var in state.inputs)
+                return (*results, *(state.gradients[var] for var in state.inputs if var in state.gradients))
+
+        joint.__name__ = f"{where}_grad"
+        (captured,) = calls.captured_bodies("grad_transform", (joint,), (calls.examples_of(operands),))
+        return captured.trace, given, flags
+
+    with rewritten_by(None), lookasides(LAYOUT_IS_UNKNOWN):
+        trace, given, flags = calls.inside_capture(run)
+    return _cut(trace, len(operands), given, flags, outputs)
+
+
+@contextmanager
+def _capturing(where: str, tensors: Sequence[torch.Tensor]) -> Generator[_Joint]:
+    recorder = current()
+    assert recorder is not None, "a capture is running"
+    variables = tuple(recorder.var_of(recorder.lift(tensor)) for tensor in tensors)
+    state = _Joint(recorder, where, inputs=tuple(var for var in variables if var is not None))
+    token = _joint.set(state)
+    try:
+        yield state
+    finally:
+        _joint.reset(token)
+
+
+def _check_results(results: Sequence[torch.Tensor], outputs: Sequence[Type], where: str) -> None:
+    found = tuple(map(type_of_value, results))
+    if found != tuple(outputs):
+        texts = f"({', '.join(map(str, found))}), but the op gives ({', '.join(map(str, outputs))})"
+        raise ExecutorError(f"{where}: the grad transform returned {texts}")
+
+
+def _asked(state: _Joint, results: Sequence[torch.Tensor]) -> list[int]:
+    """For each cotangent that was asked for, in order, the position of its output."""
+    positions = [state.recorder.var_of(state.recorder.lift(result)) for result in results]
+    found: list[int] = []
+    for var, _ in state.cotangents:
+        if var not in positions:
+            raise ExecutorError(
+                f"{state.where}: get_grad was asked for the gradient of a {var.type} that is not returned"
+            )
+        found.append(positions.index(var))
+    return found
+
+
+def _cut(
+    trace: Trace, count: int, given: Sequence[int], flags: Sequence[bool], outputs: Sequence[Type]
+) -> CapturedRule:
+    """fwd: operands to outputs and residuals; bwd: residuals and all cotangents to gradients."""
+    flat = dce(trace)
+    operands, asked = flat.inputs[:count], flat.inputs[count:]
+    late = {var.index for var in asked}
+    early_equations: list[Equation] = []
+    late_equations: list[Equation] = []
+    for equation in flat.equations:
+        if any(var.index in late for var in equation.operands):
+            late_equations.append(equation)
+            late.update(var.index for var in equation.outputs)
+        else:
+            early_equations.append(equation)
+    results, gradients = flat.outputs[: len(outputs)], flat.outputs[len(outputs) :]
+    constants = {constant.var.index for constant in flat.constants}
+    read = {var.index: var for equation in late_equations for var in equation.operands}
+    read |= {atom.index: atom for atom in gradients if isinstance(atom, Var)}
+    own = {var.index for equation in late_equations for var in equation.outputs} | {var.index for var in asked}
+    residuals = tuple(var for index, var in read.items() if index not in own and index not in constants)
+    fwd = canonical(operands, tuple(early_equations), (*results, *residuals), flat.constants, name=f"{trace.name}_fwd")
+    by_output, unused = dict(zip(given, asked, strict=True)), num_vars(flat)
+    cotangents = tuple(
+        by_output.get(position) or Var(unused + position, type)
+        for position, type in enumerate(outputs)
+        if is_differentiable(type)
+    )
+    inputs = (*residuals, *cotangents)
+    bwd = canonical(inputs, tuple(late_equations), gradients, flat.constants, name=f"{trace.name}_bwd")
+    supply = iter(range(len(gradients)))
+    return fwd, bwd, tuple(next(supply) if flag else None for flag in flags)
+
+
+@dataclass(frozen=True)
+class LazyRule:
+    """What a `custom_vjp` equation has as its rule: it is captured when a derivative asks for it."""
+
+    primal: Trace
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the equation."""
+        return {"rule": self, "gradients": (None,) * len(self.primal.inputs)}
+
+    def capture(self) -> CapturedRule:
+        """The rule."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _ImplementationRule(LazyRule):
+    """An executor's grad transform for one equation."""
+
+    transform: Transform
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name.replace(": ", "_")
+
+    def capture(self) -> CapturedRule:
+        (equation,) = self.primal.equations
+        operands, outputs = ([var.type for var in side] for side in (equation.operands, equation.outputs))
+        try:
+            return derive_rule(partial(apply_to, self.transform, equation), operands, outputs, self.name)
+        except ExecutorError as error:
+            raise ExecutorError(located_in(str(error), equation)) from error
+
+
+# ---- the rules of executors, put into a trace ----
+
+
+@dataclass(frozen=True)
+class GradTransforms:
+    """The rewrite that gives ops the grad transforms that executors have for them.
+
+    `executors` are frozen; each has `grad_transform_of(equation)`, a function and a name, or None.
+
+    Law: it keeps what a trace computes; only its derivatives change.
+    """
+
+    executors: tuple[Any, ...]
+
+    def __call__(self, trace: Trace, done: frozenset[Trace]) -> Trace:
+        """The trace with `custom_vjp` equations around the ops that have a grad transform, but for bodies that are done."""
+        return _rewrite(self, trace, done) if self.executors else trace
+
+    def rule_of(self, equation: Equation) -> tuple[Transform, str] | None:
+        """The first executor's that has one."""
+        found = (executor.grad_transform_of(equation) for executor in self.executors)
+        return next((one for one in found if one is not None), None)
+
+
+@memo(1024)
+def _rewrite(transforms: GradTransforms, trace: Trace, done: frozenset[Trace]) -> Trace:
+    builder = TraceBuilder(trace.name)
+    env: dict[int, Any] = {var.index: builder.input(var.type) for var in trace.inputs}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    changed = False
+    for equation in trace.equations:
+        new = _with_rule(transforms, equation, done)
+        changed = changed or new is not equation
+        results = builder.copy(new, lambda var: env[var.index])
+        env.update((var.index, result) for var, result in zip(equation.outputs, results, strict=True))
+    if not changed:
+        return trace
+    builder.constraints.extend(trace.constraints)
+    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+
+
+def _with_rule(transforms: GradTransforms, equation: Equation, done: frozenset[Trace]) -> Equation:
+    """The equation with its rule around it, or in its body."""
+    found = None if equation.op.kind == "structured" else transforms.rule_of(equation)
+    if found is not None and any(is_differentiable(var.type) for var in (*equation.operands, *equation.outputs)):
+        primal = alone(equation)
+        kwargs = tuple((key, Literal(value)) for key, value in _ImplementationRule(primal, *found).options.items())
+        return replace(equation, op=CUSTOM_VJP, args=equation.operands, kwargs=kwargs, bodies=(primal,))
+    if equation.op.kind == "composite" and not ops.is_operator(equation.op) and equation.body not in done:
+        body = _rewrite(transforms, equation.body, done)
+        return equation if body is equation.body else replace(equation, bodies=(body,))
+    return equation

@@ -1,0 +1,91 @@
+"""Running the functions of operators: their results are what was promised, or the error says who broke the promise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.errors import ExecutorError, located
+from thunder_fn.trace import Equation, Source, TensorType, Type, type_of_value
+
+EQUATIONS = "_equations"
+"""In the context of a program: the equation of each line that calls an operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs `fn` as a line of a program does: without autograd, its results checked against the line's equation."""
+
+    name: str
+    fn: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        equation: Equation = frame.f_globals[EQUATIONS][frame.f_lineno]
+        return self.run(args, kwargs, [var.type for var in equation.outputs], equation.source)
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], types: Sequence[Type], source: Source | None = None
+    ) -> tuple[Any, ...]:
+        """The tensors that fn returns.
+
+        Raises:
+            ExecutorError: they are not of these types.
+            Exception: what fn raises, with a note that names the user's line.
+        """
+        with internals.autograd_as_usual(), torch.no_grad():
+            try:
+                result = self.fn(*map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
+            except Exception as error:
+                if not getattr(error, "__notes__", None):
+                    error.add_note(located(f"while {self.name} ran its fn", source=source))
+                raise
+        tensors = tensors_in(result, len(types))
+        if len(tensors) != len(types) or not all(map(_fits, tensors, types)):
+            found, wanted = ", ".join(map(_told, tensors)), ", ".join(map(str, types))
+            raise ExecutorError(
+                located(
+                    f"{self.name}: fn returned ({found}), but the operator's results are ({wanted})",
+                    source=source,
+                    fix="fn has to return tensors of the dtypes and shapes that `like` or `meta` says.",
+                )
+            )
+        return tuple(tensors)
+
+
+def tensors_in(result: Any, count: int) -> list[torch.Tensor]:
+    """The tensors of a result; arrays count as tensors where there are too few."""
+    leaves = pytree.flatten(result)[0]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if len(tensors) < count:
+        arrays = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor | np.ndarray | np.generic)]
+        tensors = [torch.as_tensor(leaf) for leaf in arrays] if len(arrays) == count else tensors
+    return tensors
+
+
+def _plain(value: Any) -> Any:
+    """What fn is given: tensors that require no gradient."""
+    if isinstance(value, torch.Tensor):
+        return value.detach() if value.requires_grad else value
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _fits(value: torch.Tensor, type: Type) -> bool:
+    if not isinstance(type, TensorType) or value.dtype != type.dtype or value.device != type.device:
+        return False
+    return value.shape == type.shape
+
+
+def _told(value: Any) -> str:
+    return str(type_of_value(value))

@@ -1,0 +1,143 @@
+"""opaque: a Python function of which only the types of its results are known.
+
+    outputs = opaque(*operands, call=call)      no body
+
+`call` is hashable; `call.run(*operands)` gives the outputs, `call.name` says in errors whose function it is. It has no
+derivative, and vmap runs it in a loop, with a warning: what knows better wraps it in a custom rule.
+
+Source: jax.pure_callback.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from thunder_fn import ops
+from thunder_fn.capture import current
+from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_vmap import LoopWarning, batched_type
+from thunder_fn.errors import InvalidTrace, MissingRule, located
+from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
+from thunder_fn.structured import calls
+from thunder_fn.structured.bind import bind
+from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+
+OPAQUE = Op("structured", "opaque")
+
+
+class OpaqueCall(Protocol):
+    """One call of an opaque function."""
+
+    @property
+    def name(self) -> str:
+        """Whose function it is."""
+        ...
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        """The types of the outputs."""
+        ...
+
+    def run(self, *operands: Any) -> tuple[Any, ...]:
+        """The outputs."""
+        ...
+
+
+def call_of(equation: Equation) -> OpaqueCall:
+    """The call that the equation records."""
+    (call,) = (arg.value for key, arg in equation.kwargs if key == "call" and isinstance(arg, Literal))
+    return call
+
+
+def opaque_check_rule(equation: Equation) -> None:
+    """The outputs have the call's types."""
+    if tuple(var.type for var in equation.outputs) != call_of(equation).types:
+        raise InvalidTrace(located(f"opaque: the results of {call_of(equation).name} have other types"))
+
+
+def opaque_evaluate_rule(bodies: Sequence[Trace], *operands: Any, call: OpaqueCall) -> tuple[Any, ...]:
+    """Run the function; inside a capture, record the call."""
+    recorder = current()
+    if recorder is not None:
+        return bind(recorder, OPAQUE, operands, (), call.types, call=call)
+    if calls.is_followed([value for value in operands if isinstance(value, torch.Tensor)]):
+        raise missing("autograd", call)
+    return call.run(*operands)
+
+
+def missing(interpreter: str, call: OpaqueCall, equation: Equation | None = None) -> MissingRule:
+    """The error for a derivative that nobody has given."""
+    return MissingRule(
+        located(
+            f"{interpreter}: {call.name} has no derivative: only the types of its results are known",
+            source=equation.source if equation is not None else None,
+            fix="Register it with `like=`, with a `grad_transform=` for reverse mode, or with `jvp=`, which serves both.",
+        )
+    )
+
+
+def opaque_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """Every differentiable output may depend on every operand."""
+    return tuple(any(active) and is_differentiable(var.type) for var in equation.outputs)
+
+
+def opaque_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """There is none."""
+    raise missing("jvp", call_of(equation), equation)
+
+
+def opaque_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """There is none."""
+    raise missing("vjp", call_of(equation), equation)
+
+
+def opaque_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """One call for each example, and a stack of their results."""
+    name = call_of(equation).name
+    warnings.warn(f"vmap: {name} has no batching rule, so it runs in a loop over {size} examples", LoopWarning, 2)
+    builder = TraceBuilder(f"vmap_{name}")
+    inputs = [
+        builder.input(batched_type(var.type, size) if flag else var.type)
+        for var, flag in zip(equation.operands, batched, strict=True)
+    ]
+    rows = [_example(builder, equation, inputs, batched, i) for i in range(size)]
+    columns = [_stacked(builder, column) for column in zip(*rows, strict=True)]
+    return builder.build(tuple(columns)), (True,) * len(columns)
+
+
+def _example(
+    builder: TraceBuilder, equation: Equation, inputs: Sequence[Atom], batched: Mask, i: int
+) -> tuple[Atom, ...]:
+    operands: list[Atom] = []
+    for var, value, flag in zip(equation.operands, inputs, batched, strict=True):
+        if flag:
+            args = (value, Literal(0), Literal(i))
+            (value,) = builder.add(ops.leaf(ops.aten.select.int), args, (var.type,), source=equation.source)
+        operands.append(value)
+    types = tuple(var.type for var in equation.outputs)
+    return builder.add(OPAQUE, tuple(operands), types, kwargs=equation.kwargs, source=equation.source)
+
+
+def _stacked(builder: TraceBuilder, column: Sequence[Atom]) -> Atom:
+    first = column[0]
+    assert not isinstance(first, Literal) and isinstance(first.type, TensorType), "results are tensors"
+    type = batched_type(first.type, len(column))
+    return builder.add(ops.leaf(ops.aten.stack.default), (tuple(column),), (type,))[0]
+
+
+register(
+    StructuredOp(
+        OPAQUE.name,
+        check=opaque_check_rule,
+        evaluate=opaque_evaluate_rule,
+        activity=opaque_activity_rule,
+        jvp=opaque_jvp_rule,
+        split=opaque_split_rule,
+        batch=opaque_batch_rule,
+        dce=keep_all,
+    )
+)
