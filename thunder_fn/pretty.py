@@ -37,6 +37,14 @@ def to_text(trace: Trace) -> str:
     return _Printer(trace).text
 
 
+def as_comment(trace: Trace) -> Iterator[str]:
+    """The trace's text as comments below a call, without the types of its inputs."""
+    header, *lines = to_text(trace).splitlines()
+    types = [line for line in lines if line.startswith("    # v")]
+    yield f"    # {header}"
+    yield from (f"    # {line}" for line in lines[len(types) :])
+
+
 def python_callable(trace: Trace) -> Callable[..., tuple[Any, ...]]:
     """The printed program, compiled by Python: a function of the trace's inputs.
 

@@ -40,7 +40,7 @@ from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.pretty import identifier, literal_text, object_name, to_text
+from thunder_fn.pretty import as_comment, identifier, literal_text, object_name
 from thunder_fn.rules import rules_of
 from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.structured.running import bodies_compiled_by
@@ -168,7 +168,9 @@ class _Emitter:
         for position, equation in enumerate(self.trace.equations):
             yield from (f"# {note}" for note in self.notes.get(position, ()))
             yield self.line(position, equation)
-            yield from self.meaning(equation)
+            if equation.op.kind == "composite" and equation.body not in self.shown:
+                self.shown.add(equation.body)
+                yield from as_comment(equation.body.renamed(ops.short_name(equation.op)))
             dead = self.dead_after(position, equation)
             if dead:
                 yield f"del {', '.join(dead)}"
@@ -221,15 +223,6 @@ class _Emitter:
         parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
         targets = _tuple_text([str(var) for var in equation.outputs])
         return f"{targets} = {name}({', '.join(parts)})", f" by {claim.executor.name}"
-
-    def meaning(self, equation: Equation) -> Iterator[str]:
-        """What a claimed equation computes, as comments, where it is first called."""
-        if equation.op.kind == "composite" and equation.body not in self.shown:
-            self.shown.add(equation.body)
-            header, *lines = to_text(equation.body.renamed(ops.short_name(equation.op))).splitlines()
-            types = [line for line in lines if line.startswith("    # v")]
-            yield f"    # {header}"
-            yield from (f"    # {line}" for line in lines[len(types) :])
 
     def structured(self, equation: Equation) -> str:
         """A structured op: a function that has its bodies, or its evaluation rule, called with them."""
