@@ -122,7 +122,7 @@ def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: int, r
     return builder.build(results), tuple(dim is not None for dim in dims)
 
 
-@lru_cache(maxsize=4096)
+@remembered_in_context(4096)
 def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
     """Capture a function's own forward derivative; what it closes over become constants."""
     if isinstance(call, BatchedCall):
