@@ -53,4 +53,5 @@ from thunder_fn.structured.custom_vjp import custom_vjp as custom_vjp
 from thunder_fn.structured.custom_vmap import custom_vmap as custom_vmap
 from thunder_fn.structured.loops import fori_loop as fori_loop, map as map, scan as scan
 from thunder_fn.structured.policies import checkpoint_policies as checkpoint_policies
+from thunder_fn.structured.roll import roll as roll, unroll as unroll
 from thunder_fn.structured.while_loop import while_loop as while_loop

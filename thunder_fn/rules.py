@@ -99,8 +99,8 @@ class StructuredOp:
     - `split(equation, wanted_inputs, wanted_outputs)`: forward with residuals, and backward.
     - `batch(equation, batched, size, randomness)`: the trace on batches (batch dim first), and which outputs are batched.
     - `dce(equation, wanted)`: the equation cut down to the wanted outputs, and the operands it reads.
-    - `lower(equation)`: what it is once no transform follows, as a trace over its operands; None for an op that
-      executors run by its evaluation rule.
+    - `lower(equation)`: what it is once no transform follows, as a trace over its operands; None, as the rule or as its
+      answer, where executors run the op itself.
     - `divide(equation, known, flags)`: for an op whose one body, on the operands, may be cut in two, the halves: from the
       known operands to the outputs that the flags mark and residuals, and from residuals and the other operands to the
       rest. `partial_eval` makes an equation of each. None for ops that are not divided.
@@ -116,7 +116,7 @@ class StructuredOp:
     split: Callable[[Equation, Mask, Mask], Split]
     batch: Callable[[Equation, Mask, int, str], tuple[Trace, Mask]]
     dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
-    lower: Callable[[Equation], Trace] | None = None
+    lower: Callable[[Equation], Trace | None] | None = None
     divide: Callable[[Equation, Mask, Mask], tuple[Trace, Trace]] | None = None
     keeps_types: bool = True
 

@@ -337,7 +337,7 @@ def test_other_errors() -> None:
     assert "xs[0]: 4\n  xs[1]: 3" in raises(lambda xs: tfn.scan(lambda c, x: (c, x[0]), H, (xs, xs[1:])), XS)
     assert "length is needed" in raises(lambda h: tfn.scan(lambda c, x: (c, None), h), H)
     assert "has no dim 2" in raises(lambda xs: tfn.scan(lambda c, x: (c, x), H, xs, dim=2), XS)
-    assert "unroll is a positive int" in raises(lambda xs: tfn.scan(lambda c, x: (c, x), H, xs, unroll=0), XS)
+    assert "unroll is True or a positive int" in raises(lambda xs: tfn.scan(lambda c, x: (c, x), H, xs, unroll=0), XS)
 
 
 def test_writes_to_outer_tensors_say_so() -> None:

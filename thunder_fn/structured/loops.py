@@ -33,7 +33,7 @@ def scan(
     dim: int = 0,
     reverse: bool = False,
     length: int | None = None,
-    unroll: int = 1,
+    unroll: int | bool = 1,
     checkpoint: str | None = None,
 ) -> tuple[Any, Any]:
     """A loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
@@ -48,7 +48,7 @@ def scan(
         dim: where xs are sliced and ys stacked.
         reverse: from the last slice to the first; ys[t] still belongs to xs[t].
         length: the number of steps; needed where xs has no tensor.
-        unroll: steps that a compiling executor may put together; changes nothing else.
+        unroll: how many steps an executor writes out in one turn of the loop; True or the number of steps leaves no loop.
         checkpoint: "sqrt" keeps the carry of about every sqrt(length)-th step for the backward, which computes the
             steps between anew: the memory of 2 sqrt(length) steps for one more forward.
 
@@ -65,6 +65,7 @@ def scan(
     Source: torch's scan and jax.lax.scan.
     """
     size, dim = _check_options(xs, dim, length, unroll)
+    unroll = max(size, 1) if unroll is True else int(unroll)
     if checkpoint not in (None, "sqrt"):
         raise TraceTypeError(f"scan: checkpoint is None or 'sqrt', given {checkpoint!r}")
     if checkpoint is not None and size > 3:
@@ -76,10 +77,10 @@ def scan(
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, ys)
 
 
-def _check_options(xs: Any, dim: Any, length: int | None, unroll: int) -> tuple[int, int]:
+def _check_options(xs: Any, dim: Any, length: int | None, unroll: int | bool) -> tuple[int, int]:
     """The number of steps, and dim counted from the front."""
-    if isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1:
-        raise TraceTypeError(f"scan: unroll is a positive int, given {unroll!r}")
+    if unroll is not True and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
+        raise TraceTypeError(f"scan: unroll is True or a positive int, given {unroll!r}")
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TraceTypeError(f"scan: dim is an int, given {dim!r}")
     leaves = pytree.flatten(xs)[0]

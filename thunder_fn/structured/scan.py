@@ -29,6 +29,7 @@ from thunder_fn.structured.bodies import body_activity, tensor_type, without_inp
 from thunder_fn.structured.cond import expand
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loop import SCAN, Loop, Parts, active_carry, add_scan, slice_of, stacked
+from thunder_fn.structured.roll import in_blocks
 from thunder_fn.structured.running import body_function
 from thunder_fn.structured.scan_split import scan_split_rule
 from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var
@@ -221,6 +222,15 @@ def scan_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     return Equation(SCAN, operands, kwargs, outputs, (without_inputs(body, kept),), equation.source), operands
 
 
+# ---- lower ----
+
+
+def scan_lower_rule(equation: Equation) -> Trace | None:
+    """With `unroll`, a shorter scan of so many steps at once."""
+    loop = Loop.of(equation)
+    return in_blocks(equation) if loop.unroll > 1 and loop.length else None
+
+
 register(
     StructuredOp(
         SCAN.name,
@@ -231,5 +241,6 @@ register(
         split=scan_split_rule,
         batch=scan_batch_rule,
         dce=scan_dce_rule,
+        lower=scan_lower_rule,
     )
 )
