@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.decompositions import NOT_PUSHED
 from thunder_fn.derive import (
@@ -57,6 +58,7 @@ def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
 
 def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
     (equation,) = single.equations
+    internals.load_forward_decompositions()
     recorder = Recorder(track_no_grad=False)
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.abc
+import importlib.util
 import json
 import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Generator, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -859,6 +863,42 @@ def higher_order_function(name: str) -> types.FunctionType | None:
     return found if isinstance(found, types.FunctionType) else None
 
 
+class _ImportWatcher(importlib.abc.MetaPathFinder):
+    """Tells when a module has been imported. First in `sys.meta_path`, it leaves finding to the others."""
+
+    def __init__(self, modules: dict[str, list[str]], told: Callable[[str], object]) -> None:
+        self.modules, self.told = modules, told
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        names = self.modules.pop(fullname, None)
+        spec = importlib.util.find_spec(fullname) if names is not None else None
+        if names is None or spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            for name in names:
+                self.told(name)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+@contextlib.contextmanager
+def on_import(names: Iterable[str], told: Callable[[str], object]) -> Generator[None]:
+    """Inside, the import of a module with one of these higher-order functions is told."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        modules.setdefault(HIGHER_ORDER[name][0], []).append(name)
+    watcher = _ImportWatcher(modules, told)
+    sys.meta_path.insert(0, watcher)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(watcher)
+
+
 FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 """`torch.autograd.Function.apply`, as a function of the class and the arguments."""
 
@@ -902,6 +942,14 @@ def pytorchs_scan(*args: Any, **kwargs: Any) -> Any:
 
 
 # ---- decompositions ----
+
+
+@functools.cache
+def load_forward_decompositions() -> None:
+    """Import PyTorch's decompositions for forward AD, which it scripts with a function that it deprecates."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def decomposition_of(overload: OpOverload) -> Callable[..., Any] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import threading
 import types
 from typing import Any
@@ -210,3 +212,18 @@ def test_errors() -> None:
     with pytest.raises(JitError, match="a lookaside is a `Lookaside"):
         jit(slow, lookasides=[slow])
     assert isinstance(slow, types.FunctionType)
+
+
+def test_what_is_imported_inside_the_traced_function_is_diverted_too() -> None:
+    program = """
+import sys, torch, thunder_fn as tfn
+def f(q):
+    from torch.nn.attention.flex_attention import flex_attention
+    return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s * 2)
+assert "torch.nn.attention.flex_attention" not in sys.modules
+q = torch.randn(1, 2, 8, 4)
+want = torch.nn.functional.scaled_dot_product_attention(q, q, q, scale=1.0)
+torch.testing.assert_close(tfn.jit(f)(q), want)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

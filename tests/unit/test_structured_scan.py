@@ -325,9 +325,16 @@ def test_a_carry_that_changes_type_is_named() -> None:
     )
 
 
-def test_a_number_that_becomes_a_tensor_is_named() -> None:
-    text = raises(lambda xs: tfn.scan(lambda c, x: (c + x.sum(), x), 0.0, xs), XS)
-    assert "carry: the float 0.0 becomes f64[]" in text and "`torch.tensor(0.0)`" in text
+def test_numbers_in_the_first_carry() -> None:
+    def f(xs: Tensor) -> Any:
+        return tfn.scan(lambda c, x: ((c[0] + x.sum(), c[1] + 1, c[2]), x * c[1] + c[2]), (0.0, 0, 2), xs)
+
+    (total, count, fixed), ys = f(XS)
+    have = tfn.jit(f)(XS)
+    torch.testing.assert_close((have[0][0], have[1]), (total, ys))
+    assert int(have[0][1]) == count == len(XS) and have[0][2] == fixed == 2
+    text = raises(lambda xs: tfn.scan(lambda c, x: (c + x, x), 0.0, xs), XS)
+    assert "carry: the float 0.0 becomes f64[3]" in text and "`torch.tensor(0.0)`" in text
 
 
 def test_other_errors() -> None:
@@ -392,3 +399,33 @@ def test_the_backward_does_not_draw_again() -> None:
     torch.manual_seed(0)
     leaf = H.clone().requires_grad_()
     torch.testing.assert_close(have, torch.autograd.grad(loss(leaf, XS), leaf)[0])
+
+
+def test_counters_index_tensors() -> None:
+    """`x[i]` where i is the counter of a loop, read and written."""
+    table = torch.arange(24.0, dtype=torch.float64).reshape(4, 2, 3)
+
+    def read(i: Any, x: Tensor) -> Any:
+        return x[i], x[-i - 1, 1], x[1:, ..., i % 3], x[:, i % 2, None, i % 3], x[i, i % 2, i % 3], x[..., i % 3]
+
+    def written(i: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        x[i] = x[i] * 2
+        x[:, i % 2, 1] = 5
+        x[i, 0] += torch.ones(3)
+        return x
+
+    scanned = tfn.jit(lambda x: tfn.scan(lambda c, i: (written(i, c), read(i, c)), x, torch.arange(4)))
+    last, found = scanned(table)
+    carry, rows = table, []
+    for i in range(4):
+        rows.append(read(i, carry))
+        carry = written(i, carry)
+    torch.testing.assert_close(last, carry)
+    for have, want in zip(found, zip(*rows, strict=True), strict=True):
+        torch.testing.assert_close(have, torch.stack(want))
+    f = lambda x: tfn.fori_loop(0, 3, lambda i, v: v * x[i].sum() + x[i, 0], x[3, 1])
+    eager = lambda x: f(x)
+    torch.testing.assert_close(
+        tfn.grad(lambda x: f(x).sum())(table * 0.1), torch.func.grad(lambda x: eager(x).sum())(table * 0.1)
+    )

@@ -136,8 +136,8 @@ def test_errors() -> None:
     )
     text = raises(lambda x: tfn.while_loop(lambda v: v.sum() > 0, lambda v: (v.float(),), (x,)), X)
     assert "while_loop: the carry must keep its types, but\n  carry[0]: f64[3] becomes f32[3]" in text
-    text = raises(lambda x: tfn.while_loop(lambda n, v: v.sum() > 0, lambda n, v: (n + 1, -v), (0, x)), X)
-    assert "carry[0]: the int 0 becomes the int 1" in text and "Make numbers in the first carry tensors" in text
+    text = raises(lambda x: tfn.while_loop(lambda n, v: v.sum() > 0, lambda n, v: (n + 0.5, -v), (0, x)), X)
+    assert "carry[0]: the int 0 becomes the float 0.5" in text and "Make numbers in the first carry tensors" in text
     assert "must return a tuple of the carries" in raises(
         lambda x: tfn.while_loop(lambda v: v.sum() > 0, lambda v: v, (x,)), X
     )
@@ -221,3 +221,26 @@ def test_random_numbers_are_never_drawn_again() -> None:
     first, source, fix = str(info.value).splitlines()
     assert first == "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers"
     assert source.startswith("from:") and fix == "Give the loop max_steps=, which keeps what they drew."
+
+
+def test_counters_may_be_python_numbers() -> None:
+    def f(x: Tensor) -> Any:
+        step = lambda n, t, done, k, v: (n + 1, t * 0.5, n > 1, k, v * 2 + t + k)
+        return tfn.while_loop(
+            lambda n, t, done, k, v: not done if isinstance(done, bool) else ~done, step, (0, 1.0, False, 3, x)
+        )
+
+    n, t, done, k, v = f(X)
+    assert (n, t, done, k) == (3, 0.125, True, 3)
+    for g in (tfn.jit(f), torch.func.functionalize(f)):
+        have = g(X)
+        assert [int(have[0]), float(have[1]), bool(have[2]), have[3]] == [3, 0.125, True, 3]
+        torch.testing.assert_close(have[4], v)
+    grad = tfn.grad(lambda x: f(x)[4].sum())
+    torch.testing.assert_close(grad(X), torch.full_like(X, 8.0))
+
+
+def test_pytorchs_spelling_with_an_int_counter() -> None:
+    f = lambda x: torch.while_loop(lambda n, v: n < 3, lambda n, v: (n + 1, v * 2), (0, x))
+    n, v = tfn.jit(f)(X)
+    assert n == 3 and torch.equal(v, X * 8)

@@ -93,14 +93,21 @@ def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
 def diverted() -> Generator[None]:
     """While a capture runs: Python functions that have a lookaside lead to the dispatcher."""
     with ExitStack() as stack:
-        for name, replace_with in _always.items():
-            fn = internals.higher_order_function(name)
-            if fn is not None:
-                stack.enter_context(_trampoline(fn).applied(replace_with))
+        missing = [name for name in _always if not _divert(stack, name)]
+        if missing:
+            stack.enter_context(internals.on_import(missing, lambda name: _divert(stack, name)))
         for fn in _chosen.get():
             if isinstance(fn, types.FunctionType):
                 stack.enter_context(_trampoline(fn).applied(None))
         yield
+
+
+def _divert(stack: ExitStack, name: str) -> bool:
+    """Divert one of PyTorch's functions until the stack unwinds; False while nobody has imported it."""
+    fn = internals.higher_order_function(name)
+    if fn is not None:
+        stack.enter_context(_trampoline(fn).applied(_always[name]))
+    return fn is not None
 
 
 def original_of(fn: Any) -> Any:

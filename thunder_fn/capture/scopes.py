@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.indexing import getitem, setitem
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.recorder import Recorder, Scope, current
 from thunder_fn.capture.scalars import with_tensor_scalars
@@ -93,6 +94,8 @@ CHECKS: dict[Any, tuple[bool, str | None]] = {
 INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.__deepcopy__: _deepcopy,
     _DATA.__set__: _set_data,
+    Tensor.__getitem__: getitem,
+    Tensor.__setitem__: setitem,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
 }
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""

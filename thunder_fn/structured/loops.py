@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,13 +16,14 @@ from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.structured.bodies import capture_bodies, described_function, tensor_leaves
+from thunder_fn.structured.bodies import Bodies, capture_bodies, described_function, tensor_leaves, tensor_type
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.scan import scan_evaluate_rule
-from thunder_fn.trace import Trace, canonical, type_of_value
+from thunder_fn.trace import Trace, Type, canonical, type_of_value
 
 Tensor = torch.Tensor
+R = TypeVar("R")
 
 
 def scan(
@@ -43,7 +44,7 @@ def scan(
     Args:
         combine_fn: takes the carry and a slice, returns the next carry and a slice of ys. The carry keeps its
             structure and types. It may close over tensors; ys may be None.
-        init: the first carry, a pytree. Numbers in it stay as they are.
+        init: the first carry, a pytree. A number in it that a step changes is a scalar tensor from there on in a trace.
         xs: a pytree of tensors with equal sizes in dim; None loops `length` times with None.
         dim: where xs are sliced and ys stacked.
         reverse: from the last slice to the first; ys[t] still belongs to xs[t].
@@ -145,7 +146,10 @@ def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
 
 
 def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any) -> None:
-    """Raise unless a carry keeps its structure, the types of its tensors, and its numbers; names what does not."""
+    """Raise unless a carry keeps its structure and the types of its leaves; names what does not.
+
+    A number may become another of its type, or a scalar tensor.
+    """
     leaves, spec = pytree.flatten(before)
     new, new_spec = pytree.flatten(after)
     where = f"from:         {described_function(function)}"
@@ -157,7 +161,7 @@ def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any) 
     has_number = False
     for path, old, leaf in zip(pytree.paths(before, "carry"), leaves, new, strict=True):
         mine, theirs = _leaf_text(old), _leaf_text(leaf)
-        if mine != theirs:
+        if mine != theirs and not _is_moved(old, leaf):
             has_number = has_number or not isinstance(old, Tensor)
             different.append(f"  {path}: {mine} becomes {theirs}")
     if different:
@@ -167,6 +171,33 @@ def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any) 
             else ("Cast it, e.g. `.to(torch.float32)`, in the function or in the first carry.")
         )
         raise TraceTypeError(f"{op}: the carry must keep its types, but\n" + "\n".join(different) + f"\n{where}\n{fix}")
+
+
+def _is_moved(old: Any, new: Any) -> bool:
+    """A number that is another of its type, or a scalar tensor, after a step."""
+    is_scalar = (isinstance(new, Tensor) and new.ndim == 0) or (isinstance(new, TypeText) and new.endswith("[]"))
+    return isinstance(old, (bool, int, float)) and (is_scalar or type(new) is type(old))
+
+
+def with_moving_numbers(init: Any, capture: Callable[[Any], tuple[R, Any]]) -> tuple[Any, R]:
+    """The first carry with tensors for the numbers that a step changes, and what capture gives for it.
+
+    Args:
+        capture: from a first carry to a result, and the carry after a step, with `TypeText` for tensors.
+    """
+    leaves, spec = pytree.flatten(init)
+    while True:
+        result, after = capture(pytree.unflatten(spec, leaves))
+        new, new_spec = pytree.flatten(after)
+        if spec != new_spec:
+            return init, result
+        moved = [
+            i for i, (old, leaf) in enumerate(zip(leaves, new, strict=True)) if old != leaf and _is_moved(old, leaf)
+        ]
+        if not moved:
+            return pytree.unflatten(spec, leaves), result
+        for i in moved:
+            leaves[i] = torch.tensor(leaves[i], dtype=new[i].dtype if isinstance(new[i], TypeText) else None)
 
 
 def _leaf_text(leaf: Any) -> str:
@@ -182,7 +213,12 @@ def _record(
     combine_fn: Callable[..., Any], init: Any, xs: Any, reverse: bool, size: int, unroll: int
 ) -> tuple[Any, Any]:
     example = pytree.tree_map(lambda x: x.new_empty(x.shape[1:]), xs)
-    bodies = capture_bodies("scan", (combine_fn,), [(init, example)])
+
+    def captured_with(carry: Any) -> tuple[Bodies, Any]:
+        bodies = capture_bodies("scan", (combine_fn,), [(carry, example)])
+        return bodies, _pair(combine_fn, result_types(bodies.captured[0]))[0]
+
+    init, bodies = with_moving_numbers(init, captured_with)
     captured, closures = bodies.captured[0], bodies.closures
     carry, ys = _pair(combine_fn, result_types(captured))
     check_carry("scan", combine_fn, init, carry)
@@ -203,10 +239,18 @@ def _record(
 class TypeText(str):
     """Stands for a tensor of that type in a pytree."""
 
+    dtype: torch.dtype
+
+
+def _type_text(type: Type) -> TypeText:
+    text = TypeText(type)
+    text.dtype = tensor_type(type).dtype
+    return text
+
 
 def result_types(captured: Captured) -> Any:
     """The captured result with the text of its type for each tensor."""
-    return captured.result(tuple(TypeText(type) for type in captured.trace.output_types))
+    return captured.result(tuple(_type_text(type) for type in captured.trace.output_types))
 
 
 def consts_first(body: Trace, num_closures: int) -> Trace:

@@ -26,11 +26,18 @@ from thunder_fn.interpreters.simplify import dce_to, inline_into
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import capture_bodies, described_function, tensor_leaves, tensor_type, without_inputs
+from thunder_fn.structured.bodies import (
+    Bodies,
+    capture_bodies,
+    described_function,
+    tensor_leaves,
+    tensor_type,
+    without_inputs,
+)
 from thunder_fn.structured.carry_at import histories
 from thunder_fn.structured.cond import expand, where
 from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.loops import check_carry, consts_first, result_types
+from thunder_fn.structured.loops import check_carry, consts_first, result_types, with_moving_numbers
 from thunder_fn.structured.running import body_function
 from thunder_fn.structured.while_parts import (
     BOOL,
@@ -237,7 +244,7 @@ def while_loop(
     Args:
         cond_fn: takes the carries, returns a bool or a scalar tensor.
         body_fn: takes the carries, returns a tuple of the next ones. Each keeps its structure and types.
-        carried_inputs: a tuple of pytrees. Numbers in it stay as they are.
+        carried_inputs: a tuple of pytrees. A number in it that a step changes is a scalar tensor from there on in a trace.
         max_steps: the loop ends after so many steps in any case. Reverse mode then takes time and memory of that many;
             without it, it keeps the carries of the steps taken, in a buffer that grows, and runs the loop once more.
 
@@ -308,7 +315,11 @@ def _record(
     def body(*values: Any) -> tuple[Any, ...]:
         return _as_tuple(body_fn, body_fn(*values))
 
-    bodies = capture_bodies("while_loop", (condition, body), [carry, carry])
+    def captured_with(carry: tuple[Any, ...]) -> tuple[Bodies, Any]:
+        bodies = capture_bodies("while_loop", (condition, body), [carry, carry])
+        return bodies, result_types(bodies.captured[1])
+
+    carry, bodies = with_moving_numbers(carry, captured_with)
     captured = bodies.captured[1]
     check_carry("while_loop", body_fn, carry, result_types(captured))
     num_consts = len(bodies.closures)
