@@ -227,3 +227,36 @@ torch.testing.assert_close(tfn.jit(f)(q), want)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch.export's
+def test_exported_programs_with_control_flow() -> None:
+    """The graph modules of torch.export call PyTorch's higher-order operators themselves."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Any:
+            y = torch.cond(x.sum() > 0, lambda x: self.linear(x), lambda x: x.sin(), (x,))
+            _, z = torch.while_loop(lambda n, z: n < 3, lambda n, z: (n + 1, z * 2), (torch.tensor(0), y))
+            return z
+
+    model = Model()
+    exported = torch.export.export(model, (X,)).module()
+    for x in (X + 1, X - 1):
+        torch.testing.assert_close(jit(lambda x: exported(x))(x), model(x))
+    found = names(tfn.trace(exported, X))
+    assert {"cond", "while_loop"} <= found
+
+
+def test_operators_called_by_hand() -> None:
+    step = lambda c, x, w: [c + x * w, c * x]
+    f = lambda x: torch.ops.higher_order.scan(step, [x], [torch.stack([x, x.cos()])], (x.sin(),))
+    carry, ys = jit(f)(X)
+    torch.testing.assert_close(carry, X + X * X.sin() + X.cos() * X.sin())
+    torch.testing.assert_close(ys, torch.stack([X * X, (X + X * X.sin()) * X.cos()]))
+    g = lambda x: torch.ops.higher_order.map_impl(lambda row, w: (row * w,), [torch.stack([x, x.cos()])], [x])[0]
+    torch.testing.assert_close(jit(g)(X), torch.stack([X * X, X * X.cos()]))
+    torch.testing.assert_close(jit(lambda x: hops.strict_mode(torch.sin, (x,)))(X), X.sin())

@@ -20,6 +20,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
@@ -29,7 +30,15 @@ from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import Bodies, body_activity, capture_bodies, expand, tensor_leaves, without_inputs
+from thunder_fn.structured.bodies import (
+    Bodies,
+    body_activity,
+    capture_bodies,
+    described_function,
+    expand,
+    tensor_leaves,
+    without_inputs,
+)
 from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
 from thunder_fn.structured.running import body_function
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var
@@ -272,23 +281,36 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
     """The branches return the same structure with the same types and equal static values."""
     first = bodies.captured[0]
     for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
-        names = f"{_where_defined(functions[0])} and {_where_defined(function)}"
+        names = f"{described_function(functions[0])} and {described_function(function)}"
         if other.out_spec != first.out_spec:
+            what = f"{op}: the branches must return the same structure, but they return\n  {first.out_spec}\n  {other.out_spec}"
             raise TraceTypeError(
-                f"{op}: the branches must return the same structure, but {names} return\n  {first.out_spec}\n  {other.out_spec}"
+                located(
+                    f"{what}\nbranches:     {names}",
+                    source=user_source(),
+                    fix="Return the same tuples, lists and dicts from both; None stands for nothing.",
+                )
             )
         paths = pytree.paths(first.result(tuple(range(first.num_results))), "out")
         different = [
-            f"  output {path}: {mine} and {theirs}"
+            f"  {path}: {mine} from {function_name(functions[0])}, {theirs} from {function_name(function)}"
             for path, mine, theirs in zip(paths, _leaf_types(first), _leaf_types(other), strict=True)
             if mine != theirs
         ]
         if different:
+            fix = (
+                "Return equal numbers, or tensors such as `torch.tensor(1)`."
+                if all("the value" in line for line in different)
+                else "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both have the same type."
+            )
             raise TraceTypeError(
-                f"{op}: the branches must return equal types, but\n"
-                + "\n".join(different)
-                + f"\nfrom:         {names}\n"
-                "Cast one branch's result, e.g. `.to(torch.float32)`, so that both have the same type."
+                located(
+                    f"{op}: the branches must return equal types, but\n"
+                    + "\n".join(different)
+                    + f"\nbranches:     {names}",
+                    source=user_source(),
+                    fix=fix,
+                )
             )
 
 
@@ -299,10 +321,9 @@ def _leaf_types(captured: Any) -> list[str]:
     return [str(next(types)) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
 
 
-def _where_defined(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__name__", type(function).__name__)
-    return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
+def function_name(function: Callable[..., Any]) -> str:
+    """What a branch is called."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 divert("cond", cond)

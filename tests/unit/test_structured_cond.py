@@ -1,0 +1,69 @@
+"""cond and switch: error texts, and Python outside a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import CaptureError, TraceTypeError
+
+Tensor = torch.Tensor
+X = torch.tensor([0.5, -1.5])
+
+
+def wide(x: Tensor) -> Any:
+    return {"h": x.double(), "n": 1, "same": x}
+
+
+def narrow(x: Tensor) -> Any:
+    return {"h": x, "n": 2, "same": x.sin()}
+
+
+def text_of(f: Any, error: type[Exception] = TraceTypeError) -> list[str]:
+    with pytest.raises(error) as info:
+        tfn.jit(f)(X)
+    lines = str(info.value).splitlines()
+    (source,) = [line for line in lines if line.startswith("from: ")]
+    assert "test_structured_cond.py:" in source
+    return [line for line in lines if line != source]
+
+
+def test_branches_that_differ() -> None:
+    lines = (wide.__code__.co_firstlineno, narrow.__code__.co_firstlineno)
+    assert text_of(lambda x: tfn.cond(x.sum() > 0, wide, narrow, (x,))) == [
+        "cond: the branches must return equal types, but",
+        "  out['h']: f64[2] from wide, f32[2] from narrow",
+        "  out['n']: the value 1 from wide, the value 2 from narrow",
+        f"branches:     wide (test_structured_cond.py:{lines[0]}) and narrow (test_structured_cond.py:{lines[1]})",
+        "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both have the same type.",
+    ]
+    assert text_of(lambda x: tfn.switch(x.sum().long(), (wide, wide, torch.sin), (x,)))[0] == (
+        "switch: the branches must return the same structure, but they return"
+    )
+    numbers = text_of(lambda x: tfn.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x, 2), (x,)))
+    assert numbers[-1] == "Return equal numbers, or tensors such as `torch.tensor(1)`."
+
+
+def test_writes_to_tensors_from_outside() -> None:
+    seen = torch.zeros(2)
+
+    def count(x: Tensor) -> Tensor:
+        seen.add_(1)
+        return x
+
+    assert text_of(lambda x: tfn.cond(x.sum() > 0, count, torch.sin, (x,)), CaptureError) == [
+        "cond: count writes in place to a tensor from outside, but a body computes new values only",
+        "Return the new value, or write to a copy made inside the body (`x = x.clone()`).",
+    ]
+
+
+def test_outside_a_trace_it_is_pythons_if() -> None:
+    ran = []
+    result = tfn.cond(torch.tensor(3), lambda x: (ran.append("true"), x)[1], lambda x: ran.append("false"), (X,))
+    assert result is X and ran == ["true"]
+    assert tfn.switch(7, [torch.sin, lambda x: "last"], (X,)) == "last"
+    with pytest.raises(TraceTypeError, match="at least one branch"):
+        tfn.switch(0, [], (X,))
