@@ -11,6 +11,8 @@ import torch
 
 import thunder_fn as tfn
 from tests.laws import test_control_flow_table as table
+from thunder_fn.executors import loops as executor_loops, lower
+from thunder_fn.executors.reuse import find_aliases
 from thunder_fn.structured import loop, scan, scan_split, while_loop, while_parts, while_split
 from thunder_fn.testing.laws import forget
 
@@ -141,3 +143,31 @@ def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, name, plant(getattr(module, name)))
     with pytest.raises(Exception):  # noqa: B017  a wrong value, or a trace that cannot be built
         cell(row, column)
+
+
+# ---- the torch executor's loops ----
+
+
+def every_carry(body: Any, num_consts: int, num_carry: int) -> tuple[int, ...]:
+    return tuple(range(num_consts, num_consts + num_carry))
+
+
+def carries_without_their_views(body: Any, num_consts: int, num_carry: int) -> tuple[int, ...]:
+    """Looks at what is made anew, and not at who else sees it."""
+    whole = find_aliases(body).whole
+    return tuple(num_consts + i for i, atom in enumerate(body.outputs[:num_carry]) if whole[atom.index])
+
+
+@pytest.mark.parametrize("bug", [every_carry, carries_without_their_views])
+def test_a_step_in_memory_that_others_see_is_noticed(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    xs = torch.linspace(-1, 1, 24).reshape(4, 2, 3)
+
+    def step(c: Any, x: Any) -> Any:
+        new = c * 2 + x
+        return new, new[:, 1:]
+
+    trace = tfn.trace(lambda h, xs: tfn.scan(step, h, xs), xs[0], xs)
+    agree = lambda: all(map(torch.equal, lower(trace)(xs[0], xs), tfn.evaluate(trace, (xs[0], xs))))
+    assert agree()
+    monkeypatch.setattr(executor_loops, "private_carries", bug)
+    assert not agree()

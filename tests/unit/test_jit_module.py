@@ -472,3 +472,9 @@ def test_a_custom_op_with_its_own_derivative() -> None:
     assert all(same(found, known) for found, known in zip(*seen, strict=True))
     with torch.no_grad():
         assert not jit(Cubic())(torch.ones(2, 3)).requires_grad
+
+
+def test_a_graph_module_has_a_new_of_its_own() -> None:
+    module = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
+    x = torch.ones(2)
+    torch.testing.assert_close(tfn.jit(module)(x), module(x))

@@ -261,7 +261,7 @@ def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]
     `again`, which is `make`.
     """
     cls = _class_of(type(module))
-    wrapped = cls.__new__(cls)
+    wrapped = object.__new__(cls)  # a class may have a `__new__` of its own, as fx.GraphModule has
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     object.__setattr__(wrapped, _SLOT, make(module))
     return wrapped
