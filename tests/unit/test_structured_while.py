@@ -244,3 +244,25 @@ def test_pytorchs_spelling_with_an_int_counter() -> None:
     f = lambda x: torch.while_loop(lambda n, v: n < 3, lambda n, v: (n + 1, v * 2), (0, x))
     n, v = tfn.jit(f)(X)
     assert n == 3 and torch.equal(v, X * 8)
+
+
+def test_fori_loop_with_bounds_in_tensors() -> None:
+    f = lambda lo, hi, x: tfn.fori_loop(lo, hi, lambda i, v: v.sin() + i * x, x)
+
+    def loop(lo: int, hi: int, x: Tensor) -> Tensor:
+        v = x
+        for i in range(lo, hi):
+            v = v.sin() + i * x
+        return v
+
+    for lo, hi in ((1, 4), (3, 1)):
+        bounds = torch.tensor(lo), torch.tensor(hi, dtype=torch.int32)
+        for g in (f, tfn.jit(f)):
+            torch.testing.assert_close(g(*bounds, X), loop(lo, hi, X))
+            torch.testing.assert_close(g(lo, bounds[1], X), loop(lo, hi, X))
+        have = tfn.grad(lambda x, a=bounds[0], b=bounds[1]: f(a, b, x).sum())(X)
+        torch.testing.assert_close(have, torch.func.grad(lambda x, a=lo, b=hi: loop(a, b, x).sum())(X))
+    his = torch.tensor([0, 2, 5])
+    want = torch.stack([loop(0, n, X) for n in his.tolist()])
+    torch.testing.assert_close(tfn.vmap(lambda hi: f(0, hi, X))(his), want)
+    assert "fori_loop: hi is an int or a scalar tensor of ints, not float" in raises(lambda x: f(0, 1.5, x), X)

@@ -308,25 +308,47 @@ def _run_in_blocks(
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, joined)
 
 
-def fori_loop(lo: int, hi: int, body: Callable[[Tensor, Any], Any], init: Any) -> Any:
+def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1) -> Any:
     """`for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
 
-    Law: equals the Python loop; as a `scan` it has all derivatives.
+    Law: equals the Python loop, under every transform.
 
     Args:
-        lo, hi: ints. For a number of steps that only the tensors know, use `while_loop`.
+        lo, hi: ints, which give a `scan`, or scalar tensors of ints, which give a `while_loop`.
+        unroll: as in `scan`; where lo and hi are ints.
 
     Source: jax.lax.fori_loop.
     """
-    if not isinstance(lo, int) or not isinstance(hi, int):
-        raise TraceTypeError("fori_loop: lo and hi are ints; for a number of steps that is in a tensor, use while_loop")
+    for name, bound in (("lo", lo), ("hi", hi)):
+        is_scalar = isinstance(bound, Tensor) and bound.numel() == 1 and not bound.is_floating_point()
+        if not is_scalar and (isinstance(bound, bool) or not isinstance(bound, int)):
+            given = type_of_value(bound) if isinstance(bound, Tensor) else type(bound).__name__
+            raise TraceTypeError(
+                located(f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}", source=user_source())
+            )
+    if isinstance(lo, Tensor) or isinstance(hi, Tensor):
+        return _while_counted(lo, hi, body, init)
     steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)
 
     def step(value: Any, i: Tensor) -> tuple[Any, None]:
         return body(i, value), None
 
     step.__name__ = getattr(body, "__name__", "body")
-    return scan(step, init, steps)[0]
+    return scan(step, init, steps, unroll=unroll)[0]
+
+
+def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any) -> Any:
+    """A while_loop with a counter, for bounds that only tensors know."""
+    from thunder_fn.structured.while_loop import while_loop
+
+    first = lo.reshape(()).to(torch.int64) if isinstance(lo, Tensor) else torch.tensor(lo)
+    last = hi.reshape(()) if isinstance(hi, Tensor) else hi
+
+    def step(i: Tensor, value: Any) -> tuple[Tensor, Any]:
+        return i + 1, body(i, value)
+
+    step.__name__ = getattr(body, "__name__", "body")
+    return while_loop(lambda i, value: i < last, step, (first, init))[1]
 
 
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
