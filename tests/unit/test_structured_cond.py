@@ -67,3 +67,29 @@ def test_outside_a_trace_it_is_pythons_if() -> None:
     assert tfn.switch(7, [torch.sin, lambda x: "last"], (X,)) == "last"
     with pytest.raises(TraceTypeError, match="at least one branch"):
         tfn.switch(0, [], (X,))
+
+
+def test_vmap_as_a_loop() -> None:
+    """Each example runs the branch that it takes; the other is not run at all."""
+    w = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+    xs = torch.tensor([[0.5, 1.5], [-1.0, 0.2], [2.0, 0.1]])
+
+    def f(x: Tensor, batched: str) -> Any:
+        choice = tfn.cond(x[0] > 0, lambda x: x @ w, lambda x: x.sin(), (x,), batched=batched)
+        return tfn.switch((x[0] * 2).long(), (torch.cos, lambda x: x, torch.exp), (choice,), batched=batched)
+
+    loop, select = (lambda x, by=by: f(x, by) for by in ("loop", "select"))
+    close = torch.testing.assert_close
+    for transform in (
+        tfn.vmap,
+        lambda g: tfn.vmap(tfn.grad(lambda x: g(x).sum())),
+        lambda g: tfn.grad(lambda xs: tfn.vmap(g)(xs).sum()),
+        lambda g: tfn.jit(tfn.vmap(g)),
+        lambda g: tfn.vmap(tfn.jacfwd(g)),
+    ):
+        close(transform(loop)(xs), transform(select)(xs))
+    close(tfn.vmap(tfn.vmap(loop))(xs[None].repeat(2, 1, 1)), tfn.vmap(tfn.vmap(select))(xs[None].repeat(2, 1, 1)))
+    text = str(tfn.trace(tfn.vmap(loop), xs))
+    assert text.count("scan(") >= 2 and "cond(" in text and "aten.where" not in text
+    with pytest.raises(TraceTypeError, match="cond: batched is 'select' or 'loop', given 'both'"):
+        tfn.cond(True, torch.sin, torch.cos, (X,), batched="both")

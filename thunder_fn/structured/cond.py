@@ -25,7 +25,7 @@ from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.simplify import dce_to, inline_into, is_kept
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
@@ -40,12 +40,15 @@ from thunder_fn.structured.bodies import (
     without_inputs,
 )
 from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
+from thunder_fn.structured.loop import Loop, add_scan
 from thunder_fn.structured.running import body_function
 from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var
 
 aten = torch.ops.aten
 COND = Op("structured", "cond")
 SWITCH = Op("structured", "switch")
+LOOP = (("batched", Literal("loop")),)
+"""The literal of a choice that vmap with a choice for each example turns into a loop."""
 
 
 # ---- check ----
@@ -66,19 +69,19 @@ def cond_check_rule(equation: Equation) -> None:
 # ---- evaluate ----
 
 
-def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any) -> tuple[Any, ...]:
+def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any, **options: Any) -> tuple[Any, ...]:
     """Run the chosen body; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(pred, torch.Tensor):
-        return bind(recorder, COND, (pred, *operands), tuple(bodies), bodies[0].output_types)
+        return bind(recorder, COND, (pred, *operands), tuple(bodies), bodies[0].output_types, **options)
     return body_function(bodies[0] if pred else bodies[1])(*operands)
 
 
-def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any) -> tuple[Any, ...]:
+def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, **options: Any) -> tuple[Any, ...]:
     """Run the chosen body, the index clamped; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(index, torch.Tensor):
-        return bind(recorder, SWITCH, (index, *operands), tuple(bodies), bodies[0].output_types)
+        return bind(recorder, SWITCH, (index, *operands), tuple(bodies), bodies[0].output_types, **options)
     return body_function(bodies[min(max(int(index), 0), len(bodies) - 1)])(*operands)
 
 
@@ -116,9 +119,10 @@ def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:
 
 
 def cond_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
-    """One choice for all examples stays a choice; a choice for each example becomes a select."""
+    """One choice for all examples stays a choice; a choice for each example becomes a select, or a loop if asked."""
     if batched[0]:
-        return _select(equation, batched, size, randomness)
+        by = _loop if equation.kwargs == LOOP else _select
+        return by(equation, batched, size, randomness)
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
     flags = union([mask for _, mask in done])
     bodies = tuple(_expanded(trace, mask, flags, size) for trace, mask in done)
@@ -167,6 +171,33 @@ def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tu
     return builder.build(tuple(outputs)), (True,) * len(equation.outputs)
 
 
+def _loop(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+    """A scan over the examples, each of which runs the one branch that it takes."""
+    for body in equation.bodies:
+        batch(body, batched[1:], size, randomness)  # which refuses random numbers where they are not allowed
+        if randomness == "same" and is_kept(equation):
+            return _select(equation, batched, size, randomness)
+    builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
+    types = [var.type for var in equation.operands]
+    order = sorted(range(len(types)), key=lambda i: batched[i])  # consts, then what each example has of its own
+    inner = {i: step.input(types[i]) for i in order}
+    results = step.add(
+        equation.op,
+        tuple(inner[i] for i in range(len(types))),
+        tuple(var.type for var in equation.outputs),
+        kwargs=equation.kwargs,
+        bodies=equation.bodies,
+        source=equation.source,
+    )
+    operands = [
+        builder.input(batched_type(type, size) if flag else type) for type, flag in zip(types, batched, strict=True)
+    ]
+    consts = tuple(var for var, flag in zip(operands, batched, strict=True) if not flag)
+    xs = tuple(var for var, flag in zip(operands, batched, strict=True) if flag)
+    found = add_scan(builder, Loop(0, 0, size), step.build(results), (consts, (), xs), equation.source)
+    return builder.build(found), (True,) * len(equation.outputs)
+
+
 def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: int) -> list[Var]:
     """For each branch, which examples take it."""
     mask = TensorType(
@@ -204,7 +235,7 @@ def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     bodies = tuple(without_inputs(trace, reads) for trace, _ in done)
     operands = (equation.operands[0], *(var for var, flag in zip(equation.operands[1:], reads, strict=True) if flag))
     outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
-    return Equation(equation.op, operands, (), outputs, bodies, equation.source), operands
+    return Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source), operands
 
 
 for _op, _evaluate in ((COND, cond_evaluate_rule), (SWITCH, switch_evaluate_rule)):
@@ -226,7 +257,9 @@ for _op, _evaluate in ((COND, cond_evaluate_rule), (SWITCH, switch_evaluate_rule
 # ---- for users ----
 
 
-def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+def cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = (), *, batched: str = "select"
+) -> Any:
     """`true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
 
     Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without NaN gradients from
@@ -237,6 +270,8 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
         true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal types. They may
             close over tensors, return their inputs and call anything that can be traced.
         operands: a tuple of pytrees.
+        batched: what vmap makes of a pred for each example: "select" runs both branches on the batch and selects, "loop"
+            goes from example to example and runs the one branch that each takes.
 
     Raises:
         TraceTypeError: the branches' results differ; lists every leaf that does.
@@ -244,13 +279,13 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
 
     Source: torch.cond for the signature, jax.lax.cond for the semantics.
     """
-    recorder = current()
+    recorder, options = current(), _options("cond", batched)
     if recorder is None or not isinstance(pred, torch.Tensor):
         return (true_fn if pred else false_fn)(*operands)
-    return _choose(recorder, COND, pred, (true_fn, false_fn), tuple(operands))
+    return _choose(recorder, COND, pred, (true_fn, false_fn), tuple(operands), options)
 
 
-def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = ()) -> Any:
+def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (), *, batched: str = "select") -> Any:
     """`branches[index](*operands)`, the index clamped into range.
 
     Law: ``switch(i, fs, xs) == fs[min(max(i, 0), len(fs) - 1)](*xs)``. Otherwise as `cond`.
@@ -259,21 +294,32 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
     """
     if not branches:
         raise TraceTypeError("switch: needs at least one branch")
-    recorder = current()
+    recorder, options = current(), _options("switch", batched)
     if recorder is None or not isinstance(index, torch.Tensor):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
-    return _choose(recorder, SWITCH, index, tuple(branches), tuple(operands))
+    return _choose(recorder, SWITCH, index, tuple(branches), tuple(operands), options)
+
+
+def _options(name: str, batched: str) -> dict[str, Any]:
+    if batched not in ("select", "loop"):
+        raise TraceTypeError(f"{name}: batched is 'select' or 'loop', given {batched!r}")
+    return {} if batched == "select" else {"batched": batched}
 
 
 def _choose(
-    recorder: Any, op: Op, choice: torch.Tensor, functions: tuple[Callable[..., Any], ...], operands: tuple[Any, ...]
+    recorder: Any,
+    op: Op,
+    choice: torch.Tensor,
+    functions: tuple[Callable[..., Any], ...],
+    operands: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> Any:
     if choice.numel() != 1:
         raise TraceTypeError(f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}")
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
     check_branches(op, functions, bodies)
     values = (choice.reshape(()) if choice.ndim else choice, *tensor_leaves(operands), *bodies.closures)
-    results = bind(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types)
+    results = bind(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types, **options)
     return bodies.captured[0].result(results)
 
 

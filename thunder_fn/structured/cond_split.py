@@ -30,7 +30,9 @@ def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Seque
     builder = TraceBuilder(equation.op.name)
     operands = tuple(builder.input(type) for type in input_types)
     return builder.build(
-        builder.add(equation.op, operands, bodies[0].output_types, bodies=bodies, source=equation.source)
+        builder.add(
+            equation.op, operands, bodies[0].output_types, kwargs=equation.kwargs, bodies=bodies, source=equation.source
+        )
     )
 
 
