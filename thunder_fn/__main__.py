@@ -12,6 +12,7 @@ COMMANDS = {
     "demo": ("thunder_fn.demo", "train a small GPT on Python's own source with one jitted train step"),
     "compile": ("thunder_fn.recipes.command", "compile a model by its configuration and report what was done"),
     "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside its peers"),
+    "laws": ("thunder_fn.testing.mutations.__main__", "plant bugs in the rules and print which law catches each"),
 }
 """Name, the module that has the command's `main`, and what it does. A new command is a line here."""
 

@@ -7,6 +7,7 @@ map is the jvp.
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +37,9 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     if not name.startswith("aten.") or name in NOT_PUSHED:
         return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
     try:
-        rule = _ask_forward_ad(single, active)
+        with warnings.catch_warnings():  # PyTorch's own table of decompositions is scripted when it is first used
+            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+            rule = _ask_forward_ad(single, active)
     except CANNOT:
         return decomposition(single)
     return decomposition(single) if _reads_statistics(single, active, rule.trace) else rule

@@ -58,14 +58,17 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
             with internals.no_vmap_fallback():
-                return VmapRule(_ask_functorch(single, batched, size, randomness))
+                rule = _ask_functorch(single, batched, size, randomness)
+                if _has_types_of_batch(rule, single, size):
+                    return VmapRule(rule)
     except (RuntimeError, NotImplementedError, UserWarning):
-        found = None if ops.is_random(equation.op) else decomposition(single)
+        pass
+    found = None if ops.draws(equation) else decomposition(single)
     if found is not None:
         return found
-    if ops.is_random(equation.op) and randomness == "error":
+    if ops.draws(equation) and randomness == "error":
         raise_randomness(equation.op.name)
-    same = ops.is_random(equation.op) and randomness == "same"
+    same = ops.draws(equation) and randomness == "same"
     if same and any(isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs):
         raise_same(equation.op.name)
     warnings.warn(
@@ -125,6 +128,12 @@ def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> 
         return close_recording(
             recorder, [next(supply) if flag else None for flag in present], f"vmap_{equation.op.name}"
         )
+
+
+def _has_types_of_batch(rule: Trace, single: Trace, size: int) -> bool:
+    """functorch's rule gives a batch of what the op gives. It does not for `index_select` with a scalar index."""
+    wanted = tuple(batched_type(type, size) for type in single.output_types)
+    return rule.output_types == wanted
 
 
 def _fill(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:

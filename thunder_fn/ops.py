@@ -14,7 +14,7 @@ import torch
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.pure_twins import PREFIX, twin_of
 from thunder_fn.torch_internals import OpOverload, schema_of
-from thunder_fn.trace import Equation, Op
+from thunder_fn.trace import Equation, Literal, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
@@ -56,6 +56,26 @@ def composite(name: str) -> Op:
 def is_random(op: Op) -> bool:
     """Draws from a random number generator: never merged, never drawn again."""
     return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
+
+
+def draws(equation: Equation) -> bool:
+    """The equation, its bodies apart, draws random numbers: its op does, and drops with a probability other than 0."""
+    return is_random(equation.op) and not _drops_nothing(equation)
+
+
+def _drops_nothing(equation: Equation) -> bool:
+    """`scaled_dot_product_attention` without dropout, say."""
+    position = _dropout_position(equation.op)
+    if position is None:
+        return False
+    given = equation.args[position] if position < len(equation.args) else dict(equation.kwargs).get("dropout_p")
+    return given is None or (isinstance(given, Literal) and given.value == 0)
+
+
+@cache
+def _dropout_position(op: Op) -> int | None:
+    names = [argument.name for argument in schema_of(overload(op)).arguments]
+    return names.index("dropout_p") if "dropout_p" in names else None
 
 
 _DRAWS = frozenset(
@@ -144,7 +164,14 @@ def lists_returned(op: Op) -> tuple[bool, ...]:
 
 def has_random(equation: Equation) -> bool:
     """The equation or anything in its bodies draws random numbers."""
-    return is_random(equation.op) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
+    return draws(equation) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
+
+
+def changes_the_world(equation: Equation) -> bool:
+    """The equation or anything in its bodies draws random numbers or has an effect."""
+    if draws(equation) or is_effectful(equation.op):
+        return True
+    return any(changes_the_world(inner) for body in equation.bodies for inner in body.equations)
 
 
 @cache

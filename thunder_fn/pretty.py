@@ -286,8 +286,7 @@ def _function(equation: Equation, mask: tuple[bool, ...] | None) -> Callable[...
         return _result(evaluate(equation.body, operands))
 
     def structured(*args: Any, **kwargs: Any) -> Any:
-        named = {key: _lists(value) for key, value in kwargs.items()}
-        return _result(tuple(evaluate_rule(equation)(equation.bodies, *_lists(args), **named)))
+        return _result(tuple(evaluate_rule(equation)(equation.bodies, *_lists(args), **kwargs)))
 
     return composite if equation.op.kind == "composite" else structured
 

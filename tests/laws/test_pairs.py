@@ -1,30 +1,47 @@
-"""The pair matrix: every two transforms, in both orders, on random traces; and witnesses of what does not hold."""
+"""The pair matrix: every two transforms, in both orders, on random traces. Non-laws are in `test_nonlaws.py`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 
 import thunder_fn as tfn
 from thunder_fn.testing.laws.pairs import PAIRS, TRANSFORMS
 from thunder_fn.testing.programs import FAMILIES
-from thunder_fn.testing.strategies import Case, cases
+from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
 
 CERTAIN = tuple(family for family in FAMILIES if family != "random")
 
 
-@pytest.mark.parametrize("column", TRANSFORMS)
-def test_pairs(column: str) -> None:
-    @settings(max_examples=20 if settings().derandomize else settings().max_examples)
-    @given(case=cases(families=CERTAIN, max_steps=10))
+FEW = settings(max_examples=15 if settings().derandomize else settings().max_examples)
+
+
+@pytest.mark.parametrize("strategy", [cases(families=CERTAIN, max_steps=10), smooth_cases()], ids=["any", "smooth"])
+def test_pairs(strategy: Any) -> None:
+    """One law speaks of both orders of a pair, so each is checked once."""
+    laws = {id(law): (pair, law) for pair, law in PAIRS.items() if "autocast" not in pair}
+
+    @settings(FEW)
+    @given(case=strategy)
     def test(case: Case) -> None:
-        for row in TRANSFORMS:
-            PAIRS[row, column](case.trace, case.inputs)
+        for pair, law in laws.values():
+            note(f"{pair[0]} and {pair[1]}")
+            law(case.trace, case.inputs)
 
     test()
+
+
+@given(case=cases(families=CERTAIN, max_steps=8, dtypes=SINGLE))
+@settings(FEW)
+def test_pairs_with_autocast(case: Case) -> None:
+    for name in TRANSFORMS:
+        note(f"autocast and {name}")
+        PAIRS["autocast", name](case.trace, case.inputs)
 
 
 def test_the_matrix_is_full() -> None:

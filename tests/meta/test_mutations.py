@@ -6,22 +6,52 @@ import dataclasses
 
 import pytest
 
-from thunder_fn.testing.laws import LAWS
-from thunder_fn.testing.mutations import MUTATIONS, Mutation, OutdatedMutation, counterexample, planted
+from thunder_fn.rules import STRUCTURED
+from thunder_fn.testing.mutations import (
+    KNOWN,
+    MUTATIONS,
+    Mutation,
+    OutdatedMutation,
+    counterexample,
+    planted,
+    print_table,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.bug.replace(" ", "_"))
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     with planted(mutation):
-        assert counterexample(LAWS[mutation.law]) is not None, f"{mutation.law} does not see that {mutation.bug}"
+        assert counterexample(KNOWN[mutation.law]) is not None, f"{mutation.law} does not see that {mutation.bug}"
 
 
 @pytest.mark.parametrize("law", sorted({mutation.law for mutation in MUTATIONS}))
 def test_without_a_bug_nothing_is_caught(law: str) -> None:
-    assert counterexample(LAWS[law], count=50) is None
+    assert counterexample(KNOWN[law], count=50) is None
+
+
+def test_each_bug_has_a_name_of_its_own() -> None:
+    assert len({mutation.bug for mutation in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_planting_leaves_no_trace() -> None:
+    before = dict(STRUCTURED)
+    for mutation in MUTATIONS:
+        with planted(mutation):
+            pass
+    assert before == STRUCTURED
 
 
 def test_a_mutation_that_no_longer_fits_says_so() -> None:
     outdated = dataclasses.replace(MUTATIONS[0], before="no such code")
     with pytest.raises(OutdatedMutation, match="has no 'no such code' any more"), planted(outdated):
         pass
+
+
+def test_the_table_says_which_law_catches_which_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    harmless = dataclasses.replace(MUTATIONS[0], bug="nothing is wrong", before="zip(asked, ", after="zip(asked, ")
+    assert print_table([MUTATIONS[0], harmless]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[0] == MUTATIONS[0].bug and lines[0].endswith(MUTATIONS[0].law)
+    assert lines[1].endswith("ESCAPED") and lines[3].startswith("1 of 2 bugs caught, in ")

@@ -382,3 +382,12 @@ def test_linearize_of_a_checkpoint_draws_once() -> None:
     torch.manual_seed(0)
     output, linear = tfn.linearize(f, x)
     assert torch.equal(linear(x), output)
+
+
+def test_attention_without_dropout_is_computed_again() -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    x = torch.rand(1, 1, 4, 8)
+    kept = tfn.saved_residuals(checkpoint(lambda x: attend(x, x, x).sum()), x)
+    assert [residual.reason for residual in kept] == ["argument args[0]"]
+    dropped = tfn.saved_residuals(checkpoint(lambda x: attend(x, x, x, dropout_p=0.5).sum()), x)
+    assert len(dropped) > 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from thunder_fn import check, evaluate, grad, linearize, trace
+from thunder_fn import check, custom_jvp, custom_vjp, evaluate, grad, linearize, trace
 from thunder_fn.structured.cond import cond
 
 Tensor = torch.Tensor
@@ -77,3 +78,68 @@ def test_linearize_through_a_choice() -> None:
         value, linear = linearize(model, x.detach())
         expected, tangent = torch.func.jvp(plain_model, (x.detach(),), (v,))
         same([value, linear(v)], [expected, tangent])
+
+
+# ---- custom rules where plain autograd looks ----
+
+
+@custom_vjp
+def scaled_sine(x: Tensor, y: Tensor) -> Tensor:
+    return x.sin() * y
+
+
+scaled_sine.defvjp(
+    lambda x, y: (scaled_sine(x, y), (x.cos(), x.sin(), y)), lambda kept, ct: (ct * kept[0] * kept[2], ct * kept[1])
+)
+
+
+@custom_jvp
+def scaled_sine_forwards(x: Tensor, y: Tensor) -> Tensor:
+    return x.sin() * y
+
+
+scaled_sine_forwards.defjvp(
+    lambda primals, tangents: (
+        scaled_sine_forwards(*primals),
+        primals[0].cos() * primals[1] * tangents[0] + primals[0].sin() * tangents[1],
+    )
+)
+
+
+@pytest.mark.parametrize("f", [scaled_sine, scaled_sine_forwards])
+def test_second_derivatives_of_a_custom_rule_by_autograd(f: Any) -> None:
+    """What the rule keeps depends on the operands."""
+    x, y = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([0.3, 1.2], [2.0, 3.0]))
+    (slope,) = torch.autograd.grad(f(x, y).sum(), x, create_graph=True)
+    same(torch.autograd.grad(slope.sum(), (x, y)), (-x.sin() * y, x.cos()))
+    assert torch.autograd.functional.hessian(lambda x: f(x, x).sum(), x).shape == (2, 2)
+
+
+@pytest.mark.parametrize("f", [scaled_sine, scaled_sine_forwards])
+def test_torch_func_sees_a_custom_rule(f: Any) -> None:
+    x, y = torch.tensor([0.3, 1.2], dtype=torch.float64), torch.tensor([2.0, 3.0], dtype=torch.float64)
+    ones = torch.ones_like(x)
+    same([torch.func.jvp(f, (x, y), (ones, ones))[1]], [x.cos() * y + x.sin()])
+    same([torch.func.vmap(torch.func.grad(torch.func.grad(f)))(x, y)], [-x.sin() * y])
+
+
+def test_a_custom_function_may_return_its_argument() -> None:
+    double = custom_vjp(lambda x: x)
+    double.defvjp(lambda x: (x, (x,)), lambda kept, ct: (ct * 2,))
+    x = torch.ones(2, requires_grad=True)
+    same(torch.autograd.grad(double(x).sum(), x), [torch.full((2,), 2.0)])
+
+
+def test_second_derivatives_see_the_random_numbers_of_the_first() -> None:
+    noisy = custom_vjp(lambda x: x * torch.rand_like(x))
+
+    def forward(x: Tensor) -> Any:
+        noise = torch.rand_like(x)
+        return x.pow(2) * noise, (noise * x,)
+
+    noisy.defvjp(forward, lambda kept, ct: (ct * 2 * kept[0],))
+    x = torch.full((4,), 3.0, requires_grad=True)
+    value = noisy(x)
+    (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    (curve,) = torch.autograd.grad(slope.sum(), x)
+    same([slope, curve], [2 * value / 3, 2 * value / 9])

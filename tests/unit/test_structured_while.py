@@ -82,6 +82,21 @@ def test_no_nan_from_steps_that_an_example_does_not_take() -> None:
     torch.testing.assert_close(tfn.grad(lambda xs: tfn.vmap(f)(xs)[:2].sum())(xs)[:2], want[:2])
 
 
+def test_no_nan_from_an_example_that_takes_no_step() -> None:
+    """It has no carry of its own on which the step, sqrt(limit - v) and its derivative are finite."""
+
+    def f(limit: Tensor, x: Tensor) -> Tensor:
+        def step(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+            return v + 1, s + (limit - v).sqrt()
+
+        return tfn.while_loop(lambda v, s: v < limit, step, (x, x * 0))[1]
+
+    limits, xs = torch.tensor([2.5, -4.0, 0.5]).double(), torch.tensor([0.5, 4.5, 0.0]).double()
+    want = tuple(map(torch.stack, zip(*map(tfn.grad(f, argnums=(0, 1)), limits, xs), strict=True)))
+    have = tfn.grad(lambda limits, xs: tfn.vmap(f)(limits, xs).sum(), argnums=(0, 1))(limits, xs)
+    torch.testing.assert_close(have, want)
+
+
 def test_gradients_of_closures() -> None:
     linear = torch.nn.Linear(3, 3, dtype=torch.float64)
 

@@ -52,6 +52,18 @@ class Result:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Peak bytes for each peer above what its process held before, and the seconds that it took."""
+
+    name: str
+    peaks: dict[str, int]
+    seconds: dict[str, float]
+    target: str
+    machine: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
 def run_case(case: Case, quick: bool = False) -> Result:
     """Run all peers in interleaved rounds."""
     for peer in case.peers.values():
@@ -118,13 +130,24 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def show(result: Result) -> str:
+def show(result: Result | Memory) -> str:
     """A result as lines of text."""
+    if isinstance(result, Memory):
+        return _show_memory(result)
     width = max(map(len, result.seconds))
     lines = [result.name + (f"   (to reach: {result.target})" if result.target else "")]
     for name, value in result.seconds.items():
         ratio = f"   ours / it = {result.ratios[name]:.2f}" if name in result.ratios else ""
         lines.append(f"  {name:<{width}}  {_unit(value):>10}{ratio}")
+    return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
+
+
+def _show_memory(result: Memory) -> str:
+    width, ours = max(map(len, result.peaks)), result.peaks[OURS]
+    lines = [f"{result.name}   (to reach: {result.target})"]
+    for name, peak in result.peaks.items():
+        ratio = f"   ours / it = {ours / peak:.2f}" if name != OURS else ""
+        lines.append(f"  {name:<{width}}  {peak / 1e6:8.1f} MB  {_unit(result.seconds[name]):>10}{ratio}")
     return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
 
 
@@ -135,7 +158,7 @@ def _unit(seconds: float) -> str:
     return f"{seconds / 1e-6:.2f} us"
 
 
-def save(result: Result, folder: Path) -> Path:
+def save(result: Result | Memory, folder: Path) -> Path:
     """Write a result as JSON; the file's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{''.join(c if c.isalnum() else '_' for c in result.name)}.json"

@@ -109,7 +109,7 @@ def _live(root: Scope, wanted: set[int]) -> set[int]:
     """Indices of the variables that are needed. Random ops count as needed: eager would have drawn their numbers."""
     for leaf, _ in reversed(list(_leaves(root))):
         needed = any(var.index in wanted for var in leaf.outputs)
-        if needed or not leaf.outputs or ops.is_random(leaf.op) or ops.is_effectful(leaf.op):
+        if needed or not leaf.outputs or ops.changes_the_world(leaf):
             wanted.update(var.index for var in leaf.outputs)
             wanted.update(var.index for var in _uses(leaf))
     return wanted

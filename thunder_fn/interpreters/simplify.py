@@ -111,7 +111,7 @@ def _body_is_kept(trace: Trace) -> bool:
 def is_kept(equation: Equation) -> bool:
     """Dropping the equation would change the world: it draws random numbers or has an effect."""
     if equation.op.kind == "leaf":
-        return ops.is_random(equation.op) or ops.is_effectful(equation.op)
+        return ops.draws(equation) or ops.is_effectful(equation.op)
     return any(_body_is_kept(body) for body in equation.bodies)
 
 

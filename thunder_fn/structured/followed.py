@@ -1,19 +1,25 @@
 """Evaluating a structured equation where PyTorch's autograd or torch.func looks on: its rule is the derivative.
 
 A custom rule is not what autograd would find by looking at the body, so the equation runs as one node whose forward and
-backward are its split.
+backward are its split. Where a derivative of that backward may be taken, the residuals that no operand and no output
+holds are computed again from the operands, so that autograd sees where they come from; with the same random numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.derive import is_differentiable
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.rules import Split, rules_of
 from thunder_fn.trace import Equation, Literal, Op, Trace, Var, type_of_value
 
@@ -33,32 +39,80 @@ def evaluate_followed(
     flags = tuple(is_differentiable(var.type) for var in inputs)
     active = rules_of(equation).activity(equation, flags)
     split = rules_of(equation).split(equation, flags, active)
-    results = _Ruled.apply(split, active, flags, *operands)
+    again = _same_random_numbers(tensors) if is_kept(equation) else contextlib.nullcontext
+    results = _Ruled.apply(_Rule(equation, split, flags, active, again), *operands)  # type: ignore[no-untyped-call]
     return tuple(results[: len(outputs)])
 
 
+def _same_random_numbers(tensors: Sequence[torch.Tensor]) -> Callable[[], AbstractContextManager[None]]:
+    """Contexts in which the generators are as they are now."""
+    state = torch.get_rng_state()
+    devices, states = get_device_states(*tensors)
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        with torch.random.fork_rng(devices=devices):
+            torch.set_rng_state(state)
+            set_device_states(devices, states)
+            yield
+
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """An equation, its split, the operands that may have gradients, and the outputs that may have cotangents."""
+
+    equation: Equation
+    split: Split
+    flags: tuple[bool, ...]
+    active: tuple[bool, ...]
+    again: Callable[[], AbstractContextManager[None]]
+
+
 class _Ruled(torch.autograd.Function):
-    """The node: residuals are further results, so that torch.func sees them."""
+    """The node: extra residuals are further results, so that torch.func sees them."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(split: Split, active: tuple[bool, ...], flags: tuple[bool, ...], *operands: Any) -> Any:
-        return evaluate(split.forward, operands)
+    def forward(rule: _Rule, *operands: Any) -> Any:
+        results = evaluate(rule.split.forward, operands)
+        given = {id(value) for value in operands}
+        return tuple(value.view_as(value) if id(value) in given else value for value in results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        split, ctx.active, ctx.flags, *operands = inputs
-        ctx.split, ctx.count = split, len(operands)
-        kept = output[len(ctx.active) :]
-        constant = [value for value, flag in zip(output, ctx.active, strict=False) if not flag]
-        ctx.mark_non_differentiable(*(value for value in (*constant, *kept) if isinstance(value, torch.Tensor)))
-        ctx.save_for_backward(*split.residual_values(operands, output))
+        ctx.rule, *operands = inputs
+        count = len(ctx.rule.active)
+        fixed = [value for value, flag in zip(output, ctx.rule.active, strict=False) if not flag]
+        ctx.mark_non_differentiable(*(value for value in (*fixed, *output[count:]) if isinstance(value, torch.Tensor)))
+        ctx.save_for_backward(*operands, *output)
+        ctx.save_for_forward(*operands)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        given = [value for value, flag in zip(cotangents, ctx.active, strict=False) if flag]
-        found = evaluate(ctx.split.backward, (*ctx.saved_tensors, *given))
-        places = iter(ctx.split.gradients)
-        taken = [next(places) if flag else None for flag in ctx.flags]
-        return (None, None, None, *(None if place is None else found[place] for place in taken))
+        rule: _Rule = ctx.rule
+        operands, results = ctx.saved_tensors[: len(rule.flags)], ctx.saved_tensors[len(rule.flags) :]
+        if torch.is_grad_enabled() and rule.split.num_extra:
+            with rule.again():
+                extras = evaluate(rule.split.forward, operands)[len(rule.active) :]
+            results = (*results[: len(rule.active)], *extras)
+        given = [value for value, flag in zip(cotangents, rule.active, strict=False) if flag]
+        found = evaluate(rule.split.backward, (*rule.split.residual_values(operands, results), *given))
+        places = iter(rule.split.gradients)
+        taken = [next(places) if flag else None for flag in rule.flags]
+        return (None, *(None if place is None else found[place] for place in taken))
+
+    @staticmethod
+    def jvp(ctx: Any, *given: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rule: _Rule = ctx.rule
+        operands = ctx.saved_tensors[: len(rule.flags)]
+        found = rules_of(rule.equation).jvp(rule.equation, rule.flags)
+        pairs = zip(operands, given[1:], rule.flags, strict=True)
+        tangents = [torch.zeros_like(x) if tangent is None else tangent for x, tangent, flag in pairs if flag]
+        with rule.again():
+            results = evaluate(found.trace, (*operands, *tangents))
+        moved = iter(results[len(rule.active) :])
+        own = (next(moved) if flag else None for flag in found.active_outputs)
+        return (*own, *(None for _ in range(rule.split.num_extra)))

@@ -5,12 +5,14 @@
 The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
 
 vmap with a condition for each example runs until all are done; an example that is done keeps its carry, and the body is
-run for it on its last carry that was not, so that no NaN of a step that it does not take reaches a gradient.
+run for it on its last carry that was not, or, if it never ran, on what the first example that did began with. So the
+body runs on nothing but what it would run on anyway, and no NaN of a step that is not taken reaches a gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +21,6 @@ from thunder_fn import ops
 from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
-from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
@@ -160,7 +161,7 @@ def _add_masked(
     size: int,
     randomness: str,
 ) -> tuple[Atom, ...]:
-    """A loop that also carries which examples run, and the last carry with which each did."""
+    """A loop that also carries which examples run, and on what the body runs for each."""
     condition, body = equation.bodies
     alive, _ = batch(condition, (*flags[0], *flags[1]), size, randomness)
     new = expanded_carry(*batch(body, (*flags[0], *flags[1]), size, randomness), flags[1], size)
@@ -168,27 +169,45 @@ def _add_masked(
     masks = TensorType(torch.bool, (size,), device)
     const_types = tuple(alive.input_types[: len(consts)])
     carry_types = tuple(alive.input_types[len(consts) :])
-    safe = tuple(i for i, type in enumerate(carry_types) if is_differentiable(type))
-    safe_types = tuple(carry_types[i] for i in safe)
-    inputs = (*const_types, masks, *carry_types, *safe_types)
+    inputs = (*const_types, masks, *carry_types, *carry_types)
     outer = TraceBuilder("any_alive")
     values = [outer.input(type) for type in inputs]
     some = outer.add(ops.leaf(aten.any.default), (values[len(consts)],), (TensorType(torch.bool, (), device),))
     inner = TraceBuilder(body.name)
     values = [inner.input(type) for type in inputs]
     own_consts, mask = values[: len(consts)], values[len(consts)]
-    carry: list[Atom] = list(values[len(consts) + 1 : len(consts) + 1 + len(start)])
-    last = dict(zip(safe, values[len(consts) + 1 + len(start) :], strict=True))
-    used = [where(inner, mask, value, last[i]) if i in last else value for i, value in enumerate(carry)]
+    carry, last = values[len(consts) + 1 :][: len(start)], values[len(consts) + 1 + len(start) :]
+    used = [where(inner, mask, value, safe) for value, safe in zip(carry, last, strict=True)]
     results = inline_into(inner, new, (*own_consts, *used))
     kept = [where(inner, mask, value, old) for value, old in zip(results, carry, strict=True)]
     (more,) = inline_into(inner, alive, (*own_consts, *kept))
     (still,) = inner.add(ops.leaf(aten.logical_and.default), (mask, more), (masks,))
-    bodies = (outer.build(some), inner.build((still, *kept, *(used[i] for i in safe))))
+    bodies = (outer.build(some), inner.build((still, *kept, *used)))
     (first,) = inline_into(builder, alive, (*consts, *start))
-    carried = (first, *start, *(start[i] for i in safe))
-    results = add_while(builder, bodies, consts, carried, While.of(equation).max_steps, equation.source)
+    assert isinstance(first, Var), "a condition for each example is a variable"
+    own = tuple(
+        _of_some_alive(builder, first, value) if flag else value for value, flag in zip(consts, flags[0], strict=True)
+    )
+    safe_start = tuple(_of_some_alive(builder, first, value) for value in start)
+    results = add_while(
+        builder, bodies, own, (first, *start, *safe_start), While.of(equation).max_steps, equation.source
+    )
     return results[1 : 1 + len(start)]
+
+
+def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
+    """The batch, with the first example that is alive in the place of those that are not."""
+    assert isinstance(value, Var), "operands are variables"
+    size, *shape = tensor_type(value.type).shape
+    if size == 0:
+        return value
+    one = TensorType(torch.int64, (1,), tensor_type(alive.type).device)
+    dtype = (("dtype", Literal(torch.int64)),)
+    (numbers,) = builder.add(ops.leaf(aten._to_copy.default), (alive,), (replace(one, shape=(size,)),), kwargs=dtype)
+    (index,) = builder.add(ops.leaf(aten.argmax.default), (numbers, Literal(0), Literal(True)), (one,))
+    type = replace(tensor_type(value.type), shape=(1, *shape))
+    (other,) = builder.add(ops.leaf(aten.index_select.default), (value, Literal(0), index), (type,))
+    return where(builder, alive, value, other)
 
 
 # ---- simplify ----

@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule, located
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce, inline_into, is_kept
 from thunder_fn.interpreters.vjp import add, full, split_vjp, zeros
 from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.structured.bodies import tensor_type
@@ -25,7 +25,7 @@ from thunder_fn.structured.cond import COND
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loop import Loop, add_scan
 from thunder_fn.structured.while_parts import BOOL, COUNT, While, active_carry, add_while
-from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, subtraces
+from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
 
 aten = torch.ops.aten
 
@@ -60,13 +60,24 @@ def _guarded_step(equation: Equation, consts: tuple[Type, ...], carry: tuple[Typ
     alive = builder.input(BOOL)
     own_carry = [builder.input(type) for type in carry]
     operands = (*own_consts, *own_carry)
-    (more,) = inline_into(builder, condition, operands)
-    (again,) = builder.add(ops.leaf(aten.logical_and.default), (alive, more), (BOOL,))
+    again = _asked_while_alive(builder, condition, alive, operands)
     stay = TraceBuilder("stay")
     kept = tuple(stay.input(type) for type in (*consts, *carry))
     bodies = (body, stay.build(kept[len(consts) :]))
     new = builder.add(COND, (again, *operands), body.output_types, bodies=bodies, source=equation.source)
     return builder.build((again, *new))
+
+
+def _asked_while_alive(builder: TraceBuilder, condition: Trace, alive: Var, operands: tuple[Atom, ...]) -> Atom:
+    """Whether the loop goes on. A condition that draws random numbers is not asked once more when the loop has ended."""
+    if any(map(is_kept, condition.equations)):
+        never = TraceBuilder("never")
+        for type in condition.input_types:
+            never.input(type)
+        bodies = (condition, never.build((full(never, BOOL, False),)))
+        return builder.add(COND, (alive, *operands), (BOOL,), bodies=bodies)[0]
+    (more,) = inline_into(builder, condition, operands)
+    return builder.add(ops.leaf(aten.logical_and.default), (alive, more), (BOOL,))[0]
 
 
 # ---- unbounded ----

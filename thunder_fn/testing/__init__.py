@@ -18,9 +18,11 @@ from thunder_fn.testing.programs import Program as Program, Step as Step, build 
 from thunder_fn.testing.strategies import (
     Case as Case,
     cases as cases,
+    in_dims as in_dims,
     inputs_for as inputs_for,
     programs as programs,
     pytrees as pytrees,
+    smooth_cases as smooth_cases,
     traces as traces,
 )
 from thunder_fn.testing.user import check_transform as check_transform

@@ -1,21 +1,21 @@
 """Programs as data: what the strategies draw, and what a failing law shrinks.
 
     Program ::= inputs: TensorType*  steps: Step*  outputs: pick*
-    Step    ::= op  picks: pick*  body: Program?
+    Step    ::= op  picks: pick*  bodies: Program*
 
 A step names no variable. It has picks, small numbers that count back from the newest variable that suits the place, so
 0 is the latest result; missing picks are 0, and a step that nothing suits does nothing. Hence every Program builds a
 valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted: that is what lets
-Hypothesis shrink it to the few equations that break a law. A composite's body is a Program without inputs of its own:
-it takes the types of the operands that it is called with.
+Hypothesis shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes the
+types of the operands that it is called with. Where a body must return certain types, as a branch or the step of a loop
+must, its outputs are picked among the variables that have them.
 
-A new leaf is one more function with `@step` (see `steps/`); a structured op is a step that builds its bodies with
-`Draft.closed`.
+A new leaf is one more function with `@step`, a new structured op one with `@structured` (see `steps/`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -31,11 +31,15 @@ MAX_ELEMENTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a program: an op of `STEPS`, the picks that say on what, and a composite's body."""
+    """One step of a program: an op of `STEPS`, the picks that say on what, and the bodies of a composite or structured op."""
 
     op: str
     picks: tuple[int, ...] = ()
-    body: Program | None = None
+    bodies: tuple[Program, ...] = ()
+
+    def body(self, position: int = 0) -> Program:
+        """One of the bodies; one that is not there does nothing."""
+        return self.bodies[position] if position < len(self.bodies) else Program()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,25 @@ def build(program: Program, name: str = "program") -> Trace:
     Law: ``check(build(p))`` holds for every p, and ``build(p) == build(p)``.
     """
     return Draft.closed(program, program.inputs, name)
+
+
+def source_of(program: Program) -> str:
+    """A program as the Python that makes it, what is left to defaults left out."""
+    types = _tuple_source(f"TensorType({type.dtype}, {type.shape})" for type in program.inputs)
+    steps = _tuple_source(map(_step_source, program.steps))
+    parts = {"inputs": types, "steps": steps, "outputs": str(program.outputs)}
+    return f"Program({', '.join(f'{key}={text}' for key, text in parts.items() if text != '()')})"
+
+
+def _step_source(step: Step) -> str:
+    bodies = _tuple_source(map(source_of, step.bodies))
+    parts = {"picks": str(step.picks), "bodies": bodies if any(map(Program().__ne__, step.bodies)) else "()"}
+    return f"Step({', '.join([repr(step.op), *(f'{key}={text}' for key, text in parts.items() if text != '()')])})"
+
+
+def _tuple_source(parts: Iterable[str]) -> str:
+    texts = list(parts)
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def example_inputs(trace: Trace, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -90,6 +113,9 @@ STEPS: dict[str, Rule] = {}
 FAMILIES: dict[str, list[str]] = {}
 """The steps by family. A large family is drawn no more often than a small one."""
 
+BODIES: dict[str, int] = {}
+"""The steps that call programs of their own, and how many."""
+
 FREQUENT = (
     "binary",
     "binary",
@@ -101,16 +127,20 @@ FREQUENT = (
     "list",
     "twin",
     "random",
-    "composite",
-    "composite",
+    "constant",
+    *("composite",) * 4,
+    *("loop",) * 3,
+    "choice",
 )
 """Families that are drawn more often, once more for each time they stand here."""
 
 
-def register(family: str, name: str, rule: Rule) -> None:
+def register(family: str, name: str, rule: Rule, bodies: int = 0) -> None:
     """Enter a step into the tables."""
     STEPS[name] = rule
     FAMILIES.setdefault(family, []).append(name)
+    if bodies:
+        BODIES[name] = bodies
 
 
 # ---- drafting: programs become traces ----
@@ -133,12 +163,20 @@ class Draft:
     picks: Iterator[int] = field(default_factory=lambda: iter(()))
 
     @staticmethod
-    def closed(program: Program, types: tuple[TensorType, ...], name: str) -> Trace:
-        """The trace of a program that takes inputs of these types."""
+    def closed(
+        program: Program,
+        types: tuple[TensorType, ...],
+        name: str,
+        outputs: Callable[[Draft], tuple[Var, ...]] | None = None,
+    ) -> Trace:
+        """The trace of a program that takes inputs of these types; `outputs` picks what it returns, if given."""
         builder = TraceBuilder(name)
         draft = Draft(builder, [builder.input(type) for type in types])
         for step in program.steps:
             draft.take(step)
+        draft.picks = iter(program.outputs)
+        if outputs is not None:
+            return builder.build(outputs(draft))
         if not program.outputs:
             return builder.build(draft.unused())
         return builder.build(tuple(draft.env[-1 - pick % len(draft.env)] for pick in program.outputs if draft.env))
@@ -170,6 +208,14 @@ class Draft:
         found = [var for var in reversed(self.env) if suits(var)]
         return found[self.number(len(found))]
 
+    def of_type(self, type: TensorType) -> Var:
+        """One of the variables of a type; halves everywhere, or what the dtype makes of them, where there is none."""
+        if any(var.type == type for var in self.env):
+            return self.var(lambda var: var.type == type)
+        value = 0.5 if type.dtype.is_floating_point or type.dtype.is_complex else 0
+        shape = list(static_shape(type))
+        return self.leaf(torch.ops.aten.full.default, shape, value, dtype=type.dtype, device=type.device)[0]
+
     def dim(self, var: Var) -> int:
         """A dim of a variable."""
         return self.number(len(shape_of(var)))
@@ -192,6 +238,13 @@ class Draft:
         """Append a composite."""
         self.bind(self.builder.add(op, args, body.output_types, kwargs=kwargs, bodies=(body,)))
         self.calls.append(self.builder.equations[-1])
+
+    def structured(self, op: Op, args: Sequence[Arg], types: Sequence[Type], *bodies: Trace, **literals: Any) -> None:
+        """Append a structured op."""
+        if any(elements(type) > MAX_ELEMENTS for type in types):
+            raise Skip
+        kwargs = tuple((key, Literal(value)) for key, value in literals.items())
+        self.bind(self.builder.add(op, tuple(args), tuple(types), kwargs=kwargs, bodies=bodies))
 
     def bind(self, variables: tuple[Var, ...]) -> tuple[Var, ...]:
         """The tensors among these join the environment."""

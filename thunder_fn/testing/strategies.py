@@ -7,7 +7,7 @@ def test_my_interpreter(case):
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,12 +15,18 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from thunder_fn.testing.programs import FAMILIES, FREQUENT, Program, Step, build, example_inputs
+from thunder_fn.testing.programs import BODIES, FAMILIES, FREQUENT, Program, Step, build, example_inputs
 from thunder_fn.trace import TensorType, Trace
 
 DTYPES = (torch.float64, torch.float64, torch.float64, torch.int64, torch.bool, torch.complex128, torch.float32)
+SINGLE = (torch.float32, torch.float32, torch.int64, torch.bool)
+"""Dtypes of inputs for laws of autocast, which lets float64 be."""
+
 SHAPES = ((2,), (), (2, 3), (3,), (2, 2), (3, 3), (2, 1), (1, 3), (2, 3, 2), (1,), (0,), (2, 0))
 MAX_PICK = 11
+
+SMOOTH = ("unary", "binary", "loop", "choice", "rule")
+"""Families of steps for short programs in which structured ops and their derivatives are what there is."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,9 @@ class Case:
         return example_inputs(self.trace, self.seed)
 
 
-def types() -> st.SearchStrategy[TensorType]:
+def types(dtypes: Sequence[torch.dtype] = DTYPES) -> st.SearchStrategy[TensorType]:
     """Types of inputs: floats most often; rank 0 and sizes 1 and 0 among them."""
-    return st.builds(TensorType, st.sampled_from(DTYPES), st.sampled_from(SHAPES))
+    return st.builds(TensorType, st.sampled_from(dtypes), st.sampled_from(SHAPES))
 
 
 def programs(
@@ -52,16 +58,18 @@ def programs(
     max_inputs: int = 3,
     max_steps: int = 16,
     depth: int = 2,
+    dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> st.SearchStrategy[Program]:
     """Programs as data.
 
     Args:
         families: which of `programs.FAMILIES` to draw steps from; without "random" a program is deterministic.
         max_inputs, max_steps: how large the program is; bodies have half as many steps at each level.
-        depth: how deep composites nest.
+        depth: how deep composites and structured ops nest.
+        dtypes: those of the inputs; the first input has the first of them.
     """
-    first = st.builds(TensorType, st.just(torch.float64), st.sampled_from(SHAPES))
-    inputs = st.builds(_join, first, st.lists(types(), max_size=max_inputs - 1))
+    first = types(dtypes[:1])
+    inputs = st.builds(_join, first, st.lists(types(dtypes), max_size=max_inputs - 1))
     rarely_none = _rarely(st.just(()), inputs)
     return st.builds(Program, rarely_none, _steps(tuple(families), max_steps, depth, min_steps=1), _outputs(4))
 
@@ -81,29 +89,29 @@ def _picks(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 def _outputs(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
     """Everything unused, or some, so that there is dead code."""
-    return st.booleans().flatmap(lambda some: _picks(max_size) if some else st.just(()))
+    nothing, some = st.just(()), _picks(max_size)
+    return st.booleans().flatmap(lambda flag: some if flag else nothing)
 
 
 def _steps(
     families: tuple[str, ...], max_steps: int, depth: int, min_steps: int = 0
 ) -> st.SearchStrategy[tuple[Step, ...]]:
-    by_family = {name: _leaves(name) for name in families if name != "call"}
-    if depth > 0 and "call" in families:
-        body = st.builds(Program, st.just(()), _steps(families, max_steps // 2, depth - 1), _outputs(3))
-        by_family["composite"] = st.builds(Step, st.just("composite"), _picks(5), body)
-        by_family["sibling"] = st.builds(Step, st.just("sibling"), _picks(1), body)
-        by_family["again"] = st.builds(Step, st.just("again"), _picks(4))
-    names = (*by_family, *(name for name in FREQUENT if name in by_family))
-    step = st.sampled_from(names).flatmap(lambda name: by_family[name])
+    """Steps of the families, those with bodies as deep as `depth` allows."""
+    body = st.builds(Program, st.just(()), _steps(families, max_steps // 2, depth - 1), _outputs(3)) if depth else None
+
+    def step(name: str) -> st.SearchStrategy[Step]:
+        bodies = st.just(()) if body is None else st.tuples(*[body] * BODIES.get(name, 0))
+        return st.builds(Step, st.just(name), _picks(10 if name in BODIES else 4), bodies)
+
+    known = {family: [step(name) for name in FAMILIES[family] if depth or name not in BODIES] for family in families}
+    by_family = {family: st.one_of(*steps) for family, steps in known.items() if steps}
+    names = [name for name in (*families, *FREQUENT) if name in by_family]
+    any_step = st.sampled_from(names).flatmap(by_family.__getitem__)
     some, many = (
-        st.lists(step, min_size=min_steps, max_size=max_steps),
-        st.lists(step, min_size=max_steps // 2, max_size=max_steps),
+        st.lists(any_step, min_size=min_steps, max_size=max_steps),
+        st.lists(any_step, min_size=max_steps // 2, max_size=max_steps),
     )
     return st.one_of(some, many).map(tuple)
-
-
-def _leaves(family: str) -> st.SearchStrategy[Step]:
-    return st.builds(Step, st.sampled_from(FAMILIES[family]), _picks(4))
 
 
 def traces(**options: Any) -> st.SearchStrategy[Trace]:
@@ -114,6 +122,21 @@ def traces(**options: Any) -> st.SearchStrategy[Trace]:
 def cases(**options: Any) -> st.SearchStrategy[Case]:
     """Traces with inputs. Options as for `programs`."""
     return st.builds(Case, programs(**options), st.integers(0, 99))
+
+
+def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
+    """What `vmap` may be asked of a trace: for each input a batch dim, or None; at least one is batched, if there is one.
+
+    Law: ``vmap(trace, dims, size)`` is a loop, for each dims drawn.
+    """
+    ranks = [len(type.shape) if isinstance(type, TensorType) else 0 for type in trace.input_types]
+    one_each = st.tuples(*(st.one_of(st.integers(0, rank), st.none()) for rank in ranks))
+    return one_each.map(lambda dims: dims if not dims or any(dim is not None for dim in dims) else (0, *dims[1:]))
+
+
+def smooth_cases(**options: Any) -> st.SearchStrategy[Case]:
+    """Short traces of loops, choices and calls around smooth functions. Options as for `programs`."""
+    return cases(**{"families": SMOOTH, "max_inputs": 2, "max_steps": 6, **options})
 
 
 def inputs_for(trace: Trace) -> st.SearchStrategy[tuple[torch.Tensor, ...]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Literal
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from thunder_fn.check import check
 from thunder_fn.testing.laws.comparing import (
@@ -22,14 +23,21 @@ from thunder_fn.testing.laws.comparing import (
     run,
     tolerance,
 )
-from thunder_fn.testing.laws.interpreters import Interpreter, interpreter_is_idempotent
+from thunder_fn.testing.laws.interpreters import (
+    Interpreter,
+    interpreter_is_idempotent,
+    interpreter_leaves_closures_alone,
+)
 from thunder_fn.testing.laws.pairs import TRANSFORMS, commute, floats
-from thunder_fn.testing.programs import FAMILIES
+from thunder_fn.testing.programs import FAMILIES, source_of
 from thunder_fn.testing.strategies import Case, cases
 from thunder_fn.trace import Trace
 
 Keeps = Literal["values", "nothing"]
-CERTAIN = tuple(family for family in FAMILIES if family != "random")
+CASES = cases(families=tuple(family for family in FAMILIES if family != "random"), max_steps=8)
+QUIETLY = settings(
+    database=None, deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck), print_blob=False
+)
 
 
 def check_transform(
@@ -39,7 +47,8 @@ def check_transform(
 
     Args:
         keeps: "values" promises the same types and values, and then the transform must also commute with vjp, jvp,
-            vmap, checkpoint, dce, cse and inline; "nothing" promises a checked trace only.
+            vmap, checkpoint and the simplifying transforms, and read closed-over tensors when the trace runs;
+            "nothing" promises a checked trace, the same for equal traces, and nothing else.
         idempotent: promises that a second application changes nothing.
         max_examples: how many traces to try.
 
@@ -47,42 +56,81 @@ def check_transform(
         LawBroken: a law does not hold; names it and prints the smallest trace found.
     """
     laws = _laws(transform, keeps, idempotent)
-    broken: list[tuple[str, Case, Exception]] = []
+    broken = _first_broken(laws, max_examples)
+    if broken is not None:
+        case, error = _smallest(laws[broken], max_examples)
+        raise _described(transform, broken, case, error) from error
 
-    @settings(
-        max_examples=max_examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
-    )
-    @given(cases(families=CERTAIN, max_steps=8))
+
+def _first_broken(laws: dict[str, Law], max_examples: int) -> str | None:
+    """The most basic law that some trace breaks: the laws stand in that order."""
+    names = list(laws)
+    first = [len(names)]
+
+    @seed(0)
+    @settings(QUIETLY, max_examples=max_examples, phases=(Phase.generate,))
+    @given(CASES)
     def test(case: Case) -> None:
-        for name, law in laws.items():
-            try:
-                law(case.trace, case.inputs)
-            except Exception as error:  # noqa: BLE001 - a wrong transform may raise anything
-                broken.append((name, case, error))
-                raise LawBroken(name) from None
+        for position, name in enumerate(names[: first[0]]):
+            if _error(laws[name], case) is not None:
+                first[0] = position
+                return
 
-    try:
+    test()
+    return names[first[0]] if first[0] < len(names) else None
+
+
+def _smallest(law: Law, max_examples: int) -> tuple[Case, Exception]:
+    """The smallest trace found that breaks a law, and how it does."""
+    found: list[tuple[Case, Exception]] = []
+
+    @seed(0)
+    @settings(QUIETLY, max_examples=max_examples, phases=(Phase.generate, Phase.shrink))
+    @given(CASES)
+    def test(case: Case) -> None:
+        error = _error(law, case)
+        if error is not None:
+            found.append((case, error))
+            raise LawBroken("found one")
+
+    with contextlib.suppress(LawBroken):
         test()
-    except LawBroken:
-        name, case, error = broken[-1]
-        raise LawBroken(f"the transform breaks the law: {name}\n\n{error}\n\nsmallest trace:\n{case.trace}") from error
+    return found[-1]
+
+
+def _error(law: Law, case: Case) -> Exception | None:
+    trace = case.trace
+    try:
+        law(trace, case.inputs)
+    except Exception as error:  # noqa: BLE001 - a wrong transform may raise anything
+        return error
+    return None
+
+
+def _described(transform: Callable[[Trace], Trace], law: str, case: Case, error: Exception) -> LawBroken:
+    """What is broken, on which trace, what the transform makes of it, and how to see it again."""
+    name = getattr(transform, "__name__", type(transform).__name__).replace("<lambda>", "the transform")
+    what = error.what if isinstance(error, LawBroken) else f"{type(error).__name__}: {error}"
+    parts = [f'{name} breaks the law "{law}". The smallest trace found:', str(case.trace)]
+    try:
+        parts += ["becomes", str(transform(case.trace))]
+    except Exception:  # noqa: BLE001 - then that is what is broken
+        parts += ["and there is no trace that it becomes."]
+    again = f"from thunder_fn.testing import Program, Step, build\nbuild({source_of(case.program)})"
+    return LawBroken("\n\n".join([*parts, what, f"To see it again:\n{again}"]))
 
 
 def _laws(transform: Callable[[Trace], Trace], keeps: Keeps, idempotent: bool) -> dict[str, Law]:
+    alone = Interpreter(lambda trace: (transform(trace),))
     laws: dict[str, Law] = {
         "gives checked traces": lambda trace, inputs: check(transform(trace)),
         "is pure": _is_pure(transform),
     }
     if keeps == "values":
         laws["keeps values"] = _keeps_values(transform)
+        laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone(alone)
     if idempotent:
-        laws["is idempotent"] = interpreter_is_idempotent(Interpreter(lambda trace: (transform(trace),)))
+        laws["is idempotent"] = interpreter_is_idempotent(alone)
     if keeps == "values":
         laws |= {f"commutes with {name}": commute(transform, other) for name, other in TRANSFORMS.items()}
     return laws

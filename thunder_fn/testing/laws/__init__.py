@@ -23,6 +23,7 @@ from thunder_fn.testing.laws.data import (
     law_text_runs,
 )
 from thunder_fn.testing.laws.forward import (
+    law_checkpoint_keeps_few_bytes,
     law_checkpoint_keeps_gradients_bitwise,
     law_jvp_is_linear,
     law_jvp_is_pytorchs,
@@ -77,7 +78,7 @@ GROUPS: dict[str, dict[str, Law]] = {
         "python captures": law_python_captures,
         "executor is evaluate": law_executor_is_evaluate,
     },
-    "simplify": {
+    "cleaning": {
         "dce drops the dead": law_dce_drops_the_dead,
         "cse leaves no twins": law_cse_leaves_no_twins,
         "inline leaves no composites": law_inline_leaves_no_composites,
@@ -94,7 +95,10 @@ GROUPS: dict[str, dict[str, Law]] = {
         "vmap is a loop": law_vmap_is_a_loop,
         "vmap asks about randomness": law_vmap_asks_about_randomness,
     },
-    "rematerialisation": {"checkpoint keeps gradients bitwise": law_checkpoint_keeps_gradients_bitwise},
+    "rematerialisation": {
+        "checkpoint keeps gradients bitwise": law_checkpoint_keeps_gradients_bitwise,
+        "checkpoint keeps few bytes": law_checkpoint_keeps_few_bytes,
+    },
     "second order": {"second order is symmetric": law_second_order_is_symmetric},
     **{name: laws_of(interpreter, name) for name, interpreter in INTERPRETERS.items()},
 }

@@ -24,13 +24,18 @@ TOO_LARGE = 1e4
 
 
 class LawBroken(AssertionError):
-    """A law does not hold; the text shows the trace."""
+    """A law does not hold: what does not, and the traces that show it."""
+
+    def __init__(self, what: str, **traces: Trace) -> None:
+        super().__init__("\n\n".join([what, *(f"{name}:\n{trace}" for name, trace in traces.items())]))
+        self.what = what
+        self.traces = traces
 
 
 def holds(condition: bool, what: str, **traces: Trace) -> None:
     """Raise `LawBroken` with the traces printed unless the condition holds."""
     if not condition:
-        raise LawBroken("\n\n".join([what, *(f"{name}:\n{trace}" for name, trace in traces.items())]))
+        raise LawBroken(what, **traces)
 
 
 # ---- running and comparing ----
@@ -39,6 +44,14 @@ def holds(condition: bool, what: str, **traces: Trace) -> None:
 def run(trace: Trace, inputs: Sequence[Any]) -> Values:
     """Evaluate, the random numbers always the same."""
     return seeded(lambda: evaluate(trace, inputs))
+
+
+def state_after(trace: Trace, inputs: Sequence[Any]) -> torch.Tensor:
+    """The state of the generator of random numbers after evaluating: it shows how many were drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        evaluate(trace, inputs)
+        return torch.get_rng_state()
 
 
 def seeded(f: Callable[[], Values]) -> Values:
@@ -119,7 +132,7 @@ def draws(trace: Trace) -> list[str]:
     """The random ops of a trace in the order in which they draw, composites unfolded."""
     found: list[str] = []
     for equation in trace.equations:
-        if ops.is_random(equation.op):
+        if ops.draws(equation):
             found.append(equation.op.name)
         found += itertools.chain.from_iterable(draws(body) for body in equation.bodies)
     return found
@@ -128,6 +141,11 @@ def draws(trace: Trace) -> list[str]:
 def num_equations(trace: Trace) -> int:
     """The number of equations, composites unfolded."""
     return sum(1 + sum(map(num_equations, equation.bodies)) for equation in trace.equations)
+
+
+def is_flat(trace: Trace) -> bool:
+    """Without structured ops: an FX graph of ATen calls can hold it."""
+    return all(equation.op.kind != "structured" for inner in subtraces(trace) for equation in inner.equations)
 
 
 def leaf_counts(trace: Trace) -> Counter[str]:

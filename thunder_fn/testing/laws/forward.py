@@ -8,6 +8,8 @@ import torch
 
 from thunder_fn.errors import VmapError
 from thunder_fn.interpreters import simplify, vmap as batching
+from thunder_fn.rules import Split
+from thunder_fn.structured.cost import bytes_of
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Values,
@@ -20,11 +22,12 @@ from thunder_fn.testing.laws.comparing import (
     is_tame,
     random_like,
     run,
+    state_after,
     tolerance,
     wanted_inputs,
     wanted_outputs,
 )
-from thunder_fn.testing.laws.interpreters import SIZE, InDims, batchings, pull, push, whole_checkpoint
+from thunder_fn.testing.laws.interpreters import SIZE, InDims, batchings, pull, push, split, whole_checkpoint
 from thunder_fn.testing.laws.reverse import jvp_by_pytorch, partial
 from thunder_fn.testing.programs import example_inputs, random_tensor
 from thunder_fn.trace import TensorType, Trace
@@ -92,15 +95,20 @@ def law_vmap_is_a_loop(trace: Trace, inputs: Inputs) -> None:
     if draws(trace):
         return
     for in_dims in batchings(trace):
-        new, out_dims = batching.vmap(trace, in_dims, SIZE)
-        rows = examples(trace, inputs, in_dims)
-        found = run(new, stack(rows, in_dims))
-        holds(len(out_dims) == len(found), "vmap gives one batch dim for each output", trace=trace, vmap=new)
-        for index, row in enumerate(rows):
-            want = run(trace, row)
-            if is_tame(want):
-                have = take(found, out_dims, index)
-                compare(have, want, trace, f"with in_dims {in_dims}, example {index}", new)
+        vmap_is_a_loop(trace, inputs, in_dims)
+
+
+def vmap_is_a_loop(trace: Trace, inputs: Inputs, in_dims: InDims) -> None:
+    """The same for one choice of batch dims."""
+    new, out_dims = batching.vmap(trace, in_dims, SIZE)
+    rows = examples(trace, inputs, in_dims)
+    found = run(new, stack(rows, in_dims))
+    holds(len(out_dims) == len(found), "vmap gives one batch dim for each output", trace=trace, vmap=new)
+    for index, row in enumerate(rows):
+        want = run(trace, row)
+        if is_tame(want):
+            have = take(found, out_dims, index)
+            compare(have, want, trace, f"with in_dims {in_dims}, example {index}", new)
 
 
 def compare(have: Values, want: Values, trace: Trace, what: str, new: Trace) -> None:
@@ -136,5 +144,18 @@ def law_checkpoint_keeps_gradients_bitwise(trace: Trace, inputs: Inputs) -> None
     arguments = (*inputs, *random_like(trace))
     new = pull(whole_checkpoint(trace))
     agree(run(new, arguments), run(pull(trace), arguments), "the gradients of a checkpoint", trace=trace, made=new)
-    holds(draws(new) == draws(trace), "the gradients of a checkpoint draw otherwise", trace=trace, made=new)
+    same = torch.equal(state_after(new, arguments), state_after(trace, inputs))
+    holds(same, "the gradients of a checkpoint draw more random numbers", trace=trace, made=new)
     holds(sum(wanted_inputs(trace)) == len(new.outputs) - len(trace.outputs), "a gradient is missing", trace=trace)
+
+
+def law_checkpoint_keeps_few_bytes(trace: Trace, inputs: Inputs) -> None:
+    """A checkpoint keeps no more than the function itself does, and only its inputs where nothing is random."""
+    kept, most = (_kept_bytes(split(t)) for t in (whole_checkpoint(trace), simplify.inline(trace)))
+    holds(kept <= most, f"a checkpoint keeps {kept} bytes, the function itself {most}", trace=trace)
+    holds(kept == 0 or bool(draws(trace)), f"a checkpoint without random numbers keeps {kept} bytes", trace=trace)
+
+
+def _kept_bytes(whole: Split) -> int:
+    types = whole.forward.output_types
+    return sum(map(bytes_of, types[len(types) - whole.num_extra :]))

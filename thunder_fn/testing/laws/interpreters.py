@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,8 +15,13 @@ from thunder_fn.capture import capture, current
 from thunder_fn.capture.apply import apply_inside, replay
 from thunder_fn.check import check
 from thunder_fn.fx import from_fx, to_fx
-from thunder_fn.interpreters import jvp as forward, simplify, vjp as reverse, vmap as batching
+from thunder_fn.interpreters import clean, jvp as forward, simplify, vjp as reverse, vmap as batching
+from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.fold import fold_constants
+from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.rules import Split
+from thunder_fn.structured.bodies import expand
 from thunder_fn.structured.checkpoint import alone as checkpointed
 from thunder_fn.structured.policies import check_policy
 from thunder_fn.testing.laws.comparing import (
@@ -26,17 +31,19 @@ from thunder_fn.testing.laws.comparing import (
     Transform,
     agree,
     close,
-    draws,
     holds,
+    is_flat,
     random_like,
     run,
+    state_after,
     tolerance,
     wanted_inputs,
     wanted_outputs,
 )
 from thunder_fn.testing.laws.losses import emit, scalarised
+from thunder_fn.testing.laws.unfolding import unfolded
 from thunder_fn.testing.programs import static_shape
-from thunder_fn.trace import TensorType, Trace, TraceBuilder, subtraces
+from thunder_fn.trace import Equation, TensorType, Trace, TraceBuilder, Var, subtraces
 
 aten = torch.ops.aten
 
@@ -49,12 +56,15 @@ class Interpreter:
     """A function from a trace to the traces that it makes.
 
     `keeps_values` says that the only trace it makes computes what the trace did, bitwise; `idempotent` that a second
-    application changes nothing.
+    application changes nothing; `keeps_memory` that outputs lie in the memory of what they did; `covers` which traces it
+    takes.
     """
 
     run: Callable[[Trace], tuple[Trace, ...]]
     keeps_values: bool = False
     idempotent: bool = False
+    keeps_memory: bool = False
+    covers: Callable[[Trace], bool] = lambda trace: True
 
 
 def recapture(trace: Trace) -> Trace:
@@ -119,9 +129,16 @@ def batchings(trace: Trace) -> tuple[InDims, ...]:
 
 
 def batch(trace: Trace, in_dims: InDims | None = None) -> Trace:
-    """The trace on a batch, each example with random numbers of its own."""
+    """The trace on a batch, each example with random numbers of its own; every output is a batch."""
     dims = batchings(trace)[-1] if in_dims is None else in_dims
-    return batching.vmap(trace, dims, SIZE, "different")[0]
+    new, out_dims = batching.vmap(trace, dims, SIZE, "different")
+    builder = TraceBuilder(new.name)
+    results = simplify.inline_into(builder, new, tuple(builder.input(type) for type in new.input_types))
+    wide = (
+        expand(builder, atom, SIZE) if dim is None and isinstance(atom, Var) else atom
+        for atom, dim in zip(results, out_dims, strict=True)
+    )
+    return builder.build(tuple(wide))
 
 
 def whole_checkpoint(trace: Trace) -> Trace:
@@ -129,18 +146,49 @@ def whole_checkpoint(trace: Trace) -> Trace:
     return checkpointed(trace, check_policy(None))
 
 
+WIDENED = frozenset(
+    f"aten.{name}" for name in ("mm.default", "addmm.default", "bmm.default", "mul.Tensor", "sin.default")
+)
+PROMOTED = frozenset(("aten.add.Tensor", "aten.cat.default", "aten.where.self"))
+
+
+def widening_policy(equation: Equation) -> Any:
+    """A policy that answers in every way about ops that the strategies draw."""
+    if equation.op.name in WIDENED:
+        return "lower"
+    return "promote" if equation.op.name in PROMOTED else None
+
+
+def silent_policy(equation: Equation) -> Any:
+    """A policy that never answers."""
+    return None
+
+
+def widened(trace: Trace) -> Trace:
+    """The trace under autocast to float64: what autocast does to a trace, without what rounding does to its numbers."""
+    return autocast(trace, torch.float64, widening_policy)
+
+
 def _alone(transform: Transform) -> Callable[[Trace], tuple[Trace, ...]]:
     return lambda trace: (transform(trace),)
 
 
 INTERPRETERS: dict[str, Interpreter] = {
-    "dce": Interpreter(lambda t: (simplify.dce(t),), keeps_values=True, idempotent=True),
+    "dce": Interpreter(lambda t: (simplify.dce(t),), keeps_values=True, idempotent=True, keeps_memory=True),
     "cse": Interpreter(lambda t: (simplify.cse(t),), keeps_values=True, idempotent=True),
-    "inline": Interpreter(lambda t: (simplify.inline(t),), keeps_values=True, idempotent=True),
+    "inline": Interpreter(lambda t: (simplify.inline(t),), keeps_values=True, idempotent=True, keeps_memory=True),
+    "drop_noops": Interpreter(_alone(drop_noops), keeps_values=True, idempotent=True, keeps_memory=True),
+    "fold_constants": Interpreter(_alone(fold_constants), keeps_values=True, idempotent=True, keeps_memory=True),
+    "simplify": Interpreter(_alone(clean.simplify), keeps_values=True, idempotent=True),
+    "autocast": Interpreter(_alone(widened)),
+    "autocast without answers": Interpreter(
+        lambda t: (autocast(t, torch.bfloat16, silent_policy),), keeps_values=True, idempotent=True, keeps_memory=True
+    ),
+    "unfold": Interpreter(_alone(unfolded), keeps_values=True),
     "recapture": Interpreter(_alone(recapture), keeps_values=True),
     "recapture nested": Interpreter(_alone(recapture_nested), keeps_values=True),
     "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True),
-    "fx": Interpreter(lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True),
+    "fx": Interpreter(lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True, covers=is_flat),
     "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
     "vjp": Interpreter(_alone(pull)),
     "grad_and_value": Interpreter(_alone(grad)),
@@ -151,7 +199,7 @@ INTERPRETERS: dict[str, Interpreter] = {
 }
 """Every function from trace to trace, by name."""
 
-UNFOLDING = frozenset({"inline", "recapture", "fx"})
+UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx"})
 """Interpreters that unfold composites, so that what they make grows with the unfolded program."""
 
 
@@ -206,7 +254,8 @@ def interpreter_keeps_values(interpreter: Interpreter) -> Law:
         holds(new.input_types == trace.input_types, "the inputs' types changed", trace=trace, made=new)
         holds(new.output_types == trace.output_types, "the outputs' types changed", trace=trace, made=new)
         agree(run(new, inputs), run(trace, inputs), "the transformed trace", trace=trace, made=new)
-        holds(draws(new) == draws(trace), "random numbers are drawn otherwise", trace=trace, made=new)
+        same = torch.equal(state_after(new, inputs), state_after(trace, inputs))
+        holds(same, "more or fewer random numbers are drawn", trace=trace, made=new)
 
     return law
 
@@ -220,6 +269,44 @@ def interpreter_is_idempotent(interpreter: Interpreter) -> Law:
         holds(once == twice, "a second application changes the trace", trace=trace, once=once, twice=twice)
 
     return law
+
+
+def interpreter_leaves_closures_alone(interpreter: Interpreter) -> Law:
+    """Closed-over tensors are read when the trace runs: it sees the values that they have by then."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        constants = [c for inner in subtraces(trace) for c in inner.constants if not c.owned]
+        tensors = {id(c.tensor): c.tensor for c in constants if c.tensor.is_floating_point()}.values()
+        (new,) = interpreter.run(trace)
+        with torch.no_grad():
+            before = [tensor.clone() for tensor in tensors]
+            try:
+                for tensor in tensors:
+                    tensor.add_(1)
+                agree(run(new, inputs), run(trace, inputs), "after a closed-over tensor changed", trace=trace, made=new)
+            finally:
+                for tensor, old in zip(tensors, before, strict=True):
+                    tensor.copy_(old)
+
+    return law
+
+
+def interpreter_keeps_memory(interpreter: Interpreter) -> Law:
+    """Two outputs, or an output and an input, lie in the same memory exactly if they did."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        (new,) = interpreter.run(trace)
+        have, want = (_shared_memory((*inputs, *evaluate(t, inputs))) for t in (new, trace))
+        holds(have == want, f"values share memory: {have}, but before: {want}", trace=trace, made=new)
+
+    return law
+
+
+def _shared_memory(values: Sequence[Any]) -> list[int]:
+    """For each tensor with elements, the first that shares its memory."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.numel()]
+    places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return [places.index(place) for place in places]
 
 
 def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
@@ -239,9 +326,16 @@ def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
     laws = {"gives checked traces": interpreter_gives_checked_traces, "is pure": interpreter_is_pure}
     if interpreter.keeps_values:
         laws |= {"keeps values": interpreter_keeps_values, "keeps gradients": interpreter_keeps_gradients}
+        laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone
+    if interpreter.keeps_memory:
+        laws["keeps memory apart"] = interpreter_keeps_memory
     if interpreter.idempotent:
         laws["is idempotent"] = interpreter_is_idempotent
-    return {f"{name} {law}": make(interpreter) for law, make in laws.items()}
+    return {f"{name} {law}": _where_covered(interpreter, make(interpreter)) for law, make in laws.items()}
+
+
+def _where_covered(interpreter: Interpreter, law: Law) -> Law:
+    return lambda trace, inputs: law(trace, inputs) if interpreter.covers(trace) else None
 
 
 # ---- work grows with distinct code ----

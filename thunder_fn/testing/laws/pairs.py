@@ -1,10 +1,11 @@
 """The pair matrix: what must hold of two transforms, one after the other, in either order.
 
-Four transforms keep values: checkpoint, dce, cse and inline. Each commutes with every transform, to a tolerance. The
-other three change what a trace takes and gives, so their laws are equations of calculus: second derivatives are
-symmetric, a batch of gradients is the gradient of a batch, summed where an input is not batched.
+Some transforms keep values. Each of them commutes with every transform, to a tolerance. The other three change what a
+trace takes and gives, so their laws are equations of calculus: second derivatives are symmetric, a batch of gradients is
+the gradient of a batch, summed where an input is not batched.
 
-Laws of pairs say nothing of float32, nor of random numbers.
+Laws of pairs say nothing of random numbers, and, autocast's apart, nothing of float32. Autocast, which otherwise rounds,
+is to float64 there: it changes every type that it changes and no number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Sequence
 
 import torch
 
-from thunder_fn.interpreters import jvp as forward, simplify, vmap as batching
+from thunder_fn.check import check
+from thunder_fn.interpreters import clean, jvp as forward, simplify, vmap as batching
+from thunder_fn.interpreters.fold import fold_constants
+from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
@@ -31,20 +35,25 @@ from thunder_fn.testing.laws.comparing import (
     wanted_outputs,
 )
 from thunder_fn.testing.laws.forward import directions, examples, stack
-from thunder_fn.testing.laws.interpreters import SIZE, InDims, batch, batchings, pull, push, whole_checkpoint
+from thunder_fn.testing.laws.interpreters import SIZE, InDims, batch, batchings, pull, push, whole_checkpoint, widened
 from thunder_fn.testing.laws.second_order import law_second_order_is_symmetric
+from thunder_fn.testing.laws.unfolding import unfolded
 from thunder_fn.testing.programs import example_inputs
-from thunder_fn.trace import Trace
+from thunder_fn.trace import TensorType, Trace
 
 KEEPERS: dict[str, Transform] = {
     "checkpoint": whole_checkpoint,
     "dce": simplify.dce,
     "cse": simplify.cse,
     "inline": simplify.inline,
+    "drop_noops": drop_noops,
+    "fold_constants": fold_constants,
+    "simplify": clean.simplify,
+    "unfold": unfolded,
 }
-"""Transforms that keep values."""
+"""Transforms that keep values. `unfold` writes structured ops out: what every other one makes of them is judged by it."""
 
-TRANSFORMS: dict[str, Transform] = {"vjp": pull, "jvp": push, "vmap": batch, **KEEPERS}
+TRANSFORMS: dict[str, Transform] = {"vjp": pull, "jvp": push, "vmap": batch, "autocast": widened, **KEEPERS}
 """The transforms of the matrix."""
 
 
@@ -79,6 +88,37 @@ def commute(keeper: Transform, other: Transform) -> Law:
             close(have, want, tolerance(trace), f"with the transform {order} the other", trace=trace, made=made)
 
     return law
+
+
+# ---- autocast, and any other ----
+
+
+def commute_with_autocast(other: Transform) -> Law:
+    """``other(autocast(t)) == autocast(other(t)) == other(t)`` to float32's precision, autocast being to float64."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        if draws(trace) or not is_tame(run(trace, inputs)):
+            return
+        plain = other(trace)
+        keeps_inputs = plain.input_types[: len(inputs)] == trace.input_types
+        arguments = (*inputs, *example_inputs(plain, 7)[len(inputs) :]) if keeps_inputs else example_inputs(plain, 7)
+        want = doubles(run(plain, arguments))
+        for made, order in ((other(widened(trace)), "before"), (widened(other(trace)), "after")):
+            have = doubles(run(made, in_types_of(made, arguments)))
+            close(have, want, 2e-3, f"with autocast {order} the other", trace=trace, made=made)
+
+    return law
+
+
+def in_types_of(trace: Trace, values: Inputs) -> Inputs:
+    """The values in the dtypes that a trace takes."""
+    types = [type for type in trace.input_types if isinstance(type, TensorType)]
+    return tuple(value.to(type.dtype) for value, type in zip(values, types, strict=True))
+
+
+def doubles(values: Values) -> Inputs:
+    """The floating and complex tensors, in double precision."""
+    return tuple(x.to(torch.promote_types(x.dtype, torch.float64)) for x in floats(values))
 
 
 # ---- derivatives of derivatives ----
@@ -182,8 +222,29 @@ def law_vmap_of_vjp_is_vjp_of_vmap(trace: Trace, inputs: Inputs) -> None:
         flags = chosen(out_dims, wanted_outputs(trace))
         cotangents = tuple(ct.sum(0) if dim is None else ct for ct, dim in zip(given, flags, strict=True))
         right = run(pull(whole), (*values, *cotangents))[count:]
-        if is_tame((*each, *right)):
-            close(left, right, tolerance(trace), f"gradients with in_dims {in_dims}", trace=trace, vjp_of_vmap=whole)
+        if is_tame((*each, *run(whole, values))):  # what one example does not take may not be NaN in the others
+            close(right, left, tolerance(trace), f"gradients with in_dims {in_dims}", trace=trace, vjp_of_vmap=whole)
+
+
+# ---- three in a row ----
+
+
+def law_of_three(names: tuple[str, str, str]) -> Law:
+    """``a(b(c(t)))`` is the same without those of the three that keep values, and with every loop of t written out."""
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        if not is_comparable(trace) or not is_tame(run(trace, inputs)):
+            return
+        made, plain = trace, unfolded(trace)
+        for name in reversed(names):
+            made = TRANSFORMS[name](made)
+            plain = plain if name in KEEPERS else TRANSFORMS[name](plain)
+        check(made)
+        arguments = example_inputs(made, 7)
+        want = floats(run(plain, arguments))
+        close(floats(run(made, arguments)), want, 100 * tolerance(trace), " of ".join(names), trace=trace, made=made)
+
+    return law
 
 
 # ---- the matrix ----
@@ -203,6 +264,8 @@ def _movers() -> dict[tuple[str, str], Law]:
 
 PAIRS: dict[tuple[str, str], Law] = _movers()
 """The law of each pair. One law speaks of both orders, so the matrix is symmetric."""
+for _other in TRANSFORMS:
+    PAIRS["autocast", _other] = PAIRS[_other, "autocast"] = commute_with_autocast(TRANSFORMS[_other])
 for _keeper in KEEPERS:
-    for _other in TRANSFORMS:
+    for _other in TRANSFORMS.keys() - {"autocast"}:
         PAIRS[_keeper, _other] = PAIRS[_other, _keeper] = commute(KEEPERS[_keeper], TRANSFORMS[_other])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from thunder_fn import ops
-from thunder_fn.testing.programs import Draft, Program, Step, register, tensor_type
+from thunder_fn.testing.programs import Draft, Step, register, tensor_type
 from thunder_fn.testing.steps.enter import step
 from thunder_fn.testing.suits import (
     both,
@@ -66,7 +66,7 @@ def _full_like(d: Draft) -> object:
     return d.leaf(aten.full_like.default, d.var(is_inexact), 1.5)
 
 
-@step("make")
+@step("stop")
 def _clone(d: Draft) -> object:
     return d.leaf(aten.clone.default, d.var(is_any))
 
@@ -147,7 +147,7 @@ def _composite(d: Draft, step: Step) -> None:
     """A composite in one of the ways in which one is called: plain, or as a user's call with literals and keywords."""
     style = d.number(3)
     operands = tuple(d.var(is_any) for _ in range((1, 2, 3, 0)[d.number(4)]))
-    body = Draft.closed(step.body or Program(), tuple(map(tensor_type, operands)), "block")
+    body = Draft.closed(step.body(), tuple(map(tensor_type, operands)), "block")
     match style:
         case 0:
             d.call(ops.composite("Block"), operands, body)
@@ -168,10 +168,10 @@ def _again(d: Draft, _: Step) -> None:
 def _sibling(d: Draft, step: Step) -> None:
     """An earlier call with another body: two composites of one name and the same operands."""
     known = d.calls[-1 - d.number(len(d.calls))]
-    body = Draft.closed(step.body or Program(), tuple(map(tensor_type, known.operands)), "block")
+    body = Draft.closed(step.body(), tuple(map(tensor_type, known.operands)), "block")
     d.call(known.op, known.args, body, known.kwargs)
 
 
-register("call", "composite", _composite)
-register("call", "again", _again)
-register("call", "sibling", _sibling)
+register("composite", "composite", _composite, bodies=1)
+register("composite", "again", _again)
+register("composite", "sibling", _sibling, bodies=1)

@@ -1,51 +1,12 @@
-"""Tests of the tests: bugs that we plant, each of which a law must catch.
-
-A mutation is a small edit of one function's source. `planted` runs with it; `python -m thunder_fn.testing.mutations`
-prints which laws catch which bug. When the source of a function changes, the edit that no longer fits says so.
-
-Source: mutation testing (DeMillo, Lipton, Sayward 1978).
-"""
+"""Bugs in the data, in capture, in reverse mode, and in dce, cse and inline."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import sys
-import textwrap
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from thunder_fn.errors import ThunderError
-from thunder_fn.testing.laws import LAWS, Law, forget
-from thunder_fn.testing.strategies import Case, cases
-
-EXAMPLES = 200
-"""How many traces a law may look at to catch a bug."""
-
-
-class OutdatedMutation(ThunderError):
-    """The source that a mutation edits has changed. Adapt the edit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """A bug: in `function` (`module:name` or `module:Class.name`) write `after` for `before`. `law` catches it."""
-
-    bug: str
-    function: str
-    before: str
-    after: str
-    law: str
-
+from thunder_fn.testing.mutations.planting import Mutation
 
 VJP, DERIVE, SIMPLIFY = "thunder_fn.interpreters.vjp", "thunder_fn.derive", "thunder_fn.interpreters.simplify"
 
-MUTATIONS = (
+PLAIN = (
     Mutation(
         "gradients of operands are swapped",
         f"{VJP}:_backward_step",
@@ -234,7 +195,7 @@ MUTATIONS = (
     Mutation(
         "capture drops unused random numbers",
         "thunder_fn.capture.nest:_live",
-        "or ops.is_random(leaf.op)",
+        "or ops.changes_the_world(leaf)",
         "",
         "recapture keeps values",
     ),
@@ -246,99 +207,3 @@ MUTATIONS = (
         "recapture nested gives checked traces",
     ),
 )
-"""The bugs, by what they edit. Every one is caught by the law that it names, in the fast profile."""
-
-
-@contextmanager
-def planted(mutation: Mutation) -> Generator[None]:
-    """Run with a bug, in every module of the package that knows the function; undone on the way out."""
-    module_name, _, path = mutation.function.partition(":")
-    module = importlib.import_module(module_name)
-    *owners, name = path.split(".")
-    owner: Any = functools.reduce(getattr, owners, module)
-    original = vars(owner).get(name)
-    if original is None:
-        raise OutdatedMutation(f"{mutation.bug}: there is no {mutation.function} any more; adapt the edit")
-    new = _edited(mutation, module, original, name)
-    holders = [owner] if owners else [m for m in _modules() if vars(m).get(name) is original]
-    for holder in holders:
-        setattr(holder, name, new)
-    forget()
-    try:
-        yield
-    finally:
-        for holder in holders:
-            setattr(holder, name, original)
-        forget()
-
-
-def _modules() -> list[Any]:
-    return [module for name, module in list(sys.modules.items()) if name.startswith("thunder_fn")]
-
-
-def _edited(mutation: Mutation, module: Any, original: Any, name: str) -> Any:
-    """The function with the bug, in a namespace that sees the module's own."""
-    source = textwrap.dedent(inspect.getsource(original))
-    if mutation.before not in source:
-        raise OutdatedMutation(
-            f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the edit"
-        )
-    code = compile(source.replace(mutation.before, mutation.after), module.__file__, "exec")
-    kept = vars(module).get(name)
-    exec(code, vars(module))
-    new = vars(module).pop(name)
-    if kept is not None:
-        setattr(module, name, kept)
-    return new
-
-
-@functools.lru_cache(maxsize=4)
-def corpus(count: int) -> tuple[Case, ...]:
-    """Cases as Hypothesis draws them, in runs of 50 from fixed seeds, their traces built before any bug is planted."""
-    found: list[Case] = []
-    for number in range(0, count, 50):
-
-        @seed(number)
-        @settings(
-            max_examples=50,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        )
-        @given(cases())
-        def draw(case: Case) -> None:
-            case.trace.renamed("program")
-            found.append(case)
-
-        draw()
-    return tuple(found)
-
-
-def counterexample(law: Law, count: int = EXAMPLES) -> str | None:
-    """What a law says of the first of so many traces that breaks it, None if none of them does."""
-    for case in corpus(count):
-        try:
-            law(case.trace, case.inputs)
-        except Exception as error:  # noqa: BLE001 - a planted bug may raise anything
-            return f"{type(error).__name__}: {error}"
-    return None
-
-
-def main(argv: Sequence[str] = ()) -> int:
-    """Print each bug with the laws that catch it. Exit code 1 if one escapes."""
-    write = sys.stdout.write
-    broken = [name for name, law in LAWS.items() if counterexample(law)]
-    write(f"laws that fail without a bug: {', '.join(broken) or 'none'}\n\n")
-    escaped = 0
-    for mutation in MUTATIONS:
-        with planted(mutation):
-            caught = [name for name, law in LAWS.items() if name not in broken and counterexample(law)]
-        escaped += not caught
-        write(f"{mutation.bug:<56} {len(caught):>2} laws: {', '.join(caught) or 'ESCAPED'}\n")
-    write(f"\n{len(MUTATIONS) - escaped} of {len(MUTATIONS)} bugs caught\n")
-    return 1 if escaped else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""What structured ops mean, written out: the judge of their rules.
+
+A scan is its steps one after the other, a choice that is known is the branch, a loop whose number of steps is known is
+so many steps, a checkpoint and a function with a rule of its own are their bodies. What is left of a trace are leaves,
+and the choices and loops that only values decide. No rule of a structured op is used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.structured.loop import Loop
+from thunder_fn.structured.while_parts import COUNT, While
+from thunder_fn.testing.laws.losses import emit
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, canonical, static_shape
+
+aten = torch.ops.aten
+MAX_STEPS = 8
+"""Loops of more steps stay as they are."""
+
+Atoms: TypeAlias = tuple[Atom, ...]
+Known: TypeAlias = dict[int, Any]
+"""The values of variables that hold one number which is written in the trace."""
+
+
+def unfolded(trace: Trace) -> Trace:
+    """The trace with its structured ops and composites written out.
+
+    Law: same values, bitwise, the same random numbers in the same order, and the same derivatives.
+    """
+    builder = TraceBuilder(trace.name)
+    inputs = tuple(builder.input(type) for type in trace.input_types)
+    return builder.build(_write_out(builder, trace, inputs, {}))
+
+
+def _write_out(builder: TraceBuilder, trace: Trace, arguments: Atoms, known: Known) -> Atoms:
+    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for equation in trace.equations:
+        operands = tuple(env[var.index] for var in equation.operands)
+        written = WRITTEN_OUT.get(equation.op.name, _body if equation.op.kind == "composite" else _none)
+        results: Atoms | None = written(builder, equation, operands, known)
+        if results is None:
+            bodies = tuple(map(unfolded, equation.bodies))
+            results = builder.copy(equation, lambda var: env[var.index], bodies=bodies)
+        if equation.op.name == "aten.full.default" and equation.args[0] == () and isinstance(results[0], Var):
+            known[results[0].index] = equation.args[1].value if isinstance(equation.args[1], Literal) else None
+        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
+    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+
+
+def _none(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
+    """It stays as it is, its bodies written out."""
+    return None
+
+
+def _body(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms:
+    """The first body, on the operands."""
+    return _write_out(builder, equation.bodies[0], operands, known)
+
+
+def _branch(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
+    """The branch, where it is known."""
+    choice, *rest = operands
+    value = known.get(choice.index) if isinstance(choice, Var) else None
+    if value is None:
+        return None
+    last = len(equation.bodies) - 1
+    number = (0 if value else 1) if equation.op.name == "cond" else min(max(int(value), 0), last)
+    return _write_out(builder, equation.bodies[number], tuple(rest), known)
+
+
+def _steps(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
+    """Every step of a scan, on its slices."""
+    loop = Loop.of(equation)
+    if loop.length > MAX_STEPS:
+        return None
+    consts, carry, xs = loop.parts(operands)
+    columns: list[list[Atom]] = [[] for _ in equation.outputs[loop.num_carry :]]
+    for step in reversed(range(loop.length)) if loop.reverse else range(loop.length):
+        slices = tuple(emit(builder, aten.select.int, x, 0, step) for x in xs)
+        carry, ys = loop.results(_write_out(builder, equation.body, (*consts, *carry, *slices), {}))
+        for column, y in zip(columns, ys, strict=True):
+            column.append(y)
+    types = (var.type for var in equation.outputs[loop.num_carry :])
+    stacks = (_stacked(builder, column, type, loop.reverse) for column, type in zip(columns, types, strict=True))
+    return (*carry, *stacks)
+
+
+def _stacked(builder: TraceBuilder, column: list[Atom], type: Any, reverse: bool) -> Var:
+    if column:
+        return emit(builder, aten.stack.default, tuple(column[::-1] if reverse else column))
+    assert isinstance(type, TensorType), "only tensors are stacked"
+    return emit(builder, aten.full.default, static_shape(type), 0, dtype=type.dtype, device=type.device)
+
+
+def _counted_steps(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
+    """Every step of a loop that does nothing but count to know when it ends."""
+    loop, (condition, body) = While.of(equation), equation.bodies
+    consts, carry = loop.parts(operands)
+    first = carry[0] if carry else None
+    value = known.get(first.index) if isinstance(first, Var) else None
+    goes_on, counts = _of_counter(condition, loop.num_consts), _of_counter(body, loop.num_consts)
+    if value is None or goes_on is None or counts is None:
+        return None
+    limit, steps, counter = loop.max_steps, 0, torch.tensor(value)
+    while (limit is None or steps < limit) and goes_on(counter):
+        counter, steps = counts(counter), steps + 1
+        if steps > MAX_STEPS:
+            return None
+    for _ in range(steps):
+        carry = _write_out(builder, body, (*consts, *carry), {})
+    return carry
+
+
+def _of_counter(trace: Trace, position: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The first output as a function of one input, where it reads nothing else."""
+    need = {atom.index for atom in trace.outputs[:1] if isinstance(atom, Var)}
+    kept: list[Equation] = []
+    for equation in reversed(trace.equations):
+        if any(var.index in need for var in equation.outputs):
+            kept.append(equation)
+            need.update(var.index for var in equation.operands)
+    others = {var.index for index, var in enumerate(trace.inputs) if index != position}
+    constants = {constant.var.index for constant in trace.constants}
+    if need & (others | constants) or any(map(is_kept, kept)) or trace.inputs[position].type != COUNT:
+        return None
+    small = canonical((trace.inputs[position],), tuple(reversed(kept)), trace.outputs[:1])
+    return lambda counter: evaluate(small, (counter,))[0]
+
+
+WRITTEN_OUT: dict[str, Callable[[TraceBuilder, Equation, Atoms, Known], Atoms | None]] = {
+    "call": _body,
+    "checkpoint": _body,
+    "custom_vjp": _body,
+    "cond": _branch,
+    "switch": _branch,
+    "scan": _steps,
+    "while_loop": _counted_steps,
+}

@@ -1,0 +1,80 @@
+"""Which law catches a bug: traces drawn once, and the first of them that breaks the law."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Sequence
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from thunder_fn.testing.laws import LAWS, Law
+from thunder_fn.testing.laws.pairs import PAIRS
+from thunder_fn.testing.mutations.planting import Mutation, planted
+from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
+
+EXAMPLES = 300
+"""How many traces a law may look at to catch a bug."""
+
+KNOWN: dict[str, Law] = LAWS | {f"{first} and {second}": law for (first, second), law in PAIRS.items()}
+"""The laws of single traces and of pairs of transforms."""
+
+
+@functools.lru_cache(maxsize=4)
+def corpus(count: int) -> tuple[Case, ...]:
+    """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, their traces built before any bug is planted.
+
+    As in the tests of laws, some are of any kind, some short and around structured ops, some in single precision.
+    """
+    found: list[Case] = []
+    kinds = (cases(), smooth_cases(), cases(dtypes=SINGLE), smooth_cases())
+    for number in range(0, count, 25):
+
+        @seed(number)
+        @settings(
+            max_examples=25,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        )
+        @given(kinds[number // 25 % len(kinds)])
+        def draw(case: Case) -> None:
+            case.trace.renamed("program")
+            found.append(case)
+
+        draw()
+    return tuple(found)
+
+
+def counterexample_in(law: Law, case: Case) -> str | None:
+    """What a law says of a trace that breaks it, None if it does not."""
+    try:
+        law(case.trace, case.inputs)
+    except Exception as error:  # noqa: BLE001 - a planted bug may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def counterexample(law: Law, count: int = EXAMPLES) -> str | None:
+    """What a law says of the first of so many traces that breaks it, None if none of them does."""
+    found = (counterexample_in(law, case) for case in corpus(count))
+    return next((said for said in found if said is not None), None)
+
+
+def print_table(mutations: Sequence[Mutation], *, every_law: bool = False) -> int:
+    """Print each bug with the law that catches it, or with every law that does; how many escape."""
+    write = sys.stdout.write
+    start, escaped = time.perf_counter(), 0
+    sound = [name for name, law in LAWS.items() if not counterexample(law)] if every_law else []
+    for mutation in mutations:
+        names = sound if every_law else [mutation.law]
+        with planted(mutation):
+            caught = [name for name in names if counterexample(KNOWN[name])]
+        escaped += not caught
+        write(f"{mutation.bug:<62} {', '.join(caught) or 'ESCAPED'}\n")
+        sys.stdout.flush()
+    seconds = time.perf_counter() - start
+    write(f"\n{len(mutations) - escaped} of {len(mutations)} bugs caught, in {seconds:.0f} s\n")
+    return escaped

@@ -1,0 +1,178 @@
+"""Bugs in the rules of structured ops."""
+
+from __future__ import annotations
+
+from thunder_fn.testing.mutations.planting import Mutation
+
+LOOP, SCAN, SCAN_SPLIT = (f"thunder_fn.structured.{name}" for name in ("loop", "scan", "scan_split"))
+WHILE, WHILE_SPLIT = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_split"
+COND, COND_SPLIT = "thunder_fn.structured.cond", "thunder_fn.structured.cond_split"
+CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.vjp_rules"
+
+CONTROL = (
+    # scan
+    Mutation(
+        "scan looks at one step to know which carries are active",
+        f"{LOOP}:active_carry",
+        "return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry)",
+        "return carry",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "scan looks at one step to know which carries have cotangents",
+        f"{SCAN_SPLIT}:scan_split_rule",
+        "live = carry_fixpoint(step, wanted_carry)",
+        "live = wanted_carry",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "scan looks at one step to know which carries are batched",
+        f"{SCAN}:scan_batch_rule",
+        "carry = carry_fixpoint(",
+        "carry = (lambda step, init: init)(",
+        "vmap gives checked traces",
+    ),
+    Mutation(
+        "scan looks at one step to know which carries are used",
+        f"{SCAN}:scan_dce_rule",
+        "live = carry_fixpoint(step, wanted_carry)",
+        "live = wanted_carry",
+        "dce gives checked traces",
+    ),
+    Mutation(
+        "residuals of scan are swapped",
+        f"{SCAN_SPLIT}:_backward_body",
+        "*(values[place] for place in placed.places)",
+        "*[values[place] for place in placed.places][::-1]",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "scan takes a carry for one of its constants",
+        f"{SCAN_SPLIT}:_place_residuals",
+        "position < loop.num_consts for position",
+        "position < loop.num_consts + loop.num_carry for position",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "the backward of scan runs forwards",
+        f"{SCAN_SPLIT}:_backward",
+        "reverse=not loop.reverse",
+        "reverse=loop.reverse",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "the gradient of a constant of scan is that of the last step",
+        f"{SCAN_SPLIT}:_backward_body",
+        "add(builder, total, found[place])",
+        "found[place]",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "vmap reverses the xs of scan",
+        f"{SCAN}:scan_batch_rule",
+        "add_scan(builder, loop,",
+        "add_scan(builder, replace(loop, reverse=not loop.reverse),",
+        "vmap is a loop",
+    ),
+    Mutation(
+        "tangents of scan's carries stand in the wrong order",
+        f"{SCAN}:_jvp_body",
+        "(*carry, *carry_tangents, *ys, *ys_tangents)",
+        "(*carry, *carry_tangents[::-1], *ys, *ys_tangents)",
+        "jvp is PyTorch's",
+    ),
+    # while_loop
+    Mutation(
+        "while_loop looks at one step to know which carries are active",
+        "thunder_fn.structured.while_parts:active_carry",
+        "return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask)), carry)",
+        "return carry",
+        "jvp is PyTorch's",
+    ),
+    Mutation(
+        "while_loop looks at one step to know which carries are batched",
+        f"{WHILE}:while_batch_rule",
+        "carry = carry_fixpoint(",
+        "carry = (lambda step, init: init)(",
+        "vmap gives checked traces",
+    ),
+    Mutation(
+        "while_loop looks at one step to know which carries are used",
+        f"{WHILE}:while_dce_rule",
+        "live = carry_fixpoint(step, first)",
+        "live = first",
+        "dce gives checked traces",
+    ),
+    Mutation(
+        "an example that is done goes on",
+        f"{WHILE}:_add_masked",
+        "kept = [where(inner, mask, value, old) for",
+        "kept = [value for",
+        "vmap is a loop",
+    ),
+    Mutation(
+        "a step runs on the carry of an example that is done",
+        f"{WHILE}:_add_masked",
+        "used = [where(inner, mask, value, safe) for",
+        "used = [value for",
+        "vmap and vjp",
+    ),
+    Mutation(
+        "a bounded loop runs to its bound",
+        f"{WHILE_SPLIT}:_guarded_step",
+        "stay.build(kept[len(consts) :])",
+        "body",
+        "vjp is autograd",
+    ),
+    # cond and switch
+    Mutation(
+        "the backward of a branch reads another's residuals",
+        f"{COND_SPLIT}:_backward_body",
+        "own[residual.index]",
+        "residual.index",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "the backward takes the other branch",
+        f"{COND_SPLIT}:cond_split_rule",
+        "one_choice(equation, bodies, [",
+        "one_choice(equation, bodies[::-1], [",
+        "vjp is autograd",
+    ),
+    Mutation(
+        "a branch that is not taken sees every example",
+        f"{COND}:_select",
+        "where(builder, mask, operand if flag else expand(builder, operand, size), None)",
+        "(operand if flag else expand(builder, operand, size))",
+        "vmap and vjp",
+    ),
+    Mutation(
+        "examples select the first branch's results",
+        f"{COND}:_select",
+        "zip(column, outputs, strict=True)",
+        "zip(column, column, strict=True)",
+        "vmap is a loop",
+    ),
+    Mutation(
+        "a tangent that only one branch has is dropped",
+        f"{COND}:cond_activity_rule",
+        "union(",
+        "(lambda masks: masks[0])(",
+        "vjp is autograd",
+    ),
+    # custom rules
+    Mutation(
+        "a custom rule keeps the first operand for every other",
+        f"{CUSTOM}:custom_vjp_split_rule",
+        'Residual("input", inputs.index(atom))',
+        'Residual("input", 0)',
+        "vjp is autograd",
+    ),
+    Mutation(
+        "the gradient of a shared operand is that of one example",
+        f"{CUSTOM_RULES}:_gradients_for",
+        "wide if want else _summed(builder, wide)",
+        "wide",
+        "vmap and vjp",
+    ),
+)

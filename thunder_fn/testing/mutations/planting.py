@@ -1,0 +1,79 @@
+"""A bug to plant, as data, and running with it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from unittest import mock
+
+from thunder_fn.errors import ThunderError
+from thunder_fn.rules import STRUCTURED, StructuredOp
+from thunder_fn.testing.laws import forget
+
+
+class OutdatedMutation(ThunderError):
+    """The source that a mutation edits has changed. Adapt the edit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A bug: in `function` (`module:name` or `module:Class.name`) write `after` for `before`. `law` catches it."""
+
+    bug: str
+    function: str
+    before: str
+    after: str
+    law: str
+
+
+@contextmanager
+def planted(mutation: Mutation) -> Generator[None]:
+    """Run with a bug, wherever the package knows the function: in modules, and in the table of structured ops."""
+    module_name, _, path = mutation.function.partition(":")
+    module = importlib.import_module(module_name)
+    *owners, name = path.split(".")
+    owner: Any = functools.reduce(getattr, owners, module)
+    original = vars(owner).get(name)
+    if original is None:
+        raise OutdatedMutation(f"{mutation.bug}: there is no {mutation.function} any more; adapt the edit")
+    new = _edited(mutation, module, original, name)
+    holders = [owner] if owners else [m for m in _modules() if vars(m).get(name) is original]
+    ops = {key: _with_rule(op, original, new) for key, op in STRUCTURED.items()}
+    with ExitStack() as stack:
+        for holder in holders:
+            stack.enter_context(mock.patch.object(holder, name, new))
+        stack.enter_context(mock.patch.dict(STRUCTURED, ops))
+        stack.callback(forget)
+        forget()
+        yield
+
+
+def _modules() -> list[Any]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith("thunder_fn")]
+
+
+def _with_rule(op: StructuredOp, original: Callable[..., Any], new: Callable[..., Any]) -> StructuredOp:
+    return replace(op, **{field.name: new for field in fields(op) if getattr(op, field.name) is original})
+
+
+def _edited(mutation: Mutation, module: Any, original: Any, name: str) -> Any:
+    """The function with the bug, in a namespace that sees the module's own."""
+    source = textwrap.dedent(inspect.getsource(original))
+    if mutation.before not in source:
+        raise OutdatedMutation(
+            f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the edit"
+        )
+    code = compile(source.replace(mutation.before, mutation.after), module.__file__, "exec")
+    kept = vars(module).get(name)
+    exec(code, vars(module))
+    new = vars(module).pop(name)
+    if kept is not None:
+        setattr(module, name, kept)
+    return new

@@ -1,0 +1,141 @@
+"""Bugs in jvp, vmap, checkpoint, and the interpreters that simplify."""
+
+from __future__ import annotations
+
+from thunder_fn.testing.mutations.planting import Mutation
+
+JVP, VMAP, DERIVE_VMAP = "thunder_fn.interpreters.jvp", "thunder_fn.interpreters.vmap", "thunder_fn.derive_vmap"
+CHECKPOINT, REMAT = "thunder_fn.structured.checkpoint", "thunder_fn.structured.remat"
+AUTOCAST = "thunder_fn.interpreters.autocast"
+SIMPLIFY, NOOPS, FOLD = (
+    "thunder_fn.interpreters.simplify",
+    "thunder_fn.interpreters.noops",
+    "thunder_fn.interpreters.fold",
+)
+
+TRANSFORMS = (
+    # jvp
+    Mutation(
+        "tangents of operands are swapped",
+        f"{JVP}:_push_equation",
+        "*(tangents[var.index] for var in equation.operands if var.index in tangents),",
+        "*[tangents[var.index] for var in equation.operands if var.index in tangents][::-1],",
+        "jvp is PyTorch's",
+    ),
+    Mutation(
+        "the tangent of an op with two results goes to the last one",
+        f"{JVP}:_push_equation",
+        "for var, flag in zip(equation.outputs, rule.active_outputs, strict=True) if flag)",
+        "for var, flag in zip(equation.outputs[::-1], rule.active_outputs, strict=True) if flag)",
+        "jvp is PyTorch's",
+    ),
+    Mutation(
+        "an output that does not move takes the tangent of the next",
+        f"{JVP}:jvp",
+        "next(supply) if moved else",
+        "next(supply, None) or",
+        "jvp is PyTorch's",
+    ),
+    # vmap
+    Mutation(
+        "the wrong dim is the batch dim",
+        f"{VMAP}:vmap",
+        "move_dim(builder, value, dim, 0)",
+        "move_dim(builder, value, len(shape) - 1 - dim, 0)",
+        "vmap gives checked traces",
+    ),
+    Mutation(
+        "a batch of results passes for one result",
+        f"{VMAP}:_batch_equation",
+        "flags[var.index] = flag and isinstance(var.type, TensorType)",
+        "flags[var.index] = flag and isinstance(var.type, TensorType) and not var.type.dtype.is_floating_point",
+        "vmap is a loop",
+    ),
+    Mutation(
+        "all examples share one draw of random numbers",
+        f"{VMAP}:_batch_equation",
+        'ops.has_random(equation) and randomness != "same"',
+        "False",
+        "vmap asks about randomness",
+    ),
+    Mutation(
+        "vmap forgets stop_gradient",
+        f"{DERIVE_VMAP}:vmap_rule",
+        "if equation.op == ops.STOP_GRADIENT:",
+        "if False:",
+        "vmap and vjp",
+    ),
+    # checkpoint
+    Mutation(
+        "a checkpoint draws its random numbers again",
+        f"{REMAT}:keep_random",
+        "if not any(map(is_kept, recompute(forward, needed, kept).equations)):",
+        "if True:",
+        "checkpoint keeps gradients bitwise",
+    ),
+    Mutation(
+        "a checkpoint takes one kept value for another",
+        f"{CHECKPOINT}:_assemble",
+        'Residual("extra", stored.index(var))',
+        'Residual("extra", len(stored) - 1 - stored.index(var))',
+        "checkpoint keeps gradients bitwise",
+    ),
+    Mutation(
+        "a checkpoint keeps everything",
+        f"{CHECKPOINT}:_choose",
+        "if policy is everything_saveable:",
+        "if True:",
+        "checkpoint keeps few bytes",
+    ),
+    # autocast
+    Mutation(
+        "autocast changes the types of carries",
+        f"{AUTOCAST}:_Walk._keeping_types",
+        "_ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)",
+        "_retyped(b, b.input_types, self.dtype, inner)",
+        "autocast gives checked traces",
+    ),
+    Mutation(
+        "autocast takes one cast of a value for any other",
+        f"{AUTOCAST}:_Walk.cast",
+        "key = (atom.index, dtype)",
+        "key = (0, dtype)",
+        "autocast and dce",
+    ),
+    # simplify
+    Mutation(
+        "dce takes every body for random",
+        f"{SIMPLIFY}:_body_is_kept",
+        "any(is_kept(equation) for equation in trace.equations)",
+        "bool(trace.equations)",
+        "dce drops the dead",
+    ),
+    Mutation(
+        "folding reads tensors that may change",
+        f"{FOLD}:_foldable",
+        "for constant in trace.constants if constant.owned",
+        "for constant in trace.constants",
+        "fold_constants leaves closed-over tensors alone",
+    ),
+    Mutation(
+        "folding draws random numbers",
+        f"{FOLD}:_foldable",
+        "and small and not is_kept(equation)",
+        "and small",
+        "fold_constants keeps values",
+    ),
+    Mutation(
+        "a view of another shape passes for its source",
+        f"{NOOPS}:_same_as",
+        "found.type == equation.outputs[0].type",
+        "True",
+        "drop_noops gives checked traces",
+    ),
+    Mutation(
+        "a copy that is returned is dropped",
+        f"{NOOPS}:_may_go",
+        "if copy.index not in leaving:",
+        "if True:",
+        "drop_noops keeps memory apart",
+    ),
+)
