@@ -8,7 +8,7 @@ holds are computed again from the operands, so that autograd sees where they com
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +50,7 @@ def _same_random_numbers(tensors: Sequence[torch.Tensor]) -> Callable[[], Abstra
     devices, states = get_device_states(*tensors)
 
     @contextlib.contextmanager
-    def context() -> Iterator[None]:
+    def context() -> Generator[None]:
         with torch.random.fork_rng(devices=devices):
             torch.set_rng_state(state)
             set_device_states(devices, states)
