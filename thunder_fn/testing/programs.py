@@ -128,6 +128,7 @@ FREQUENT = (
     "twin",
     "random",
     "constant",
+    "stop",
     *("composite",) * 4,
     *("loop",) * 3,
     "choice",
