@@ -167,7 +167,7 @@ def has_random(equation: Equation) -> bool:
     return draws(equation) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
 
 
-def changes_the_world(equation: Equation) -> bool:
+def changes_the_world(equation: Any) -> bool:  # also of a recorded leaf, which is an equation to be
     """The equation or anything in its bodies draws random numbers or has an effect."""
     if draws(equation) or is_effectful(equation.op):
         return True

@@ -46,7 +46,7 @@ def backend(name: str, *, fuel: int | None = None) -> Backend:
 
     Args:
         name: as in ``torch.compile(backend=name)``: "inductor", "aot_eager", or one that was registered with
-            `torch._dynamo.register_backend`.
+            PyTorch's `register_backend`.
         fuel: so many regions are compiled, see `bisect`.
 
     Raises:
