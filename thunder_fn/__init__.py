@@ -35,6 +35,7 @@ from thunder_fn.interpreters.evaluate import evaluate as evaluate
 from thunder_fn.jit import (
     cache_info as cache_info,
     explain_claims as explain_claims,
+    explain_misses as explain_misses,
     jit as jit,
     last_backward_traces as last_backward_traces,
     last_prologue_traces as last_prologue_traces,

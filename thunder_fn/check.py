@@ -7,7 +7,7 @@ agree with their variables; constraints are over symbols that the trace binds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -17,21 +17,23 @@ from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.rules import rules_of
+from thunder_fn.symbols import hint_of, symbols_in
 from thunder_fn.torch_internals import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,
-    FakeTensorMode,
+    RecordingMode,
     UnsupportedOperatorException,
     call_on_fakes,
     isolated,
     no_autocast,
     no_torch_function,
+    symbolic_dispatch,
 )
 from thunder_fn.trace import (
     Arg,
     Equation,
+    Expr,
     Literal,
-    NoneType,
     NumberType,
     Op,
     TensorType,
@@ -39,7 +41,6 @@ from thunder_fn.trace import (
     Type,
     Var,
     map_arg,
-    static_shape,
     subtraces,
     type_of,
     type_of_value,
@@ -64,6 +65,7 @@ def check(trace: Trace) -> None:
     """
     for current in subtraces(trace):
         _check_trace(current)
+    _check_constraints(trace)
 
 
 def _check_trace(trace: Trace) -> None:
@@ -82,7 +84,6 @@ def _check_trace(trace: Trace) -> None:
         if isinstance(atom, Var):
             _check_bound(atom, bound, trace, None)
         type_of(atom)
-    _check_constraints(trace, bound)
 
 
 def _check_bound(var: Var, bound: list[Var], trace: Trace, equation: Equation | None) -> None:
@@ -101,20 +102,14 @@ def _at(what: str, equation: Equation | None, fix: str | None = None) -> str:
     return located(what, equation=format_equation(equation), source=equation.source, fix=fix)
 
 
-def _check_constraints(trace: Trace, bound: list[Var]) -> None:
-    known = {symbol for var in bound for symbol in _symbols(var.type)}
+def _check_constraints(trace: Trace) -> None:
+    variables = (trace.inputs, tuple(equation.outputs for equation in trace.equations))
+    known = set(symbols_in(variables))
     for constraint in trace.constraints:
         unknown = sorted(str(symbol) for symbol in constraint.value.free_symbols - known)
         if unknown:
             what = f"the constraint {constraint} is over {', '.join(unknown)}, which nothing binds"
             raise InvalidTrace(f"{trace.name}: {what}")
-
-
-def _symbols(type: Type) -> Iterator[Any]:
-    if isinstance(type, TensorType):
-        for dim in type.shape:
-            if not isinstance(dim, int):
-                yield from dim.value.free_symbols
 
 
 def _check_equation(equation: Equation) -> None:
@@ -169,18 +164,27 @@ def check_types(equation: Equation, types: tuple[Type, ...], giver: str, fix: st
         what = f"{equation.op}: the equation has {len(equation.outputs)} outputs, but {giver} {len(types)}"
         raise InvalidTrace(_at(what, equation, fix))
     for position, (var, type) in enumerate(zip(equation.outputs, types, strict=True)):
-        if var.type != type:
+        if var.type != type and not _agree(var.type, type):
             what = f"{equation.op}: output {position} ({var}) is {var.type}, but {giver} {type}"
             raise TraceTypeError(_at(what, equation, fix))
+
+
+def _agree(a: Type, b: Type) -> bool:
+    """Two symbolic types are the same for the numbers that their symbols stood for when the trace was made."""
+    if not (isinstance(a, TensorType) and isinstance(b, TensorType)):
+        return False
+    same = (a.dtype, a.device, len(a.shape)) == (b.dtype, b.device, len(b.shape))
+    symbolic = any(isinstance(size, Expr) for size in (*a.shape, *b.shape))
+    return same and symbolic and hint_of(a.shape) == hint_of(b.shape)
 
 
 def fake_result_types(equation: Equation) -> tuple[Type, ...] | None:
     """The types that a leaf gives for the types of its operands, or None where types alone do not tell.
 
-    They do not where a size is symbolic, where an operand is a number, where the result depends on data or on strides,
+    They do not where an operand is a number, where the result depends on data or on strides,
     and for custom ops without a fake implementation.
     """
-    if not all(_is_static(var.type) for var in equation.operands):
+    if any(isinstance(var.type, NumberType) for var in equation.operands):
         return None
     return _fake_result_types(equation.op, *types_in(equation))
 
@@ -193,16 +197,6 @@ def types_in(equation: Equation) -> tuple[tuple[Any, ...], tuple[tuple[str, Any]
 
 def _type(var: Var) -> Type:
     return var.type
-
-
-def _is_static(type: Type) -> bool:
-    match type:
-        case TensorType():
-            return all(isinstance(dim, int) for dim in type.shape)
-        case NumberType():
-            return False
-        case NoneType():
-            return True
 
 
 @lru_cache(maxsize=16384)
@@ -225,17 +219,19 @@ def fake_result(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
 
     In the arguments, types stand for variables, as `types_in` gives them.
     """
-    with isolated(), no_torch_function(), no_autocast(), FakeTensorMode():
-        return call_on_fakes(ops.overload(op), *map(_fake, args), **{key: _fake(arg) for key, arg in kwargs})
+    mode, symbolic = RecordingMode(), next(symbols_in((args, kwargs)), None) is not None
+    with isolated(), no_torch_function(), no_autocast(), symbolic_dispatch() if symbolic else nullcontext(), mode:
+        operands, options = [_fake(mode, arg) for arg in args], {key: _fake(mode, arg) for key, arg in kwargs}
+        return call_on_fakes(ops.overload(op), *operands, **options)
 
 
-def _fake(arg: Arg | Type) -> Any:
+def _fake(mode: RecordingMode, arg: Arg | Type) -> Any:
     match arg:
-        case TensorType(dtype, _, device):
-            return torch.empty(static_shape(arg), dtype=dtype, device=device)
+        case TensorType():
+            return torch.empty(tuple(map(mode.size, arg.shape)), dtype=arg.dtype, device=arg.device)
         case Literal():
-            return arg.value
+            return mode.size(arg.value) if isinstance(arg.value, Expr) else arg.value
         case tuple():
-            return [_fake(item) for item in arg]
+            return [_fake(mode, item) for item in arg]
         case _:
             return None

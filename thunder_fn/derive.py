@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import sympy
 import torch
 
 from thunder_fn import ops, torch_internals as internals
@@ -21,15 +22,18 @@ from thunder_fn.capture.recorder import Leaf, Recorder
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.symbols import hint_of, is_symbolic
 from thunder_fn.trace import (
     Atom,
     Equation,
+    Expr,
     Literal,
     TensorType,
     Trace,
     TraceBuilder,
     Type,
     Var,
+    as_dim,
     canonical,
     map_arg,
     python_arg,
@@ -120,7 +124,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
             raise
         except CANNOT as error:
             reasons.append(error)
-    found = decomposition(single)
+    found = pinned(single) or decomposition(single)
     if found is None:
         raise MissingRule(
             f"vjp: PyTorch has neither a derivative nor a decomposition for {equation.op}\n"
@@ -175,7 +179,7 @@ def _ask_autograd(
     """The split by autograd's formula; `again`, by one that can be differentiated again."""
     (equation,) = single.equations
     layouts = zip(single.inputs, transposed or (False,) * len(single.inputs), strict=True)
-    recorder = Recorder(track_no_grad=False)
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)), torch.enable_grad():
         tracers = [
             recorder.input_of_type(var.type, is_transposed=flag)
@@ -216,7 +220,7 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
     possible = tuple(is_differentiable(var.type) for var in equation.outputs)
     if sum(possible) < 2:
         return possible
-    recorder = Recorder(track_no_grad=False)
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running(), torch.enable_grad():
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         for tracer, flag in zip(tracers, active, strict=True):
@@ -230,7 +234,7 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
 
 
 def _tensor_type(tensor: torch.Tensor) -> TensorType:
-    return TensorType(tensor.dtype, tuple(tensor.shape), tensor.device)
+    return TensorType(tensor.dtype, tuple(map(as_dim, tensor.shape)), tensor.device)
 
 
 def _atom(recorder: Recorder, value: Any) -> Atom:
@@ -256,11 +260,11 @@ def _split(
     places = [_place(var, inputs, outputs) for var in residuals]
     extras = [var for var, place in zip(residuals, places, strict=True) if place is None]
     forward, _ = _live_equations(before, [*(atom for atom in outputs if isinstance(atom, Var)), *extras])
-    constants = tuple(recorder.constants)
+    constants, given = tuple(recorder.constants), recorder.constraints
     counter = iter(range(len(extras)))
     return Split(
-        canonical(tuple(inputs), tuple(forward), (*outputs, *extras), constants, name="forward"),
-        canonical((*residuals, *cotangents), tuple(backward), tuple(wanted), constants, name="backward"),
+        canonical(tuple(inputs), tuple(forward), (*outputs, *extras), constants, given, "forward"),
+        canonical((*residuals, *cotangents), tuple(backward), tuple(wanted), constants, given, "backward"),
         tuple(place or Residual("extra", next(counter)) for place in places),
         tuple(_positions(gradients)),
     )
@@ -294,6 +298,33 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
     return kept, list(reads.values())
 
 
+# ---- symbols ----
+
+
+def pinned(single: Trace) -> Trace | None:
+    """The equation with the numbers of the moment for symbols among its scalars, which holds for these only.
+
+    For the few formulas of PyTorch's that look at a number, such as the derivative of `x ** n`. None if there are none.
+    """
+    (equation,) = single.equations
+    scalars: list[Any] = [*equation.args, *(arg for _, arg in equation.kwargs)]
+    found = dict.fromkeys(arg.value for arg in scalars if _is_symbol(arg))
+    if not found:
+        return None
+
+    def number(arg: Any) -> Any:
+        return Literal(hint_of(arg.value)) if _is_symbol(arg) else arg
+
+    args, kwargs = tuple(map(number, equation.args)), tuple((key, number(arg)) for key, arg in equation.kwargs)
+    new = Equation(equation.op, args, kwargs, equation.outputs, source=equation.source)
+    constraints = tuple(Expr(sympy.Eq(expr.value, sympy.sympify(hint_of(expr)))) for expr in found)
+    return Trace(single.inputs, (new,), single.outputs, constraints=constraints)
+
+
+def _is_symbol(arg: Any) -> bool:
+    return isinstance(arg, Literal) and isinstance(arg.value, Expr)
+
+
 # ---- decompositions ----
 
 
@@ -304,7 +335,7 @@ def decomposition(single: Trace) -> Trace | None:
     function = DECOMPOSITIONS.get(equation.op.name) or internals.decomposition_of(ops.overload(equation.op))
     if function is None:
         return None
-    recorder = Recorder(track_no_grad=False)
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
@@ -322,4 +353,5 @@ def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:
     outputs = tuple(_atom(recorder, value) for value in results)
     leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
     equations, _ = _live_equations(leaves, [atom for atom in outputs if isinstance(atom, Var)])
-    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)
+    constants, constraints = tuple(recorder.constants), recorder.constraints
+    return canonical(tuple(recorder.inputs), tuple(equations), outputs, constants, constraints, name)

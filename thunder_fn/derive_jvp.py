@@ -24,9 +24,11 @@ from thunder_fn.derive import (
     differentiable_outputs,
     ill_defined,
     is_differentiable,
+    pinned,
 )
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import JvpRule, Mask
+from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import TensorType, Trace, Var
 
 
@@ -41,7 +43,7 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
             warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
             rule = _ask_forward_ad(single, active)
     except CANNOT:
-        return decomposition(single)
+        return pinned(single) or decomposition(single)
     return decomposition(single) if _reads_statistics(single, active, rule.trace) else rule
 
 
@@ -62,7 +64,7 @@ def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
 def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
     (equation,) = single.equations
     internals.load_forward_decompositions()
-    recorder = Recorder(track_no_grad=False)
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         tangents = [

@@ -18,9 +18,10 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.decompositions import NOT_BATCHED
-from thunder_fn.derive import call_leaf, close_recording, decomposition
+from thunder_fn.derive import call_leaf, close_recording, decomposition, pinned
 from thunder_fn.rules import Mask
-from thunder_fn.trace import Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, map_arg
+from thunder_fn.symbols import fixes_numbers, is_symbolic
+from thunder_fn.trace import Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, map_arg, python_arg
 
 SCAN = Op("structured", "scan")
 STATE = TensorType(torch.uint8, (SIZE,))
@@ -54,16 +55,19 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
         parts = decomposition(single)
         if parts is not None:
             return parts
+    if equation.op.name == "aten.cat.default" and is_symbolic(single):
+        return VmapRule(_cat(single, batched, size))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
             with internals.no_vmap_fallback():
-                rule = _ask_functorch(single, batched, size, randomness)
-                if _has_types_of_batch(rule, single, size):
-                    return VmapRule(rule)
+                rule: Trace | None = _ask_functorch(single, batched, size, randomness)
     except (RuntimeError, NotImplementedError, UserWarning):
-        pass
-    found = None if ops.draws(equation) else decomposition(single)
+        rule = None
+    if rule is not None and _has_types_of_batch(rule, single, size):
+        found = decomposition(single) if fixes_numbers(rule) and not ops.draws(equation) else None
+        return VmapRule(rule) if found is None or fixes_numbers(found) else found
+    found = None if ops.draws(equation) else pinned(single) or decomposition(single)
     if found is not None:
         return found
     if ops.draws(equation) and randomness == "error":
@@ -77,6 +81,20 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
         stacklevel=2,
     )
     return VmapRule(_loop(single, batched, size, same))
+
+
+def _cat(single: Trace, batched: Mask, size: int) -> Trace:
+    """functorch's rule looks at sizes, as if they were numbers."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=True)
+    with recorder.running():
+        tracers = _inputs(recorder, single, batched, size)
+        length = recorder.mode.size(size)
+        wide = [
+            value if flag else value.expand(length, *value.shape) for value, flag in zip(tracers, batched, strict=True)
+        ]
+        dim = python_arg(equation.args[1], lambda var: var) if len(equation.args) > 1 else 0
+        return close_recording(recorder, [torch.cat(wide, dim + 1 if dim >= 0 else dim)], "vmap_aten.cat.default")
 
 
 def raise_randomness(name: str) -> None:
@@ -108,7 +126,7 @@ def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: int) -> list
 
 def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
     (equation,) = single.equations
-    recorder = Recorder(track_no_grad=False)
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
         tracers = _inputs(recorder, single, batched, size)
         moved = [index for index, flag in enumerate(batched) if flag]
@@ -141,7 +159,7 @@ def _fill(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
     (equation,) = single.equations
     if randomness == "error":
         raise_randomness(equation.op.name)
-    recorder = Recorder(track_no_grad=False)
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
         (like,) = _inputs(recorder, single, batched, size)
         if randomness == "same":

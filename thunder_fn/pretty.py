@@ -16,14 +16,16 @@ order. Each distinct body is printed in full once, so the text grows with distin
 from __future__ import annotations
 
 import keyword
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.symbols import binders, is_symbolic
 from thunder_fn.trace import Arg, Equation, Expr, Literal, Op, TensorType, Trace, Var, subtraces
 
 _BUILTINS = frozenset({"torch", "flat", "float", "complex", "getattr"})
@@ -99,6 +101,18 @@ def literal_text(value: Any, name_object: Callable[[Any], str]) -> str:
             return "..." if value is Ellipsis else name_object(value)
 
 
+def binding_lines(variables: Sequence[Var], known: Collection[str] = ()) -> Iterator[str]:
+    """The lines that give symbols their values, `s0 = v0.shape[1]`, but for those that are known."""
+    for symbol, (var, dim) in binders(variables).items():
+        if str(symbol) not in known:
+            yield binding_line(symbol, var, dim)
+
+
+def binding_line(symbol: Any, var: Var, dim: int | None) -> str:
+    """`s0 = v0.shape[1]`, or `s0 = v0` for a number."""
+    return f"{symbol} = {var}" if dim is None else f"{symbol} = {var}.shape[{dim}]"
+
+
 def object_name(value: Any) -> str:
     """What to call an object that Python cannot spell: a function by its name, another by that of its class."""
     return getattr(value, "__name__", None) or type(value).__name__
@@ -171,6 +185,8 @@ class _Printer:
         leaves = (e.op for t in subtraces(trace) for e in t.equations if e.op.kind == "leaf")
         namespaces = {op.name.partition(".")[0] for op in leaves} - _BUILTINS
         self.context: dict[str, Any] = {"torch": torch, "flat": ops.flatten_result}
+        if is_symbolic(trace):
+            self.context["math"] = math
         self.context |= {namespace: getattr(torch.ops, namespace) for namespace in namespaces}
         self.context |= {str(constant.var): constant.tensor for constant in trace.constants}
         self.taken = {*self.context, *_BUILTINS}
@@ -178,6 +194,8 @@ class _Printer:
         self.shown: dict[Trace, str] = {}
         self.name = self.fresh(trace.name)
         types = [f"    # {var}: {var.type}" for var in trace.inputs]
+        self.known = set(map(str, binders(trace.inputs)))
+        types += [f"    {line}" for line in binding_lines(trace.inputs)]
         header, *lines = self.program(trace, self.name, level=0, module="")
         self.text = "\n".join([header, *types, *lines, ""])
 
@@ -213,6 +231,8 @@ class _Printer:
         for equation in trace.equations:
             line, *bodies = self.equation(equation, level, module)
             yield inner + line
+            if level == 0:
+                yield from (inner + line for line in binding_lines(equation.outputs, self.known))
             yield from bodies
         yield f"{inner}return {_tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])}"
 

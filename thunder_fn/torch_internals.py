@@ -23,7 +23,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import sympy
 import torch
+from sympy.printing.precedence import PRECEDENCE, precedence
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards, dict_version
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import detect_fake_mode
@@ -38,10 +40,16 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, ValueRangesSLoc
 from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges
 
-from thunder_fn.trace import TensorType, static_shape, type_of_value
+from thunder_fn.errors import InvalidTrace
+from thunder_fn.trace import Dim, Expr, TensorType, type_of_value
 
 __all__ = [
     "DATA_DEPENDENT_SHAPE",
@@ -74,6 +82,7 @@ INTERNAL_ERRORS = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 """What PyTorch raises where an op has no rule for tensors without memory."""
 
 OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+OnDecision = Callable[[Expr, "bool | float"], None]
 
 
 # ---- recording: a fake tensor mode that reports every op below autograd and functionalization ----
@@ -96,8 +105,9 @@ class RecordingMode(FakeTensorMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, on_op: OnOp) -> None:
+    def __init__(self, on_op: OnOp = _ignore_op, on_decision: OnDecision | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self._on_decision, self._shared = on_decision, False
         self._on_op = on_op
         self._silent = 0
         self._assumption: tuple[bool, str | None] | None = None
@@ -108,6 +118,9 @@ class RecordingMode(FakeTensorMode):
         kwargs = kwargs or {}
         if self._silent:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
+            with self:  # a symbol that C++ code takes for a tensor
+                return aten.scalar_tensor(args[0], dtype=kwargs.get("dtype"))
         if self._assumption is not None and func in QUESTIONS:
             return self._assume(QUESTIONS[func], args, kwargs, *self._assumption)
         with self.silent():
@@ -122,6 +135,24 @@ class RecordingMode(FakeTensorMode):
     def forget(self) -> None:
         """Drop what refers to the recorder, and with it every cycle."""
         self._on_op = _ignore_op
+        if self._on_decision is not None and self.shape_env is not None and not self._shared:
+            self.shape_env.on_decision = None
+        self._on_decision = None
+
+    def share_numbers(self, outer: RecordingMode) -> None:
+        """Compute with the symbols of the capture around this one."""
+        self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
+
+    @property
+    def numbers(self) -> Numbers:
+        """What is known of symbols. Most captures have none, and no such thing."""
+        if not isinstance(self.shape_env, Numbers):
+            self.shape_env = Numbers(self._on_decision)
+        return self.shape_env
+
+    def size(self, dim: Dim) -> Any:
+        """A size as PyTorch computes with it."""
+        return self.numbers.number(dim) if isinstance(dim, Expr) else dim
 
     def _result(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self:
@@ -155,6 +186,126 @@ class RecordingMode(FakeTensorMode):
             yield
         finally:
             self._silent -= 1
+
+
+# ---- symbolic numbers ----
+
+
+class Numbers(ShapeEnv):
+    """PyTorch's ShapeEnv over symbols of ours: it does the algebra, and tells of each decision that depends on hints.
+
+    `on_decision(question, answer)` is told of `s0 > 5` and what the hints say, or of `s0` and the number that it is
+    taken for from now on.
+    """
+
+    def __init__(self, on_decision: OnDecision | None = None) -> None:
+        super().__init__(duck_shape=False)
+        self.on_decision = on_decision
+
+    def number(self, expr: Expr) -> Any:
+        """An expression as PyTorch computes with it. Symbols become known when they are first seen."""
+        for symbol in sorted(expr.value.free_symbols, key=str):
+            self._know(symbol)
+        kind: Any = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}[expr.kind]
+        return kind(SymNode(expr.value, self, expr.kind, None))
+
+    def _know(self, symbol: Any) -> None:
+        if symbol in self.var_to_range:
+            return
+        hint = getattr(symbol, "hint", None)
+        if hint is None:
+            if symbol.name.startswith("u"):
+                self.unbacked_symint_counter = max(self.unbacked_symint_counter, int(symbol.name[1:]) + 1)
+            limits = ValueRanges(0, int_oo)
+        elif isinstance(hint, float):
+            self.backed_var_to_val[symbol] = sympy.Float(hint)  # pyright: ignore[reportArgumentType]
+            limits = ValueRanges(-sympy.oo, sympy.oo)
+        else:
+            self.backed_var_to_val[symbol] = sympy.Integer(hint)
+            limits = ValueRanges(2, int_oo) if symbol.is_positive else ValueRanges(-int_oo, int_oo)
+        self.var_to_range[symbol] = limits
+        here = self._get_sloc()
+        self.var_to_range_sloc[symbol] = ValueRangesSLoc(here, here)
+        self.var_to_sources[symbol] = []
+
+    def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        before = len(self.guards)
+        result = super()._evaluate_expr(orig_expr, *args, **kwargs)
+        if len(self.guards) > before and self.on_decision is not None:
+            self.on_decision(Expr(orig_expr), as_number(result))
+        return result
+
+    @property
+    def constraints(self) -> tuple[Expr, ...]:
+        """What has been decided."""
+        return tuple(dict.fromkeys(Expr(guard.expr) for guard in self.guards))
+
+    def simplified(self, expr: Expr) -> Any:
+        """The expression, or the number that it is known to be, by everything that has been decided."""
+        value = self.simplify(expr.value)
+        return Expr(value) if value.free_symbols else as_number(value)
+
+    def holds(self, relation: Any) -> bool:
+        """A relation follows from what has been decided."""
+        return self._maybe_evaluate_static(relation) == sympy.true
+
+
+def as_number(value: Any) -> bool | int | float:
+    """A Python number from sympy's."""
+    if value in (sympy.true, sympy.false):
+        return bool(value)
+    return int(value) if value.is_integer else float(value)
+
+
+def running_number(expr: Expr) -> Any:
+    """An expression as PyTorch computes with it in the capture that this thread is in.
+
+    Raises:
+        InvalidTrace: no capture is running, so that the expression has no value.
+    """
+    mode = _get_dispatch_mode(_FAKE)
+    if not isinstance(mode, RecordingMode):
+        raise InvalidTrace(f"{expr} has no value here: nothing binds its symbols")
+    return mode.size(expr)
+
+
+class ExpressionPrinter(PythonPrinter):
+    """Prints expressions as Python that computes them from Python's numbers."""
+
+    def _print_Add(self, expr: Any, order: Any = None) -> str:
+        terms = ((term, self._print(term)) for term in expr.as_ordered_terms())
+        first, *rest = (f"({text})" if precedence(term) < PRECEDENCE["Add"] else text for term, text in terms)
+        return first + "".join(f" - {term[1:]}" if term.startswith("-") else f" + {term}" for term in rest)
+
+    def _print_Mul(self, expr: Any) -> str:
+        if expr.as_coeff_Mul()[0].is_negative:
+            return f"-{self.parenthesize(-expr, PRECEDENCE['Mul'], strict=True)}"
+        return super()._print_Mul(expr)
+
+    def _print_Float(self, expr: Any) -> str:
+        return repr(float(expr))
+
+    def _print_ToFloat(self, expr: Any) -> str:
+        return f"float({self._print(expr.args[0])})"
+
+    def _helper_sqrt(self, expr: Any) -> str:
+        return f"math.sqrt({self._print(expr)})"
+
+
+@functools.lru_cache(maxsize=65536)
+def expression_text(value: Any) -> str:
+    """The expression as Python computes it from variables that are called as its symbols."""
+    return ExpressionPrinter().doprint(value)
+
+
+SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
+    name: getattr(torch, f"_sym_{name}")
+    for name in ("sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan")
+}
+"""Functions of Python's `math` that PyTorch knows for symbolic numbers."""
+
+NEEDS_A_NUMBER = GuardOnDataDependentSymNode
+"""What PyTorch raises where Python asks about a size that depends on data."""
 
 
 aten = torch.ops.aten
@@ -261,9 +412,18 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
         return FakeTensor(mode, elem, tensor.device)
 
 
+def symbolic_like(
+    mode: RecordingMode, tensor: torch.Tensor, shape: Sequence[Dim], stride: Sequence[Dim]
+) -> torch.Tensor:
+    """A fake tensor of mode with these sizes and strides."""
+    sizes, steps = tuple(map(mode.size, shape)), tuple(map(mode.size, stride))
+    with only_mode(mode):
+        return torch.empty_strided(sizes, steps, dtype=tensor.dtype, device=tensor.device)
+
+
 def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
     """A contiguous fake tensor of mode, or the transpose of a contiguous matrix."""
-    shape = static_shape(type)
+    shape = tuple(map(mode.size, type.shape))
     with _only_memory():
         if is_transposed:
             elem = torch.empty_strided(shape, (1, shape[0]), dtype=type.dtype, device="meta")
@@ -272,15 +432,15 @@ def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool =
         return FakeTensor(mode, elem, type.device)
 
 
-def fake_mode() -> FakeTensorMode:
+def fake_mode() -> RecordingMode:
     """A fake tensor mode that records nothing: for functions that are asked about types."""
-    return FakeTensorMode()
+    return RecordingMode()
 
 
-def fake_in(mode: FakeTensorMode, type: TensorType) -> torch.Tensor:
+def fake_in(mode: RecordingMode, type: TensorType) -> torch.Tensor:
     """A contiguous fake tensor of such a mode."""
     with isolated(), no_torch_function(), mode:
-        return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
+        return torch.empty(tuple(map(mode.size, type.shape)), dtype=type.dtype, device=type.device)
 
 
 @contextlib.contextmanager
@@ -720,6 +880,9 @@ def is_from_outside(wrapped: torch.Tensor) -> bool | None:
 no_torch_function = torch._C.DisableTorchFunction
 """Context: torch function modes and subclasses see nothing."""
 
+symbolic_dispatch = torch._C._EnablePythonDispatcher
+"""Context: ops that PyTorch composes of others are composed by Python code, which computes with symbolic numbers."""
+
 no_autocast = torch._C._DisableAutocast
 """Context: autocast is off on every device."""
 
@@ -1080,12 +1243,23 @@ def first_op(
 # ---- guards ----
 
 
-def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -> Callable[..., bool]:
     """A C++ check that tensors are like these in class, dtype, sizes, strides, device and requires_grad.
 
-    It holds no reference to them. It is False where one tensor is passed twice.
+    It holds no reference to them. It is False where one tensor is passed twice. Where a layout is given, with a `shape`
+    that has symbols in it, these sizes are free, and so are the tensor's strides.
     """
-    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if not any(layouts):
+        return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    sizes: Any = [
+        [size if isinstance(size, int) else None for size in (tensor.shape if layout is None else layout.shape)]
+        for tensor, layout in zip(tensors, layouts, strict=True)
+    ]
+    strides: Any = [
+        list(tensor.stride()) if layout is None else [None] * tensor.dim()
+        for tensor, layout in zip(tensors, layouts, strict=True)
+    ]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def dict_guard(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
@@ -1117,13 +1291,19 @@ def global_state_guard() -> Callable[[], bool]:
 
 def global_state() -> tuple[str, tuple[Any, ...]]:
     """What changes the meaning of a PyTorch program: flags as text (all that the guard checks but threads), and modes."""
-    state = json.loads(str(GlobalStateGuard().__getstate__()))
-    autocast = state.pop("autocast_state")
-    parts = [f"{name}={value}" for name, value in sorted(state.items()) if name != "num_threads"]
+    flags = _flags(str(GlobalStateGuard().__getstate__()))
+    modes = tuple((type(mode), str(getattr(mode, "device", id(mode)))) for mode in function_modes())
+    return flags, modes
+
+
+@functools.lru_cache(maxsize=256)
+def _flags(state: str) -> str:
+    known = json.loads(state)
+    autocast = known.pop("autocast_state")
+    parts = [f"{name}={value}" for name, value in sorted(known.items()) if name != "num_threads"]
     if any(autocast["enabled"]):
         parts.append(f"autocast={autocast}")
-    modes = tuple((type(mode), str(getattr(mode, "device", id(mode)))) for mode in function_modes())
-    return ", ".join(parts), modes
+    return ", ".join(parts)
 
 
 def function_modes() -> list[Any]:

@@ -146,6 +146,13 @@ def _strides(output: Any) -> tuple[int, ...] | None:
     return tuple(map(int, output.get_layout().stride)) if hasattr(output, "get_layout") else None
 
 
+def inductor_backend() -> Callable[..., Any]:
+    """What `torch.compile` compiles graphs with."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx
+
+
 def extern_kernel(name: str) -> Any:
     """What Inductor's wrappers call as `extern_kernels.<name>`."""
     from torch._inductor.select_algorithm import extern_kernels

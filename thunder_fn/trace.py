@@ -4,7 +4,7 @@
     Equation  ::= outputs: Var* = op(args, kwargs)  bodies: Trace*  source
     Arg       ::= Var | Literal | (Arg, ...)
     Var       ::= index : Type
-    Type      ::= TensorType(dtype, shape, device) | NumberType(kind) | NoneType
+    Type      ::= TensorType(dtype, shape, device) | NumberType(kind, Expr?) | NoneType
     Dim       ::= int | Expr
     Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, scan, ...)
 
@@ -13,13 +13,15 @@ equation), so `==` is equality up to renaming and the hash is structural. Bodies
 outside is one of its inputs. The operands of an equation are the variables in its args and kwargs, in order, with
 repeats; a composite's body has exactly one input for each operand.
 
+Expressions are over symbols, which the types of the outermost trace's inputs bind; see `symbols.py`.
+
 Sources, names and spans are for people: they take no part in equality.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal as Choice, TypeAlias
 
@@ -39,8 +41,17 @@ class Expr:
 
     value: sympy.Basic
 
+    @property
+    def kind(self) -> type[bool] | type[int] | type[float]:
+        """What it computes."""
+        if self.value.is_Boolean or self.value.is_Relational:
+            return bool
+        return int if self.value.is_integer else float
+
     def __str__(self) -> str:
-        return str(self.value)
+        from thunder_fn.torch_internals import expression_text
+
+        return expression_text(self.value)
 
 
 Dim: TypeAlias = int | Expr
@@ -61,12 +72,13 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """The type of a Python number: bool, int, float or complex."""
+    """The type of a Python number: bool, int, float or complex, and which number it is, where symbols say that."""
 
     kind: type[bool] | type[int] | type[float] | type[complex]
+    value: Expr | None = None
 
     def __str__(self) -> str:
-        return self.kind.__name__
+        return self.kind.__name__ if self.value is None else f"{self.kind.__name__} {self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,24 @@ class NoneType:
 
 
 Type: TypeAlias = TensorType | NumberType | NoneType
+
+
+def as_dim(value: Any) -> Any:
+    """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as what it is known to be."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        expr, kind = value.node.expr, value.node.pytype
+        return Expr(expr) if expr.free_symbols else kind(expr)
+    return value
+
+
+def symbols_of_type(type: Type) -> Iterator[sympy.Basic]:
+    """The symbols in a type, with repeats."""
+    if isinstance(type, TensorType):
+        for size in type.shape:
+            if not isinstance(size, int):
+                yield from size.value.free_symbols
+    elif isinstance(type, NumberType) and type.value is not None:
+        yield from type.value.value.free_symbols
 
 
 def short_dtype(dtype: torch.dtype) -> str:
@@ -317,6 +347,8 @@ def type_of(atom: Atom) -> Type:
             return NoneType()
         case bool() | int() | float() | complex():
             return NumberType(type(atom.value))
+        case Expr():
+            return NumberType(atom.value.kind, atom.value)
         case other:
             raise InvalidTrace(
                 f"a literal of type {type(other).__name__} has no type in a trace; only numbers and None do"
@@ -327,11 +359,13 @@ def type_of_value(value: Any) -> Type:
     """The type of a runtime value: a tensor, a number or None."""
     match value:
         case torch.Tensor():
-            return TensorType(value.dtype, tuple(value.shape), value.device)
+            return TensorType(value.dtype, tuple(map(as_dim, value.shape)), value.device)
         case None:
             return NoneType()
         case bool() | int() | float() | complex():
             return NumberType(type(value))
+        case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+            return type_of(Literal(as_dim(value)))
         case _:
             raise InvalidTrace(f"a {type(value).__name__} has no type in a trace")
 
@@ -384,8 +418,14 @@ def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
     if isinstance(arg, Var):
         return read(arg)
     if isinstance(arg, Literal):
-        return arg.value
+        return _running(arg.value) if isinstance(arg.value, Expr) else arg.value
     return [python_arg(item, read) for item in arg]
+
+
+def _running(expr: Expr) -> Any:
+    from thunder_fn.torch_internals import running_number
+
+    return running_number(expr)
 
 
 def _check_numbering(trace: Trace) -> None:
@@ -442,6 +482,10 @@ class TraceBuilder:
         self.constants.append(Constant(var, tensor, owned))
         self._constant_vars[id(tensor)] = var
         return var
+
+    def require(self, constraints: Iterable[Expr]) -> None:
+        """Take over the constraints of a trace that becomes part of this one."""
+        self.constraints.extend(item for item in constraints if item not in self.constraints)
 
     def add(
         self,

@@ -162,7 +162,7 @@ def test_nothing_partial_stays_when_the_function_raises() -> None:
 
 
 def test_threads() -> None:
-    f, failures = jit(body), []
+    f, failures = jit(body, dynamic=False), []
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -18,19 +18,20 @@ from thunder_fn.capture.failures import check_aliases, check_argument, check_sta
 from thunder_fn.capture.lookasides import diverted
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
+from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.capture.patches import module_scopes
-from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.recorder import Decision, Recorder, current
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
-from thunder_fn.trace import Atom, Trace, Var
+from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
 __all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "pytree"]
 
 
 class _TensorLeaf:
-    """Stands for a tensor among the leaves of a pytree whose other leaves are static values."""
+    """Stands for a tensor, or a number that is a symbol, among the leaves of a pytree whose others are static values."""
 
     def __repr__(self) -> str:
         return "TENSOR"
@@ -53,8 +54,9 @@ class Write:
 class Captured:
     """A function as a trace, with what is needed to call it as the function is called.
 
-    The trace has one input for each tensor leaf of `(args, kwargs)`. Its outputs are the tensor leaves of the result,
-    then one new value for each write.
+    The trace has one input for each tensor leaf of `(args, kwargs)`, then one for each number or stride that is a symbol. Its
+    outputs are the leaves of the result that are tensors or depend on symbols, then one new value for each write.
+    `decisions` are what was asked about symbols, in order.
     """
 
     trace: Trace
@@ -63,6 +65,7 @@ class Captured:
     out_spec: pytree.PyTreeSpec
     out_leaves: tuple[Any, ...]
     writes: tuple[Write, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
     @property
     def num_results(self) -> int:
@@ -76,7 +79,12 @@ class Captured:
 
 
 def capture(
-    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, track_no_grad: bool = True
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    track_no_grad: bool = True,
+    symbolic: Symbolic | None = None,
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -85,6 +93,7 @@ def capture(
     Args:
         f: any PyTorch callable. Non-tensor leaves of its arguments are baked in.
         track_no_grad: keep `no_grad` and `detach` as stops for gradients.
+        symbolic: the leaves of `(args, kwargs)` that are, or have sizes that are, symbols.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules are as they were before.
@@ -94,26 +103,37 @@ def capture(
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for i, leaf in enumerate(leaves):
         check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
-    recorder = Recorder(track_no_grad=track_no_grad)
+    recorder = Recorder(track_no_grad=track_no_grad, symbolic=symbolic is not None, outer=current())
+    layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
+    extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
     with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
-        tracers = {i: recorder.input(leaves[i]) for i in places}
+        tracers = {i: recorder.input(leaves[i], layouts.get(i)) for i in places}
+        values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
+        given = tracers | {i: values[number.value] for i, number in numbers.items()}
         for module, path in modules_of(f, leaves):
             recorder.modules.watch(module, path)
         try:
-            arguments = pytree.unflatten(in_spec, [tracers.get(i, leaf) for i, leaf in enumerate(leaves)])
+            arguments = pytree.unflatten(in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
             out_leaves, out_spec = pytree.flatten(_run(recorder, f, name, *arguments))
             statics = tuple(_static(leaf, f, name) for leaf in out_leaves)
-            outputs = [_output(recorder, leaf, name) for leaf in out_leaves if isinstance(leaf, torch.Tensor)]
+            outputs = [
+                _output(recorder, leaf, name)
+                for leaf, static in zip(out_leaves, statics, strict=True)
+                if static is TENSOR
+            ]
             changes = _changes(recorder, f, [leaves[i] for i in places], list(tracers.values()))
         finally:
             recorder.modules.restore()
-    del out_leaves, tracers, arguments
-    trace = rewritten(nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name)), recorder)
+    del out_leaves, tracers, given, values, arguments
+    nested = nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name))
+    trace = recorder.settled(rewritten(nested, recorder))
     writes = tuple(write for write, _ in changes)
     check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], source_of(f), name)
-    in_statics = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-    return Captured(trace, in_spec, in_statics, out_spec, statics, writes)
+    in_statics = tuple(
+        TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf for i, leaf in enumerate(leaves)
+    )
+    return Captured(trace, in_spec, in_statics, out_spec, statics, writes, tuple(recorder.decisions.values()))
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> str:
@@ -137,11 +157,16 @@ def _run(recorder: Recorder, f: Callable[..., Any], name: str, args: Any, kwargs
 def _static(leaf: Any, f: Callable[..., Any], name: str) -> Any:
     if isinstance(leaf, torch.Tensor):
         return TENSOR
+    leaf = as_dim(leaf)
+    if isinstance(leaf, Expr):
+        return TENSOR
     check_static_output(leaf, f, name)
     return leaf
 
 
-def _output(recorder: Recorder, leaf: torch.Tensor, name: str) -> Atom:
+def _output(recorder: Recorder, leaf: Any, name: str) -> Atom:
+    if not isinstance(leaf, torch.Tensor):
+        return Literal(as_dim(leaf))
     if is_wrapped(leaf):
         raise UnsupportedOutput(
             located(

@@ -11,6 +11,7 @@ A tracer is a FunctionalTensor around a fake tensor; the recorder knows the vari
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -24,6 +25,7 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.modules import WatchedModules
+from thunder_fn.capture.python_numbers import MATH, as_python
 from thunder_fn.capture.supported import (
     EscapedValue,
     check_supported,
@@ -34,7 +36,22 @@ from thunder_fn.capture.supported import (
 )
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
 from thunder_fn.pure_twins import pure_call
-from thunder_fn.trace import Arg, Constant, Literal, Op, Source, TensorType, Type, Var, type_of_value
+from thunder_fn.symbols import Substitution
+from thunder_fn.trace import (
+    Arg,
+    Constant,
+    Dim,
+    Expr,
+    Literal,
+    NumberType,
+    Op,
+    Source,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    type_of_value,
+)
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
 
@@ -67,6 +84,26 @@ class Leaf:
     outputs: tuple[Var, ...]
     source: Source | None
     bodies: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The sizes and strides of an argument, some of which are symbols."""
+
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What Python or PyTorch asked about symbols while tracing, the answer, and the user's line.
+
+    The trace holds for all numbers that give this answer.
+    """
+
+    question: Expr
+    answer: bool | float
+    source: Source | None = field(default=None, compare=False)
 
 
 class Inputs(tuple[Any, ...]):
@@ -103,8 +140,13 @@ class Scope:
 class Recorder:
     """Records one run of one function. Lives only inside `capture`."""
 
-    def __init__(self, *, track_no_grad: bool = True) -> None:
-        self.mode = internals.RecordingMode(self._on_op)
+    def __init__(self, *, track_no_grad: bool = True, symbolic: bool = False, outer: Recorder | None = None) -> None:
+        self.mode = internals.RecordingMode(self._on_op, self._on_decision)
+        if outer is not None:
+            self.mode.share_numbers(outer.mode)
+        self.outer = outer
+        self.symbolic = symbolic or (outer is not None and outer.symbolic)
+        self.decisions: dict[Expr, Decision] = {}
         on_change = self._on_change if track_no_grad else None
         self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, on_change, pure_call)
         self.track_no_grad = track_no_grad
@@ -121,6 +163,7 @@ class Recorder:
         self._functions: list[str] = []
         self.refused: ThunderError | None = None
         self.draws = 0
+        self.where: Callable[[], Source | None] | None = None
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._made_by: dict[int, str] = {}
         self._next = 0
@@ -149,6 +192,7 @@ class Recorder:
                     internals.isolated(),
                     internals.compiling(),
                     internals.no_autocast_cache() if self.track_no_grad else internals.autocast_off(),
+                    *((internals.symbolic_dispatch(), MATH.applied()) if self.symbolic else ()),
                     self.mode,
                     self.functional_mode,
                     *around,
@@ -171,6 +215,7 @@ class Recorder:
         self._grads.clear()
         self.refused = None
         self.module_paths.clear()
+        self.where = None
         self.mode.forget()
         self.functional_mode.forget()
 
@@ -193,12 +238,34 @@ class Recorder:
         self._next += 1
         return var
 
-    def input(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tracer for an argument."""
-        tracer, var = self._trace_like(tensor)
+    def input(self, tensor: torch.Tensor, layout: Layout | None = None) -> torch.Tensor:
+        """A tracer for an argument; of these sizes and strides, where some of them are symbols."""
+        tracer, var = self._trace_like(tensor, layout)
         self.inputs.append(var)
         self._take_grad(tensor, tracer)
         return tracer
+
+    def number(self, symbol: Expr) -> Any:
+        """PyTorch's number for an argument that is a symbol."""
+        self.inputs.append(self.fresh(NumberType(symbol.kind, symbol)))
+        return as_python(self.mode.size(symbol))
+
+    def settled(self, trace: Trace) -> Trace:
+        """The trace with its symbols as few as what has been decided leaves: where `s1 == s0`, there is only `s0`."""
+        if self.mode.shape_env is None or (self.outer is not None and self.outer.mode.shape_env is not None):
+            return trace
+        new = Substitution(self.mode.numbers.simplified)
+        trace = dataclasses.replace(trace, constraints=(*trace.constraints, *self.constraints))
+        return new.trace(trace)
+
+    def _on_decision(self, question: Expr, answer: bool | float) -> None:
+        if question not in self.decisions:
+            self.decisions[question] = Decision(question, answer, self.where() if self.where is not None else None)
+
+    @property
+    def constraints(self) -> tuple[Expr, ...]:
+        """What has been decided about symbols."""
+        return self.mode.numbers.constraints if self.mode.shape_env is not None else ()
 
     def identify(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """The tensor, though the function closes over it, is the input that this tracer stands for."""
@@ -268,9 +335,13 @@ class Recorder:
             raise escaped_error()
         return internals.fake_mode_of(tracer) is self.mode
 
-    def _trace_like(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Var]:
+    def _trace_like(self, tensor: torch.Tensor, layout: Layout | None = None) -> tuple[torch.Tensor, Var]:
         check_supported(tensor)
-        tracer, var = self._trace_fake(internals.fake_like(self.mode, tensor))
+        if layout is None:
+            fake = internals.fake_like(self.mode, tensor)
+        else:
+            fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
+        tracer, var = self._trace_fake(fake)
         if tensor.requires_grad:
             with internals.outside_torch_func():
                 tracer.requires_grad_(True)

@@ -16,6 +16,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.indexing import getitem, setitem
 from thunder_fn.capture.lookasides import original_of, replacement
+from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
 from thunder_fn.capture.scalars import with_tensor_scalars
 from thunder_fn.capture.supported import LITERALS
@@ -27,7 +28,7 @@ from thunder_fn.errors import (
     UnsupportedCall,
     located,
 )
-from thunder_fn.trace import Arg, Literal, Source, Var, type_of_value
+from thunder_fn.trace import Arg, Literal, Source, Var, as_dim, type_of_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,13 +118,15 @@ class ScopeMode(TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        recorder.where = functools.partial(user_source, recorder)
         self._running: list[Any] = []
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
         if func in METADATA or current() is not recorder or (self._running and self._running[-1] is func):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return as_python(result) if recorder.symbolic and func in METADATA else result
         try:
             args, kwargs = lift_call(recorder, args, kwargs)
             instead = replacement(func)
@@ -252,6 +255,7 @@ def _encode(recorder: Recorder, value: Any) -> Arg:
         return var
     if isinstance(value, (list, tuple)):
         return tuple(_encode(recorder, item) for item in value)
+    value = as_dim(value)
     if isinstance(value, LITERALS):
         return Literal(value)
     raise _NotEncodable

@@ -9,9 +9,24 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, located
-from thunder_fn.trace import Literal, Source
+from thunder_fn.trace import Expr, Literal, Source, as_dim
 
-LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Numbers of PyTorch's that stand for expressions."""
+
+LITERALS = (
+    Expr,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type(None),
+)
 
 
 class EscapedValue(internals.Tracer):
@@ -46,6 +61,7 @@ def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) 
 
 def encode_literal(value: Any, source: Source | None = None) -> Literal:
     """A Python value as a literal of the trace."""
+    value = as_dim(value)
     if isinstance(value, LITERALS):
         return Literal(value)
     raise UnsupportedInput(

@@ -39,6 +39,7 @@ from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rules import lowered
+from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
 REGION = "region"
@@ -152,7 +153,9 @@ class _Claiming:
         return part.reordered(*grouped(part.trace, groups, f"{fusion.name}::{REGION}")) if groups else part
 
     def is_fusible(self, equation: Equation, fusion: FusionExecutor) -> bool:
-        return not ops.is_operator(equation.op) and isinstance(fusion.answer(equation), Fuse)
+        if ops.is_operator(equation.op) or is_symbolic(alone(equation)):
+            return False
+        return isinstance(fusion.answer(equation), Fuse)
 
     def is_worth(self, trace: Trace, group: tuple[int, ...], fusion: FusionExecutor) -> bool:
         new, firsts = grouped(trace, [group], REGION)

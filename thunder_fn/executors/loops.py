@@ -94,7 +94,8 @@ def _scan_header(loop: Loop, xs: Sequence[Var]) -> str:
 
 def _hoisted(writer: FunctionWriter, once: Claimed, operands: Sequence[Var], targets: Sequence[Var]) -> Iterator[str]:
     if targets:
-        yield f"{_tuple(map(str, targets))} = {writer.call(once, 'invariant')}({', '.join(map(str, operands))})"
+        given = ", ".join((*writer.numbers, *map(str, operands)))
+        yield f"{_tuple(map(str, targets))} = {writer.call(once, 'invariant')}({given})"
 
 
 def _clone(writer: FunctionWriter) -> str:

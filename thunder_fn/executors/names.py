@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ class Names:
     """The values that one function names, and the functions that were written for it."""
 
     def __init__(self, name: str) -> None:
-        self.context: dict[str, Any] = {"torch": torch, name: None}
+        self.context: dict[str, Any] = {"torch": torch, "math": math, name: None}
         self.names: dict[Any, str] = {}
         self.homes: dict[str, list[str]] = {}
         self.functions: list[str] = []

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.trace import Arg, Expr, Literal, Op, TensorType, Type, Var
+from thunder_fn.symbols import hint_of
+from thunder_fn.trace import Arg, Literal, Op, TensorType, Type, Var
 
 RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
 
@@ -57,6 +58,8 @@ def overload_spelling(op: Op) -> Spelling:
 def _skeleton(arg: Any) -> Any:
     if isinstance(arg, Var):
         return _operand(arg.type)
+    if isinstance(arg, Literal):
+        return Literal(hint_of(arg.value))
     return tuple(map(_skeleton, arg)) if isinstance(arg, tuple) else arg
 
 
@@ -82,10 +85,10 @@ def _spell(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -
 
 
 def _is_known(arg: Any) -> bool:
-    """Everything in a skeleton has a value to try: symbols and numbers that are variables have none."""
+    """Everything in a skeleton has a value to try: numbers that are variables have none."""
     if isinstance(arg, tuple):
         return all(map(_is_known, arg))
-    return arg.dtype is not None if isinstance(arg, _Operand) else not isinstance(arg.value, Expr)
+    return not isinstance(arg, _Operand) or arg.dtype is not None
 
 
 def _value(arg: Any) -> Any:

@@ -22,9 +22,7 @@ from __future__ import annotations
 import keyword
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -34,16 +32,17 @@ from thunder_fn.errors import InvalidTrace, RegionWarning, located
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim, Claimed, claim
+from thunder_fn.executors.evaluated import numbers_read, run_compiled
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.pretty import as_comment, identifier, literal_text, object_name
+from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
 from thunder_fn.rules import rules_of
 from thunder_fn.structured.barrier import BARRIER
-from thunder_fn.structured.running import bodies_compiled_by
+from thunder_fn.symbols import binders, is_made, symbols_read, unbound_symbols
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
 
 BELOW_AUTOGRAD_FROM = 12
@@ -131,6 +130,7 @@ class _Emitter:
         self.name = identifier(flat.trace.name)
         self.names = names or Names(self.name)
         self.is_block = names is not None
+        self.unbound = set(map(str, symbols_read(flat.trace)))
         if not self.is_block:
             self.names.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
 
@@ -145,7 +145,14 @@ class _Emitter:
         if self.below_autograd and _is_long(self.trace):
             yield f"with {self.bind(internals.below_autograd, 'below_autograd', internals.below_autograd)}():"
             indent = "    "
+        yield from (indent + line for line in self.bindings(self.trace.inputs))
         yield from (indent + line for line in self.body())
+
+    def bindings(self, variables: Sequence[Var]) -> Iterator[str]:
+        for symbol, (var, dim) in binders(variables).items() if self.unbound else ():
+            if str(symbol) in self.unbound:
+                self.unbound.remove(str(symbol))
+                yield binding_line(symbol, var, dim)
 
     def body(self) -> Iterator[str]:
         for var in self.overwritten:
@@ -168,6 +175,7 @@ class _Emitter:
         for position, equation in enumerate(self.trace.equations):
             yield from (f"# {note}" for note in self.notes.get(position, ()))
             yield self.line(position, equation)
+            yield from self.bindings(tuple(var for var in equation.outputs if is_made(var.type)))
             if equation.op.kind == "composite" and equation.body not in self.shown:
                 self.shown.add(equation.body)
                 yield from as_comment(equation.body.renamed(ops.short_name(equation.op)))
@@ -228,26 +236,35 @@ class _Emitter:
         """A structured op: a function that has its bodies, or its evaluation rule, called with them."""
         write = function_of(equation)
         if write is not None:
-            name, parts = self.written(write, equation), [str(var) for var in equation.operands]
+            numbers = numbers_read(equation)
+            name, parts = self.written(write, equation, numbers), [*numbers, *map(str, equation.operands)]
         else:
             rule, bodies = rules_of(equation).evaluate, equation.bodies
-            run = _run_compiled(rule, bodies, self.executors, self.below_autograd)
+            numbers = tuple(dict.fromkeys(symbol for body in bodies for symbol in unbound_symbols(body)))
+            run = run_compiled(rule, bodies, numbers, self.executors, self.below_autograd)
             name = self.bind((equation.op, bodies), equation.op.name, run)
             own = Spelling(name, "torch.ops", rule)
-            parts = [self.arg(arg, own) for arg in equation.args]
+            parts = [_tuple_text(list(map(str, numbers)))] if numbers else []
+            parts += [self.arg(arg, own) for arg in equation.args]
             parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
         targets = _tuple_text([str(var) for var in equation.outputs])
         call = f"{name}({', '.join(parts)})"
         return f"{targets} = {call}" if equation.outputs else call
 
-    def written(self, write: Callable[[FunctionWriter, Equation], Function], equation: Equation) -> str:
-        """The name of the function of a structured equation, which is written where it is first needed."""
+    def written(
+        self, write: Callable[[FunctionWriter, Equation], Function], equation: Equation, numbers: tuple[str, ...]
+    ) -> str:
+        """The name of the function of a structured equation, which is written where it is first needed.
+
+        Its first parameters are the symbols that it computes with.
+        """
         key = (equation.op, equation.kwargs, equation.bodies)
         if key not in self.names.names:
             name = self.bind(key, equation.op.name, None)
-            writer = FunctionWriter(name, self.executors, self.below_autograd)
+            writer = FunctionWriter(name, self.executors, self.below_autograd, numbers)
             made = write(writer, equation)
-            text, self.names.context[name] = writer.names.function(name, made.parameters, made.lines)
+            parameters = (*numbers, *made.parameters)
+            text, self.names.context[name] = writer.names.function(name, parameters, made.lines)
             self.names.functions.append(text)
         return self.names.names[key]
 
@@ -316,6 +333,7 @@ class FunctionWriter:
     name: str
     executors: tuple[Executor, ...]
     below_autograd: bool
+    numbers: tuple[str, ...] = ()
     names: Names = field(init=False)
 
     def __post_init__(self) -> None:
@@ -334,7 +352,7 @@ class FunctionWriter:
         called = self.names.bind(body.trace, name, None)
         body = replace(body, trace=body.trace.renamed(called))
         emitter = _Emitter(body, self.executors, (), (), self.below_autograd)
-        parameters = list(map(str, body.trace.inputs))
+        parameters = [*self.numbers, *map(str, body.trace.inputs)]
         text, self.names.context[called] = emitter.names.function(called, parameters, list(emitter.body()))
         self.names.functions.append(text)
         return called
@@ -356,24 +374,6 @@ def _autocasts(equation: Equation) -> bool:
         return bool(equation.bodies)
     name = equation.op.name.split(".")[1]
     return any(name in internals.autocast_ops(device) for device in ("cpu", "cuda"))
-
-
-def _run_compiled(
-    rule: Callable[..., Any], bodies: tuple[Trace, ...], executors: tuple[Executor, ...], below_autograd: bool
-) -> Callable[..., Any]:
-    """A structured op's evaluation rule, its bodies lowered when they are first run."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        lowered = partial(_lower_body, executors=executors)
-        with bodies_compiled_by(lowered), internals.below_autograd() if below_autograd else nullcontext():
-            return rule(bodies, *args, **kwargs)
-
-    return run
-
-
-@lru_cache(maxsize=4096)
-def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., tuple[Any, ...]]:
-    return lower(body, executors=executors, whole=False).run
 
 
 def compiled_region(claim: Claim) -> RunFunction:

@@ -17,6 +17,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import MissingRule, TraceTypeError, located
 from thunder_fn.rules import rules_of
+from thunder_fn.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
 
 EvaluateRule = Callable[..., Sequence[Any]]
@@ -41,7 +42,7 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """
     _check_inputs(trace, inputs)
     with internals.autocast_off():
-        return _evaluate(trace, inputs)
+        return _evaluate_symbolic(trace, inputs) if is_symbolic(trace) else _evaluate(trace, inputs)
 
 
 def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -55,6 +56,26 @@ def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
         env.extend(_apply(equation, env, args, kwargs))
     return tuple(python_arg(atom, read) for atom in trace.outputs)
+
+
+def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Put the inputs' sizes in place of the symbols; then do the same with each size that an equation finds in data."""
+    trace = specialize(trace, bind(trace.inputs, inputs))
+    _check_inputs(trace, inputs)
+    env: list[Any] = [
+        *map(internals.plain, inputs),
+        *(internals.plain(constant.tensor) for constant in trace.constants),
+    ]
+    read: Callable[[Var], Any] = lambda var: env[var.index]
+    found: dict[Any, Any] = {}
+    for equation in trace.equations:
+        known = specialize_equation(equation, found)
+        args = [python_arg(arg, read) for arg in known.args]
+        kwargs = {key: python_arg(arg, read) for key, arg in known.kwargs}
+        results = _apply(known, env, args, kwargs)
+        found.update(bind(known.outputs, results))
+        env.extend(results)
+    return tuple(python_arg(specialize_atom(atom, found), read) for atom in trace.outputs)
 
 
 def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> list[Any]:

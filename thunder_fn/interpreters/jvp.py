@@ -6,6 +6,8 @@ Tangents that are zero are absent, never tensors of zeros.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from thunder_fn import ops
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.derive_jvp import jvp_rule, missing_jvp
@@ -13,6 +15,7 @@ from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
 from thunder_fn.rules import JvpRule, Mask, memo, rules_of
+from thunder_fn.symbols import fixes_numbers
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
 
@@ -28,6 +31,7 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
         of those outputs that `active_outputs` marks; the others' tangents are zero.
     """
     builder = TraceBuilder(f"{trace.name}_jvp")
+    builder.require(trace.constraints)
     primals: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
     tangents: dict[int, Atom] = {}
     for var, flag in zip(trace.inputs, active, strict=True):
@@ -75,6 +79,9 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
         return rules_of(equation).jvp(equation, active)
     single = alone(equation)
     rule = jvp_rule(single, active)
+    if isinstance(rule, JvpRule) and fixes_numbers(rule.trace):
+        with suppress(MissingRule):
+            return transposed_twice(single, active)
     if isinstance(rule, JvpRule):
         return rule
     if isinstance(rule, Trace):

@@ -17,6 +17,7 @@ def inline_into(
     env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
     for constant in trace.constants:
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    builder.require(trace.constraints)
     for equation in trace.equations:
         results = builder.copy(equation, lambda var: env[var.index], source=equation.source or source)
         env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))

@@ -106,6 +106,7 @@ def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: M
     active = activity(trace, wanted_inputs)
     useful = usefulness(trace, active, wanted_outputs)
     forward = TraceBuilder(f"{trace.name}_forward")
+    forward.require(trace.constraints)
     env: dict[int, Atom] = {}
     for var in trace.inputs:
         env[var.index] = forward.input(var.type)

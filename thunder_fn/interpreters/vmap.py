@@ -22,6 +22,7 @@ MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
 def batch(trace: Trace, batched: Mask, size: int, randomness: str = "error") -> tuple[Trace, Mask]:
     """Batch a trace whose batched inputs have a leading batch dim; also which outputs are batched."""
     builder = TraceBuilder(f"vmap_{trace.name}")
+    builder.require(trace.constraints)
     env: dict[int, Atom] = {}
     flags: dict[int, bool] = {}
     for var, flag in zip(trace.inputs, batched, strict=True):

@@ -16,10 +16,13 @@ from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.errors import JitError
 from thunder_fn.executors import Program
 from thunder_fn.executors.base import watched_by
+from thunder_fn.jit import dynamic
 from thunder_fn.jit.cache import Cache, CacheInfo, CallPath
 from thunder_fn.jit.call import Call, call_key, read_call
 from thunder_fn.jit.callpath import MISS
+from thunder_fn.jit.dynamic import Miss, RetraceWarning
 from thunder_fn.jit.explain import ClaimReport, explain
+from thunder_fn.jit.families import family_key
 from thunder_fn.jit.guards import call_path, pattern
 from thunder_fn.jit.options import Options, check_argnums
 from thunder_fn.jit.program import Entry, build, capture_call
@@ -31,8 +34,11 @@ __all__ = [
     "Jitted",
     "Options",
     "ClaimReport",
+    "Miss",
+    "RetraceWarning",
     "cache_info",
     "explain_claims",
+    "explain_misses",
     "jit",
     "last_backward_traces",
     "last_prologue_traces",
@@ -96,7 +102,8 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
-    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, other arguments by type and value.
+    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, other arguments by type and value,
+    but a size or number that changes between calls becomes a symbol of the program.
     Tensors that f closes over are used by reference; any other value that f takes from outside, such as a global number
     or a module's `training`, is baked in when f is traced.
 
@@ -110,8 +117,11 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
             executor is farther off than its label says. Slow.
         transforms: functions from Trace to Trace, applied in order to what was traced.
         lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to `replace_with`.
-        cache: `"constant values"`; `"same input"` checks nothing after the first call, the caller promises that all
-            arguments are alike; `"no caching"` traces every call.
+        cache: `"constant values"` traces for the sizes and numbers at hand, and when some of them change, once more for
+            all values of these; `"symbolic values"` traces for all sizes and numbers at once. Decisions of f that depend
+            on them are checked, and f is traced again where they come out otherwise. `"same input"` checks nothing
+            after the first call, the caller promises that all arguments are alike; `"no caching"` traces every call.
+        dynamic: False traces `"constant values"` anew for every size and number.
         static_argnums: positional arguments that are baked in, by hash and equality. They can be any hashable value.
         donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
 
@@ -181,9 +191,11 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         cache.prefer(CallPath(_never, entry))
         return _execute(entry, call)
     entry = cache.get(key)
+    if entry is None and jitted.options.is_dynamic:
+        entry = dynamic.find(cache, call, key)
     if entry is None or not entry.is_current():
         with watched_by(cache):
-            entry = cache.put(key, build(jitted.fn, jitted.options, call), replace=entry)
+            entry = dynamic.build_for(jitted.fn, jitted.options, cache, call, key, entry)
     else:
         cache.count_hit()
     cache.prefer(_path(jitted, entry, call, key))
@@ -198,7 +210,8 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
     """The call path for calls like this one: the one that was made before, if it is in use or near."""
-    cache, where = jitted.programs, (key, pattern(call))
+    kind = key if entry.symbolic is None else (id(entry), family_key(call, key))
+    cache, where = jitted.programs, (kind, pattern(call))
     known = cache.get_path(where)
     if known is not None and known.entry is entry:
         return known
@@ -208,10 +221,11 @@ def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
 
 def _execute(entry: Entry, call: Call) -> Any:
     """Run the program, unless arguments share memory that it writes to."""
-    tensors = [tensor for _, tensor in call.tensors]
-    if entry.clash is not None and entry.clash(*tensors):
-        entry.check_clash(tensors)
-    return entry.execute(*tensors)
+    if entry.clash is not None:
+        tensors = [tensor for _, tensor in call.tensors]
+        if entry.clash(*tensors):
+            entry.check_clash(tensors)
+    return entry.execute(*entry.arguments(call))
 
 
 # ---- looking inside ----
@@ -242,6 +256,21 @@ def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
     """The backward of the latest call and its program; empty if no result requires grad."""
     bridge = _last(f).bridge
     return [] if bridge is None else [bridge.split.backward, bridge.backward]
+
+
+def explain_misses(f: Callable[..., Any]) -> list[Miss]:
+    """Why a jitted function was traced again, the latest time last: what did not hold, and the line that asked for it.
+
+    Example:
+        >>> import torch
+        >>> f = jit(lambda x, n: x * 2 if n > 5 else x, cache="symbolic values")
+        >>> _ = f(torch.ones(2), 6), f(torch.ones(2), 7), f(torch.ones(2), 1)
+        >>> [miss.what for miss in explain_misses(f)]
+        ['s1 > 5 (s1 is args[1])']
+    """
+    if not isinstance(f, Jitted):
+        raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
+    return list(f.programs.misses)
 
 
 def cache_info(f: Callable[..., Any]) -> CacheInfo:

@@ -7,6 +7,7 @@ the inputs, so that derivatives of any order are right.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,14 +20,15 @@ from thunder_fn.derive import Split
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.interpreters.vjp import activity, split_vjp, vjp
-from thunder_fn.trace import TensorType, Trace, Var, canonical, type_of
+from thunder_fn.symbols import bind, close_symbols, is_symbolic, replaced
+from thunder_fn.trace import Expr, Literal, NumberType, TensorType, Trace, Var, canonical, type_of
 
 Mask = tuple[bool, ...]
 
 
 def bridge(
     trace: Trace,
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Any],
     writes: Sequence[int | None] = (),
     executors: tuple[Executor, ...] = (),
 ) -> Bridge | None:
@@ -37,7 +39,7 @@ def bridge(
 
     Law: the gradients that `backward` leaves are those of the function that was traced.
     """
-    wanted = tuple(tensor.requires_grad for tensor in tensors)
+    wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
     if not any(wanted):
         return None
     outputs = differentiable_outputs(trace, wanted)
@@ -112,13 +114,21 @@ class Bridge:
         return tuple(place is not None for place in split_vjp(self.trace, self.wanted, outputs).gradients)
 
     @cached_property
+    def closed_backward(self) -> tuple[Trace, tuple[Expr, ...]]:
+        """The backward with the numbers that it takes from the forward as its last inputs."""
+        return close_symbols(self.split.backward)
+
+    @cached_property
     def forward(self) -> Program:
-        return lower(self.split.forward, below_autograd=True, executors=self.executors)
+        """From the inputs to the outputs, the residuals, and the numbers that the backward takes."""
+        trace, numbers = self.split.forward, tuple(map(Literal, self.closed_backward[1]))
+        whole = dataclasses.replace(trace, outputs=(*trace.outputs, *numbers))
+        return lower(whole, below_autograd=True, executors=self.executors)
 
     @cached_property
     def backward(self) -> Program:
-        """From residuals and cotangents to gradients."""
-        return lower(self.split.backward, below_autograd=True, executors=self.executors)
+        """From residuals, cotangents and numbers to gradients."""
+        return lower(self.closed_backward[0], below_autograd=True, executors=self.executors)
 
     @cached_property
     def gradient(self) -> Trace:
@@ -135,11 +145,14 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, owner: Bridge, *inputs: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         count = len(owner.trace.outputs)
         results = owner.forward(*inputs)
+        numbers = len(owner.closed_backward[1])
+        ctx.numbers, results = results[len(results) - numbers :], results[: len(results) - numbers]
         outputs = tuple(value if flag else None for value, flag in zip(results, owner.handed_over, strict=False))
         places = {"output": results[:count], "extra": results[count:]}
         kept = [places[residual.kind][residual.index] for residual in owner.split.residuals if residual.kind != "input"]
         ctx.owner = owner
         ctx.set_materialize_grads(False)
+        ctx.inputs = [value for value in inputs if not isinstance(value, torch.Tensor)]
         saved, ctx.probes = _saved_inputs(owner, inputs)
         ctx.save_for_backward(*saved, *kept)
         marks = zip(outputs, owner.active, strict=True)
@@ -151,14 +164,19 @@ class _Function(torch.autograd.Function):
         owner: Bridge = ctx.owner
         count = len(owner.trace.inputs)
         inputs, kept = ctx.saved_tensors[:count], iter(ctx.saved_tensors[count:])
-        given = [_cotangent(owner, i, cotangents[i]) for i, flag in enumerate(owner.active) if flag]
+        numbers = iter(ctx.inputs)
+        inputs = [
+            next(numbers) if isinstance(var.type, NumberType) else value
+            for var, value in zip(owner.trace.inputs, inputs, strict=True)
+        ]
+        given = [_cotangent(owner, i, inputs, cotangents[i]) for i, flag in enumerate(owner.active) if flag]
         if torch.is_grad_enabled():
             _check_unchanged(owner, ctx.probes)
             gradients: Sequence[Any] = _differentiable(owner, (*inputs, *given))
         else:
             split = owner.split
             residuals = [inputs[where.index] if where.kind == "input" else next(kept) for where in split.residuals]
-            results = owner.backward(*residuals, *given)
+            results = owner.backward(*residuals, *given, *ctx.numbers)
             gradients = [None if place is None else results[place] for place in split.gradients]
         reached = owner.reached(tuple(cotangents[i] is not None for i, flag in enumerate(owner.active) if flag))
         supply = iter(zip(gradients, reached, strict=True))
@@ -171,9 +189,12 @@ def _saved_inputs(owner: Bridge, inputs: Sequence[torch.Tensor]) -> tuple[list[t
 
     Autograd refuses a backward if a saved tensor was changed. What the backward does not read may change.
     """
-    saved, probes = list(inputs), list[tuple[Any, int]]()
+    saved: list[Any] = list(inputs)
+    probes: list[tuple[Any, int]] = []
     for place, tensor in enumerate(inputs):
-        if place in owner.overwritten:
+        if not isinstance(tensor, torch.Tensor):
+            saved[place] = None  # a number
+        elif place in owner.overwritten:
             saved[place] = tensor.detach().clone()
         elif not owner.wanted[place] and place not in owner.read:
             saved[place] = tensor.data
@@ -187,14 +208,16 @@ def _check_unchanged(owner: Bridge, probes: Sequence[tuple[Any, int]]) -> None:
         raise RuntimeError(located(what, fix="Pass a clone, or change the tensor after the last derivative."))
 
 
-def _cotangent(owner: Bridge, position: int, given: torch.Tensor | None) -> torch.Tensor:
+def _cotangent(owner: Bridge, position: int, inputs: Sequence[Any], given: torch.Tensor | None) -> torch.Tensor:
     """The cotangent of an output: zeros where autograd has none."""
     if given is not None:
         return given
     type = type_of(owner.trace.outputs[position])
     if not isinstance(type, TensorType):
         raise InvalidTrace(f"output {position} of {owner.trace.name} is {type}, which has no cotangent")
-    return torch.zeros(type.shape, dtype=type.dtype, device=type.device)  # type: ignore[arg-type]
+    values = bind(owner.trace.inputs, inputs) if is_symbolic(owner.trace) else {}
+    shape = [replaced(size, values) if isinstance(size, Expr) else size for size in type.shape]
+    return torch.zeros(shape, dtype=type.dtype, device=type.device)
 
 
 def _differentiable(owner: Bridge, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from thunder_fn.jit.families import Families
 
 MAXSIZE = 256
 """How many programs a jitted function keeps."""
@@ -43,6 +45,8 @@ class Cache:
     def __init__(self, maxsize: int = MAXSIZE) -> None:
         self.maxsize = maxsize
         self.paths: tuple[CallPath, ...] = ()
+        self.families = Families()
+        self.misses: deque[Any] = deque(maxlen=maxsize)
         self.count_hit = itertools.count(1).__next__
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, Any] = OrderedDict()
@@ -100,6 +104,7 @@ class Cache:
         with self._lock:
             self._entries.clear()
             self._known_paths.clear()
+            self.families.clear()
             self.paths = ()
             self.generation += 1
 
@@ -109,4 +114,4 @@ class Cache:
             # a counter that counts without a lock can only be read by counting on
             self._probes += 1
             hits = self.count_hit() - self._probes
-            return CacheInfo(hits, self._misses, len(self._entries), self.maxsize)
+            return CacheInfo(hits, self._misses, len(self._entries) + self.families.size, self.maxsize)

@@ -13,6 +13,7 @@ Law: a call path answers exactly the calls whose key and pattern are those of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +21,11 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
 from thunder_fn.jit.program import Entry
+from thunder_fn.jit.prologue import relation
 from thunder_fn.trace import Literal
 
 
@@ -38,11 +41,14 @@ def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trustin
 
     `trusting` leaves out every check of leaves: the caller of the jitted function promises that they hold.
     """
-    names = Namespace(MISS=MISS, Literal=Literal, execute=entry.execute, count_hit=count_hit)
+    names = Namespace(MISS=MISS, isfinite=math.isfinite, Literal=Literal, execute=entry.execute, count_hit=count_hit)
     lines = ["def call(args, kwargs):", *_unpack(call, names)]
     if not trusting:
         lines += [f"    if not ({condition}): return MISS" for condition in _conditions(entry, call, names)]
-    tensors = ", ".join(f"l{position}" for position, _ in call.tensors)
+    extra = entry.symbolic.inputs if entry.symbolic is not None else ()
+    tensors = ", ".join((*(f"l{position}" for position, _ in call.tensors), *(str(symbol) for symbol, _ in extra)))
+    if entry.symbolic is not None:
+        lines += _symbols(entry, entry.symbolic, names)
     if entry.clash is not None:
         lines.append(f"    if {names.bind(entry.clash, 'clash')}({tensors}): return MISS")
     lines += ["    count_hit()", f"    return execute({tensors})", ""]
@@ -78,12 +84,33 @@ def _unpack(call: Call, names: Namespace) -> Iterator[str]:
         yield f"    {', '.join(f'l{i}' for i in range(len(call.leaves)))}, = leaves"
 
 
+def _symbols(entry: Entry, symbolic: Symbolic, names: Namespace) -> Iterator[str]:
+    """Lines that read the symbols and return MISS where the program is for other numbers."""
+    for symbol, (index, dim) in symbolic.places.items():
+        if dim is None:
+            yield f"    {symbol} = l{index}"
+        else:
+            yield f"    {symbol} = l{index}.{f'shape[{dim}]' if dim >= 0 else f'stride({-1 - dim})'}"
+    conditions = [f"{symbol} > 1" for symbol, (_, dim) in symbolic.places.items() if dim is not None]
+    for index, layout in symbolic.layouts.items():
+        conditions.append(f"l{index}.stride() == ({', '.join(map(str, layout.stride))},)")
+    conditions += [str(relation(decision)) for decision in entry.decisions]
+    names.values["math"] = math
+    yield f"    if not ({' and '.join(f'({condition})' for condition in conditions)}): return MISS"
+
+
 def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     """Static leaves, repeated tensors, then what C++ checks."""
+    dynamic = frozenset(entry.symbolic.places.values()) if entry.symbolic is not None else frozenset()
+    layouts = entry.symbolic.layouts if entry.symbolic is not None else {}
     first: dict[int, int] = {}
     distinct: list[tuple[int, torch.Tensor]] = []
     for position, leaf in enumerate(call.leaves):
-        if not isinstance(leaf, torch.Tensor):
+        if (position, None) in dynamic:
+            yield f"type(l{position}) is {type(leaf).__name__}"
+            if isinstance(leaf, float):
+                yield f"isfinite(l{position})"
+        elif not isinstance(leaf, torch.Tensor):
             yield static_check(f"l{position}", leaf, names)
         elif id(leaf) in first:
             yield f"l{position} is l{first[id(leaf)]}"
@@ -95,7 +122,8 @@ def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     checks = [f"{names.bind(internals.global_state_guard(), 'state_matches')}()"]
     checks.append(f"not {names.bind(internals.count_function_modes, 'function_modes')}()")
     if distinct:
-        guard = names.bind(internals.tensor_guard([tensor for _, tensor in distinct]), "tensors_match")
+        loose = [layouts.get(position) for position, _ in distinct]
+        guard = names.bind(internals.tensor_guard([tensor for _, tensor in distinct], loose), "tensors_match")
         checks.insert(0, f"{guard}({', '.join(f'l{position}' for position, _ in distinct)})")
     if entry.constants:
         checks.append(f"{names.bind(entry.is_current, 'constants_match')}()")

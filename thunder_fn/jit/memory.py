@@ -67,17 +67,21 @@ def extent(tensor: torch.Tensor) -> int:
     return (steps + 1) * tensor.element_size()
 
 
-def clash_check(inputs: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor]) -> Callable[..., bool]:
+def clash_check(
+    inputs: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], *, symbolic: bool = False
+) -> Callable[..., bool]:
     """A check on tensors like these inputs: does one that is written to share memory with another?
 
-    Targets are inputs, by position, or closed-over tensors.
+    Targets are inputs, by position, or closed-over tensors. `symbolic` says that sizes differ from call to call.
     """
     outside = tuple(target for target in targets if isinstance(target, torch.Tensor))
     marks = {target for target in targets if isinstance(target, int)}
     marks |= set(range(len(inputs), len(inputs) + len(outside)))
-    sizes = tuple(map(extent, (*inputs, *outside)))
+    known = None if symbolic else tuple(map(extent, (*inputs, *outside)))
 
     def clash(*tensors: torch.Tensor) -> bool:
+        tensors = tensors[: len(inputs)]
+        sizes = known or tuple(map(extent, (*tensors, *outside)))
         starts = [tensor.data_ptr() for tensor in (*tensors, *outside)]
         spans = sorted(
             (start, start + size, i) for i, (start, size) in enumerate(zip(starts, sizes, strict=True)) if size

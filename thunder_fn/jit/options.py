@@ -18,8 +18,7 @@ from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.executors.verify import VERIFIER
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
 
-CACHES = ("constant values", "same input", "no caching")
-_LATER = {"symbolic values": "arrives with symbolic numbers; until then use cache='constant values'"}
+CACHES = ("constant values", "symbolic values", "same input", "no caching")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,14 @@ class Options:
     numerics: Numerics = "precision-changing"
     verify: bool = False
     cache: str = "constant values"
+    dynamic: bool = True
     static_argnums: tuple[int, ...] = ()
     donate_argnums: tuple[int, ...] = ()
+
+    @property
+    def is_dynamic(self) -> bool:
+        """A program may serve calls with other sizes and numbers."""
+        return self.cache == "symbolic values" or (self.cache == "constant values" and self.dynamic)
 
     def chosen_executors(self) -> tuple[Executor, ...]:
         """The executors as they are now, without those whose results may be farther off than `numerics` allows."""
@@ -123,16 +128,14 @@ def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
 
 
 def _read_cache(value: Any) -> str:
-    if value in _LATER:
-        raise JitError(f"jit: cache={value!r} {_LATER[value]}")
     if value not in CACHES:
         raise UnknownOption(_unknown("cache mode", value, CACHES))
     return value
 
 
-def _read_flag(value: Any) -> bool:
+def _read_flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise JitError(f"jit: verify is True or False, given {value!r:.60}")
+        raise JitError(f"jit: {name} is True or False, given {value!r:.60}")
     return value
 
 
@@ -148,9 +151,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "executors": resolve_executors,
     "transforms": _read_transforms,
     "lookasides": _read_lookasides,
-    "verify": _read_flag,
+    "verify": lambda value: _read_flag(value, "verify"),
     "numerics": lambda value: check_numerics(value, "jit"),
     "cache": _read_cache,
+    "dynamic": lambda value: _read_flag(value, "dynamic"),
     "static_argnums": _read_argnums,
     "donate_argnums": _read_argnums,
 }

@@ -20,6 +20,8 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
+from thunder_fn.capture.numbers import Symbolic, value_at
+from thunder_fn.capture.recorder import Decision
 from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import Executor, Program, lower
@@ -30,6 +32,7 @@ from thunder_fn.jit.callpath import Namespace, put_together, skeleton
 from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
 from thunder_fn.jit.options import Options
 from thunder_fn.jit.prologue import prologue_trace, structure_text
+from thunder_fn.symbols import constraints_of
 from thunder_fn.trace import Source, Trace, Var, canonical
 
 
@@ -39,7 +42,8 @@ class Entry:
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
     program. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
-    written; `check_clash` raises if it does.
+    written; `check_clash` raises if it does. Where places of the call are symbols, `symbolic` says which one each place
+    has, and the program serves all calls with these answers to `decisions`.
     """
 
     execute: Callable[..., Any]
@@ -50,45 +54,67 @@ class Entry:
     constants_match: Callable[..., bool]
     clash: Callable[..., bool] | None
     check_clash: Callable[[Sequence[torch.Tensor]], None]
+    symbolic: Symbolic | None = None
+    decisions: tuple[Decision, ...] = ()
+
+    def arguments(self, call: Call) -> list[Any]:
+        """What `execute` takes of a call: its tensors, then the numbers and strides that are symbols."""
+        extra = self.symbolic.inputs if self.symbolic is not None else ()
+        return [*(tensor for _, tensor in call.tensors), *(value_at(call.leaves, place) for _, place in extra)]
 
     def is_current(self) -> bool:
         """The closed-over tensors still have the dtype, shape and requires_grad that they were traced with."""
         return self.constants_match(*self.constants)
 
 
-def build(f: Callable[..., Any], options: Options, call: Call) -> Entry:
-    """Trace f for a call and lower the trace.
+def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None) -> Entry:
+    """Trace f for a call, or for all calls with other numbers in its symbols, and lower the trace.
 
     Raises:
         CaptureError: f cannot be traced.
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
-    captured, traces = capture_call(f, options, call)
+    captured, traces = capture_call(f, options, call, symbolic)
     closed, constants = close_over(traces[-1])
     tensors = tuple(tensor for _, tensor in call.tensors)
+    numbers = symbolic.inputs if symbolic is not None else ()
     targets = [write.target for write in captured.writes]
-    writes = _places(targets, len(tensors), constants)
-    executors = options.chosen_executors()
-    bridged = bridge(closed, (*tensors, *constants), writes, executors) if torch.is_grad_enabled() else None
-    execution = _Execution(captured, closed, constants, writes, call, bridged, executors)
+    writes = _places(targets, len(tensors) + len(numbers), constants)
+    executors, values = options.chosen_executors(), (*tensors, *numbers, *constants)
+    bridged = bridge(closed, values, writes, executors) if torch.is_grad_enabled() else None
+    execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
+    decisions = _decisions(captured, traces[-1], bridged) if symbolic is not None else ()
     watched = _distinct((*constants, *(target for target in targets if isinstance(target, torch.Tensor))))
     return Entry(
         execute=execution.function(),
-        prologue=prologue_trace(call.leaves, structure_text(call.leaves, call.spec), call.statics),
+        prologue=prologue_trace(call.leaves, structure_text(call.leaves, call.spec), call.statics, symbolic, decisions),
         stages=(*traces, execution.program),
         bridge=bridged,
         constants=watched,
         constants_match=internals.tensor_guard(watched),
-        clash=clash_check(tensors, targets) if targets else None,
+        clash=clash_check(tensors, targets, symbolic=symbolic is not None) if targets else None,
         check_clash=partial(_check_clash, captured, source_of(f)),
+        symbolic=symbolic,
+        decisions=decisions,
     )
 
 
-def capture_call(f: Callable[..., Any], options: Options, call: Call) -> tuple[Captured, list[Trace]]:
+def _decisions(captured: Captured, trace: Trace, bridged: Bridge | None) -> tuple[Decision, ...]:
+    """What was decided while f was traced, then what the rules of transforms decided."""
+    traces = [trace] if bridged is None else [trace, bridged.split.forward, bridged.split.backward]
+    asked = {str(decision.question) for decision in captured.decisions}
+    known = set(captured.trace.constraints)
+    further = dict.fromkeys(item for one in traces for item in constraints_of(one) if item not in known)
+    return (*captured.decisions, *(Decision(item, True) for item in further if str(item) not in asked))
+
+
+def capture_call(
+    f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None
+) -> tuple[Captured, list[Trace]]:
     """What is captured of a call: its trace, and the trace after each of the transforms."""
     rewrite = options.rewrite()
     with lookasides(options.lookasides), nullcontext() if rewrite is None else rewritten_by(rewrite):
-        captured = capture(with_statics(f, call), call.args, call.kwargs)
+        captured = capture(with_statics(f, call), call.args, call.kwargs, symbolic=symbolic)
     return captured, transformed(captured.trace, options)
 
 
@@ -171,11 +197,13 @@ class _Execution:
         call: Call,
         bridged: Bridge | None,
         executors: tuple[Executor, ...],
+        symbolic: Symbolic | None,
     ) -> None:
         self.executors = executors
         self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
         self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away, write=write)
         self.leaves = [f"l{position}" for position, _ in call.tensors]
+        self.leaves += [str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
         followed = (tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in call.tensors)))
         self.stopped = bridged is None and torch.is_grad_enabled() and any(followed)

@@ -20,13 +20,15 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.recorder import check_supported
+from thunder_fn.capture.numbers import Symbolic
+from thunder_fn.capture.recorder import Decision, Layout, check_supported
 from thunder_fn.errors import JitError, UnsupportedInput, located
-from thunder_fn.trace import Arg, Literal, NumberType, Trace, TraceBuilder, type_of_value
+from thunder_fn.trace import Arg, Expr, Literal, NumberType, TensorType, Trace, TraceBuilder, Type, type_of_value
 
 Key = tuple[Any, ...]
 
@@ -128,29 +130,56 @@ def argument_name(tree: Any, position: int) -> str:
 # ---- the trace of the checks ----
 
 
-def prologue_trace(leaves: Sequence[Any], structure: str, statics: Sequence[tuple[int, Any]]) -> Trace:
+def prologue_trace(
+    leaves: Sequence[Any],
+    structure: str,
+    statics: Sequence[tuple[int, Any]],
+    symbolic: Symbolic | None = None,
+    decisions: Sequence[Decision] = (),
+) -> Trace:
     """The checks that a call must pass, as a trace on its tensors and numbers.
 
     Args:
         leaves: of the call's arguments, in order.
         structure: of the arguments, as text.
         statics: the static arguments by position.
+        symbolic: the symbols of the leaves.
+        decisions: what must hold of these symbols.
     """
     builder = TraceBuilder("prologue")
-    checked: list[Any] = [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, bool, int, float, complex))]
-    inputs = [builder.input(type_of_value(_plain(leaf))) for leaf in checked]
+    layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
+    checked: list[tuple[int, Any]] = [
+        (i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, (torch.Tensor, bool, int, float, complex))
+    ]
+    inputs = [builder.input(_leaf_type(leaf, layouts.get(i), numbers.get(i))) for i, leaf in checked]
     _add(builder, "check_state", Literal(internals.global_state()[0]))
     _add(builder, "check_structure", Literal("(args, kwargs)"), Literal(structure))
     for argnum, value in statics:
         _add(builder, "check_structure", Literal(f"static argument {argnum}"), Literal(f"{value!r:.200}"))
-    for var, leaf in zip(inputs, checked, strict=True):
+    for var, (index, leaf) in zip(inputs, checked, strict=True):
         if isinstance(var.type, NumberType):
-            _add(builder, "check_number", var, Literal(_plain(leaf)))
+            _add(builder, "check_number", var, Literal(numbers.get(index, _plain(leaf))))
         else:
-            layout = tuple(map(Literal, leaf.shape)), tuple(map(Literal, leaf.stride()))
+            known = layouts.get(index) or Layout(tuple(leaf.shape), leaf.stride())
+            layout = tuple(map(Literal, known.shape)), tuple(map(Literal, known.stride))
             rest = Literal(leaf.device), Literal(leaf.requires_grad)
             _add(builder, "check_tensor", var, Literal(leaf.dtype), *layout, *rest)
+    builder.require(relation(decision) for decision in decisions)
     return builder.build(())
+
+
+def relation(decision: Decision) -> Expr:
+    """What a decision demands of the symbols, such as `s0 > 5` or `s0 % 2 == 1`."""
+    value = decision.question.value
+    if decision.answer is True:
+        return decision.question
+    return Expr(sympy.Not(value) if decision.answer is False else sympy.Eq(value, decision.answer))
+
+
+def _leaf_type(leaf: Any, layout: Layout | None, number: Expr | None) -> Type:
+    if number is not None:
+        return NumberType(type(leaf), number)
+    return type_of_value(_plain(leaf)) if layout is None else TensorType(leaf.dtype, layout.shape, leaf.device)
 
 
 def _plain(leaf: Any) -> Any:

@@ -1,0 +1,278 @@
+"""Symbolic sizes and numbers: one program for many calls, and never a wrong one."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.capture import capture
+from thunder_fn.capture.numbers import symbolic_leaves
+from thunder_fn.check import check
+from thunder_fn.errors import TraceTypeError
+from thunder_fn.executors import lower
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import jvp
+from thunder_fn.interpreters.vjp import grad_and_value
+from thunder_fn.interpreters.vmap import vmap
+from thunder_fn.jit import cache_info, explain_misses, jit, last_prologue_traces, last_traces
+from thunder_fn.symbols import specialize
+from thunder_fn.trace import Trace
+
+SYMBOLIC = "symbolic values"
+
+
+def traced(f: Callable[..., Any], *args: Any) -> Trace:
+    """The trace of f with a symbol for every size and number."""
+    places = [
+        (i, dim)
+        for i, arg in enumerate(args)
+        for dim in (range(arg.dim()) if isinstance(arg, torch.Tensor) else [None])
+    ]
+    trace = capture(f, args, symbolic=symbolic_leaves(args, places)).trace
+    check(trace)
+    return trace
+
+
+def agrees(f: Callable[..., Any], g: Callable[..., Any], *args: Any) -> None:
+    """Both give the same results, numbers by type."""
+    mine, its = f(*args), g(*args)
+    torch.testing.assert_close(mine, its, rtol=0, atol=0, equal_nan=True)
+    for a, b in zip(*(tfn.capture.pytree.flatten(value)[0] for value in (mine, its)), strict=True):
+        assert type(a) is type(b)
+
+
+# ---- the seed ----
+
+
+def split(a: torch.Tensor, dim0: int, dim1: int) -> Any:
+    dim2 = a.size(2) - dim0 - dim1
+    x = torch.split(a, (dim0, dim1, dim2), dim=2)
+    dim3 = x[2].size(2) + dim2
+    return x, dim3
+
+
+def foo(flag: float) -> torch.Tensor:
+    if flag > 5:
+        return torch.ones(1)
+    return torch.zeros(1)
+
+
+def test_split_with_computed_sizes() -> None:
+    f = jit(split, cache=SYMBOLIC)
+    for shape, dim0, dim1 in (((8, 16, 32), 2, 8), ((5, 6, 20), 3, 9), ((5, 6, 40), 30, 9)):
+        agrees(f, split, torch.randn(shape), dim0, dim1)
+    assert cache_info(f).misses == 1
+    text = str(last_traces(f)[0])
+    assert "split_with_sizes.default(v0, (s3, s4, s2 - s3 - s4), 2)" in text and "2*s2 - 2*s3 - 2*s4)" in text
+
+
+def test_a_decision_is_a_constraint() -> None:
+    f = jit(foo, cache=SYMBOLIC)
+    for n in (6, 0, 7, 100, -4, 5):
+        agrees(f, foo, n)
+    assert cache_info(f).misses == 2
+    assert "# where s0 <= 5" in str(last_prologue_traces(f)[0])
+    (miss,) = explain_misses(f)
+    assert str(miss).startswith("s0 > 5 (s0 is args[0]): it was True, and is False now (asked at ")
+    assert miss.source is not None and miss.source.function == "foo"
+
+
+def test_gradient_with_symbolic_numbers() -> None:
+    def loss(w: torch.Tensor, x: torch.Tensor, scale: float, power: int) -> torch.Tensor:
+        return ((torch.tanh(x @ w) * scale) ** power).mean(0).sum() / x.shape[0]
+
+    f = jit(tfn.grad(loss, argnums=(0, 1)), cache=SYMBOLIC)
+    for n, scale in ((5, 2.0), (7, 0.5), (2, -1.0)):
+        args = torch.randn(4, 3), torch.randn(n, 4), scale, 2
+        torch.testing.assert_close(f(*args), torch.func.grad(loss, argnums=(0, 1))(*args))
+    assert cache_info(f).misses == 1
+
+
+# ---- traces ----
+
+
+def mlp(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.gelu(torch.nn.functional.layer_norm(x @ w + b, (w.shape[1],)))
+    z = torch.cat([y, y * 2], dim=1)[:, : x.shape[1]].transpose(0, 1).reshape(-1, w.shape[1])
+    return z.softmax(-1).pow(2).mean(0).sum() * x.numel() + x.std()
+
+
+def arguments(*sizes: int) -> tuple[torch.Tensor, ...]:
+    batch, length, features, width = sizes
+    return torch.randn(batch, length, features), torch.randn(features, width), torch.randn(width)
+
+
+def test_traces_hold_for_all_sizes() -> None:
+    trace = traced(mlp, *arguments(3, 5, 7, 9))
+    assert [str(var.type) for var in trace.inputs] == ["f32[s0, s1, s2]", "f32[s2, s4]", "f32[s4]"]
+    args = arguments(4, 6, 8, 2)
+    for run in (lambda *xs: evaluate(trace, xs), trace.python_callable(), lower(trace)):
+        torch.testing.assert_close(run(*args), (mlp(*args),))
+    other = traced(mlp, *arguments(3, 5, 7, 9))
+    assert trace == other and hash(trace) == hash(other)
+    copy = pickle.loads(pickle.dumps(trace))
+    assert copy == trace and hash(copy) == hash(trace)
+    check(specialize(trace, dict.fromkeys(symbols(trace), 4)))
+
+
+def symbols(trace: Trace) -> set[Any]:
+    return {symbol for var in trace.inputs for size in var.type.shape for symbol in size.value.free_symbols}
+
+
+def test_traces_refuse_other_sizes() -> None:
+    trace = traced(lambda x: x * 2 if x.shape[0] > 5 else x, torch.randn(7))
+    with pytest.raises(TraceTypeError, match="the trace holds where s0 > 5, and not where s0 = 3"):
+        evaluate(trace, [torch.randn(3)])
+    with pytest.raises(TraceTypeError, match="the size s0 is at least 2, given 1"):
+        evaluate(traced(torch.sin, torch.randn(7)), [torch.randn(1)])
+    with pytest.raises(TraceTypeError):
+        evaluate(traced(torch.add, torch.randn(7), torch.randn(7)), [torch.randn(3), torch.randn(4)])
+
+
+def test_transforms_of_symbolic_traces() -> None:
+    torch.manual_seed(0)
+    trace, args = traced(mlp, *arguments(3, 5, 7, 9)), arguments(4, 6, 8, 2)
+    wanted = (True, True, True)
+    new = grad_and_value(trace, wanted)
+    check(new)
+    grads, value = torch.func.grad_and_value(mlp, argnums=(0, 1, 2))(*args)
+    for run in (lambda *xs: evaluate(new, xs), lower(new)):
+        torch.testing.assert_close(tuple(run(*args)), (*grads, value))
+    xs = torch.randn(3, *args[0].shape)
+    batched, _ = vmap(trace, (0, None, None), 3)
+    check(batched)
+    torch.testing.assert_close(evaluate(batched, (xs, *args[1:]))[0], torch.stack([mlp(x, *args[1:]) for x in xs]))
+    forward = jvp(trace, wanted)
+    check(forward)
+    tangents = tuple(torch.randn_like(arg) for arg in args)
+    expected = torch.func.jvp(mlp, args, tangents)
+    torch.testing.assert_close(evaluate(forward, (*args, *tangents)), expected, rtol=1e-3, atol=1e-4)
+
+
+# ---- programs that depend on numbers in every way ----
+
+
+def _pick(x: torch.Tensor, n: int) -> Any:
+    return [x.sin(), x.cos(), x.exp()][n]
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
+    "arithmetic": (lambda x, n: (x * n + n // 2 - n % 3, n * 2 + 1, -n, abs(n), n**2), [(5,), (7,), (-3,), (0,), (1,)]),
+    "float": (lambda x, n: (x * n + 1 / (1 + n * n), n / 3, n - 0.25), [(0.5,), (2.5,), (-1.0,), (0.0,)]),
+    "compare": (lambda x, n: x if n % 3 == 0 else x + n if n > 2 else x - n, [(i,) for i in range(-4, 8)]),
+    "min and max": (lambda x, n: (x[: min(n, 3)], max(n, 2)), [(1,), (2,), (3,), (5,), (9,)]),
+    "len and numel": (lambda x: (x * len(x), x.numel(), x.stride(0)), [(), ()]),
+    "math": (lambda x, n: x * math.sqrt(n) + math.floor(n / 2) + math.ceil(n / 3) + math.log(n), [(2,), (5,), (9,)]),
+    "range": (lambda x, n: [x * i for i in range(n)], [(2,), (3,), (0,)]),
+    "index": (_pick, [(0,), (1,), (2,), (-1,)]),
+    "axis": (lambda x, n: x.sum(n), [(0,), (1,), (-1,)]),
+    "reshape": (lambda x, n: x.reshape(-1).repeat(n).reshape(n, -1), [(2,), (3,), (1,)]),
+    "roll": (lambda x, n: torch.roll(x, n, 0) + torch.arange(x.shape[1]), [(1,), (2,), (-1,)]),
+    "bool": (lambda x, n: x + 1 if n else x, [(True,), (False,), (1,), (0,), (1.0,), (None,), ("",)]),
+    "string": (lambda x, n: f"{n}" == "3", [(3,), (4,), ("3",)]),
+    "divisible": (lambda x: x.view(2, -1) if x.shape[0] % 2 == 0 else x, [(), ()]),
+    "equal shapes": (lambda x, y: x + y if x.shape == y.shape else x.sum() + y.sum(), []),
+    "is instance": (lambda x, n: x * 2 if isinstance(n, int) else x, [(3,), (4,), (2.0,), (5,)]),
+    "scale": (lambda x, n: torch.nn.functional.interpolate(x[None, None], scale_factor=n), [(2,), (3,), (2,)]),
+    "pad": (lambda x, n: torch.nn.functional.pad(x, (0, n)), [(2,), (3,), (0,)]),
+    "full": (lambda x, n: torch.full((2, 3), n) + x.sum(), [(2,), (3,), (2.5,), (True,)]),
+}
+
+
+@pytest.mark.parametrize("mode", ["constant values", SYMBOLIC])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str, mode: str) -> None:
+    f, calls = PROGRAMS[name]
+    g = jit(f, cache=mode)
+    for shape in ((4, 6), (5, 6), (6, 6), (8, 3), (1, 6), (0, 3), (4, 6)):
+        x = torch.randn(shape)
+        if name == "equal shapes":
+            for other in (shape, (4, 6), (1, 3)):
+                agrees(g, f, x, torch.randn(other))
+        for call in calls:
+            try:
+                f(x, *call)
+            except (RuntimeError, ValueError, IndexError):
+                continue
+            agrees(g, f, x, *call)
+
+
+# ---- transformers ----
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = torch.nn.LayerNorm(width)
+        self.qkv = torch.nn.Linear(width, 3 * width)
+        self.out = torch.nn.Linear(width, width)
+        self.mlp = torch.nn.Sequential(torch.nn.Linear(width, 32), torch.nn.GELU(), torch.nn.Linear(32, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, c = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
+        return x + self.mlp(self.norm(x))
+
+
+class Model(torch.nn.Module):
+    def __init__(self, layers: int = 2, width: int = 16) -> None:
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(50, width), torch.nn.Embedding(64, width)
+        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = torch.nn.Linear(width, 50)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return torch.nn.functional.cross_entropy(self.head(x[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_batches_of_all_lengths() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    step = jit(model)
+    for batch, length in ((4, 8), (4, 11), (2, 30), (3, 5), (4, 8)):
+        ids = torch.randint(0, 50, (batch, length))
+        step(ids).backward()
+        found = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        model(ids).backward()
+        torch.testing.assert_close(found, [parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+    assert cache_info(step).misses == 3  # sizes as they are, another length, another batch size
+
+
+def test_decoding_with_a_cache_is_traced_once() -> None:
+    def attend(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        keys, values = torch.cat([keys, x], 1), torch.cat([values, x * 2], 1)
+        return torch.nn.functional.scaled_dot_product_attention(x, keys, values), keys, values
+
+    step = jit(attend, cache=SYMBOLIC)
+    x, state, expected = torch.randn(2, 1, 8), (torch.randn(2, 2, 8),) * 2, (torch.randn(0),)
+    for _ in range(20):
+        expected = attend(x, *state)
+        found = step(x, *state)
+        torch.testing.assert_close(found, expected)
+        state = found[1:]
+    assert cache_info(step).misses <= 2  # the first call passes one tensor twice
+
+
+def test_nothing_is_traced_for_a_decoding_position() -> None:
+    def write(cache: torch.Tensor, x: torch.Tensor, position: int) -> torch.Tensor:
+        return torch.cat([cache[:, :position], x, cache[:, position + 1 :]], 1)
+
+    step = jit(write)
+    for position in range(1, 9):
+        cache, x = torch.randn(2, 10, 3), torch.randn(2, 1, 3)
+        agrees(step, write, cache, x, position)
+    assert cache_info(step).misses == 2

@@ -1,0 +1,238 @@
+"""Programs for many sizes and numbers: which places of a call are dynamic, and how the right program is found.
+
+A *family* is all calls of a function that differ in sizes and numbers only. It knows which *places* (a dim of a tensor,
+a number) are dynamic: those that have changed between calls, that the user marked, or all of them. Calls of a family
+whose other places agree form a *class*, and its programs are the leaves of a tree of questions:
+
+    s0 > 5 ?
+      True:  program 1
+      False: s0 % 2 ?
+               0: program 2
+               1: program 3
+
+A function that is traced asks the same first question whatever the numbers are, the same second one after the same
+answer, and so on, so what its traces decided makes a tree. Finding a program takes one look for each question on its
+way, however many programs there are.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.numbers import Place, Symbolic, stride_pattern, value_at
+from thunder_fn.capture.recorder import Decision
+from thunder_fn.jit.call import Call
+from thunder_fn.trace import Literal, Source
+
+MAX_PROGRAMS = 1024
+"""How many programs a class keeps."""
+
+
+# ---- what a call is, sizes and numbers aside ----
+
+
+def places_of(call: Call) -> dict[Place, Any]:
+    """Every place of a call that can be dynamic, and what is there: sizes of arguments, ints and floats.
+
+    Parameters of modules keep their sizes, and a bool has two values: a program for each is what a question would give.
+    """
+    found: dict[Place, Any] = {}
+    for index, leaf in enumerate(call.leaves):
+        if isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, torch.nn.Parameter):
+                found.update(((index, dim), size) for dim, size in enumerate(leaf.shape))
+        elif type(leaf) is int or (type(leaf) is float and math.isfinite(leaf)):
+            found[index, None] = leaf
+    return found
+
+
+def family_key(call: Call, key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key of a call, as `call_key` gives it, without sizes, strides and numbers."""
+    count, spec, leaves, statics, state = key
+    return count, spec, tuple(map(_leaf_family, call.leaves, leaves)), statics, state
+
+
+def _leaf_family(leaf: Any, key: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
+        return type(leaf), leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
+    if type(leaf) is int or (type(leaf) is float and math.isfinite(leaf)):
+        return type(leaf)
+    return key
+
+
+def class_key(call: Call, dynamic: frozenset[Place]) -> tuple[Any, ...]:
+    """What calls agree in that may share a program: sizes and numbers that are not dynamic, and the kinds of layout."""
+    return dynamic, tuple(_leaf_class(index, leaf, dynamic) for index, leaf in enumerate(call.leaves))
+
+
+def _leaf_class(index: int, leaf: Any, dynamic: frozenset[Place]) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return None if (index, None) in dynamic else Literal(leaf)
+    sizes = tuple(None if (index, dim) in dynamic and size > 1 else size for dim, size in enumerate(leaf.shape))
+    if None not in sizes:
+        return sizes, leaf.stride()
+    return sizes, stride_pattern(leaf.shape, leaf.stride())
+
+
+# ---- finding a program ----
+
+
+@dataclass(slots=True)
+class Node:
+    """A question about symbols, and what follows each answer: another question or a program."""
+
+    text: str
+    ask: Callable[..., Any]
+    source: Source | None = None
+    children: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question that a call answers as none of the programs was made for."""
+
+    text: str
+    answers: tuple[Any, ...]
+    answer: Any
+    source: Source | None
+
+
+@dataclass(slots=True)
+class Class:
+    """The programs of calls that differ in the values of their symbols only."""
+
+    places: tuple[Place, ...]
+    names: tuple[str, ...]
+    root: Any = None
+    size: int = 0
+
+    def find(self, leaves: Sequence[Any]) -> Any:
+        """The program for these leaves of a call; the question that has no such answer; None if there is nothing."""
+        node = self.root
+        if not isinstance(node, Node):
+            return node
+        values = [value_at(leaves, place) for place in self.places]
+        while isinstance(node, Node):
+            try:
+                answer = node.ask(*values)
+            except ArithmeticError as error:
+                answer = repr(error)
+            known, node = node, node.children.get((type(answer), answer))
+            if node is None:
+                return Question(known.text, tuple(value for _, value in known.children), answer, known.source)
+        return node
+
+    def insert(self, decisions: Sequence[Decision], program: Any) -> None:
+        """Put a program where its decisions lead."""
+        self.size += 1
+        if self.size > MAX_PROGRAMS:
+            self.root, self.size = None, 1
+        if not decisions:
+            self.root = program
+            return
+        store: Callable[[Any], None] = lambda node: setattr(self, "root", node)
+        node = self.root
+        for decision in decisions:
+            text = str(decision.question)
+            if not isinstance(node, Node) or node.text != text:
+                node = Node(text, question(self.names, text), decision.source)
+                store(node)
+            key = (type(decision.answer), decision.answer)
+            children = node.children
+            store = lambda node, children=children, key=key: children.__setitem__(key, node)
+            node = children.get(key)
+        store(program)
+
+
+@lru_cache(maxsize=4096)
+def question(names: tuple[str, ...], text: str) -> Callable[..., Any]:
+    """A function of the symbols' values that answers a question."""
+    return eval(f"lambda {', '.join(names)}: {text}", {"math": math})
+
+
+class Family:
+    """Calls that differ in sizes and numbers only: what is dynamic in them, and their programs."""
+
+    def __init__(self, call: Call) -> None:
+        self.first = places_of(call)
+        self.latest = self.first
+        self.dynamic: frozenset[Place] = frozenset()
+        self.count = 0
+        self.refused: frozenset[Place] = frozenset()
+        self.classes: OrderedDict[Any, Class] = OrderedDict()
+
+    def find(self, call: Call) -> Any:
+        """The program for a call, or None."""
+        found = self.unanswered(call)
+        return None if isinstance(found, Question) else found
+
+    def unanswered(self, call: Call) -> Any:
+        """The program for a call, or the question that it answers in a new way."""
+        known = self._class(call)
+        return known.find(call.leaves) if known is not None else None
+
+    def _class(self, call: Call) -> Class | None:
+        return self.classes.get(class_key(call, self.dynamic)) if self.dynamic else None
+
+    def places(self, call: Call) -> Mapping[str, Place]:
+        """Where the symbols of programs for such calls are read, by name."""
+        known = self._class(call)
+        return dict(zip(known.names, known.places, strict=True)) if known is not None else {}
+
+    def traced(self, call: Call) -> None:
+        """A program has been made for a call."""
+        self.count += 1
+        self.latest = places_of(call)
+
+    def changed(self, call: Call) -> frozenset[Place]:
+        """The places that are not what they were in the family's first call."""
+        return frozenset(place for place, value in places_of(call).items() if value != self.first[place])
+
+    def insert(
+        self, call: Call, symbolic: Symbolic, dynamic: frozenset[Place], decisions: Sequence[Decision], program: Any
+    ) -> None:
+        """Keep a program that was made for a call with these places dynamic."""
+        self.dynamic = dynamic
+        key = class_key(call, self.dynamic)
+        if key not in self.classes:
+            self.classes[key] = Class(tuple(symbolic.places.values()), tuple(map(str, symbolic.places)))
+        self.classes[key].insert(decisions, program)
+        while len(self.classes) > MAX_PROGRAMS:
+            self.classes.popitem(last=False)
+
+
+class Families:
+    """The families of one function, by what their calls agree in. Changed under a lock only."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.latest: tuple[Any, ...] | None = None
+        self._known: OrderedDict[Any, Family] = OrderedDict()
+
+    def of(self, call: Call, key: tuple[Any, ...]) -> Family:
+        """The family of a call."""
+        where = family_key(call, key)
+        with self.lock:
+            if where not in self._known:
+                self._known[where] = Family(call)
+                while len(self._known) > MAX_PROGRAMS:
+                    self._known.popitem(last=False)
+            return self._known[where]
+
+    @property
+    def size(self) -> int:
+        """How many programs there are."""
+        return sum(known.size for family in self._known.values() for known in family.classes.values())
+
+    def clear(self) -> None:
+        """Forget every program."""
+        with self.lock:
+            self._known.clear()

@@ -1,0 +1,363 @@
+"""Symbols: numbers that a trace does not know, such as a tensor's size, and expressions over them.
+
+    f32[s0, 2*s1]          a type
+    aten.expand.default(v0, (s0, 4))          an argument
+    where s0 > 5           a constraint
+
+**The types of a trace's inputs bind its symbols**: the first input that has a bare `s0` among its sizes, or is the
+number `s0` itself, says what `s0` is. An equation whose result has a size that depends on data binds a symbol of its
+own, `u0`. Symbols are in scope in the bodies of equations, as the type variables of a function are in the functions
+inside it, so that no interpreter has to hand numbers from trace to trace.
+
+A symbol knows the number that it stood for when its trace was made, its `hint`. Where a rule is derived and PyTorch asks
+whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of other
+numbers have other symbols, so nothing that is remembered of one is taken for the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import sympy
+
+from thunder_fn.errors import InvalidTrace, TraceTypeError
+from thunder_fn.torch_internals import as_number
+from thunder_fn.trace import (
+    Equation,
+    Expr,
+    Literal,
+    NumberType,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    as_dim,
+    canonical,
+    subtraces,
+    symbols_of_type,
+)
+
+Number = bool | int | float
+Values = Mapping[sympy.Basic, Number]
+
+
+class Symbol(sympy.Symbol):
+    """A number that a trace takes, and what it was when the trace was made. Two are equal if both are."""
+
+    __slots__ = ("hint",)
+    hint: Number
+
+    def __new__(cls, name: str, hint: Number, **assumptions: bool) -> Symbol:
+        """Assumptions are sympy's."""
+        self = sympy.Symbol.__xnew__(cls, name, **assumptions)
+        self.hint = hint
+        return self
+
+    def _hashable_content(self) -> tuple[Any, ...]:
+        return (self.name, repr(self.hint), *sorted(self.assumptions0.items()))
+
+    def __getnewargs_ex__(self) -> Any:
+        return (self.name, self.hint), self._assumptions_orig
+
+
+def size_symbol(index: int, hint: int) -> Symbol:
+    """A size of at least two: sizes 0 and 1 broadcast or hold nothing, and are never symbols."""
+    return Symbol(f"s{index}", hint, integer=True, positive=True)
+
+
+def number_symbol(index: int, hint: float) -> Symbol:
+    """A number that the function is called with: an int or a float."""
+    if isinstance(hint, int):
+        return Symbol(f"s{index}", hint, integer=True)
+    return Symbol(f"zf{index}", hint, real=True)
+
+
+# ---- expressions as Python ----
+
+
+@lru_cache(maxsize=65536)
+def compiled(expr: Expr) -> tuple[tuple[sympy.Basic, ...], Callable[..., Any]]:
+    """The symbols of an expression, and a function of their values."""
+    symbols = tuple(sorted(expr.value.free_symbols, key=str))
+    text = f"lambda {', '.join(map(str, symbols))}: {expr}"
+    return symbols, eval(text, {"math": math})
+
+
+def compute(expr: Expr, values: Values) -> Number:
+    """The value of an expression.
+
+    Raises:
+        InvalidTrace: one of its symbols has no value.
+    """
+    symbols, function = compiled(expr)
+    try:
+        return function(*(values[symbol] for symbol in symbols))
+    except KeyError as error:
+        raise InvalidTrace(f"the symbol {error} in {expr} has no value") from None
+
+
+# ---- which symbols there are ----
+
+
+def symbols_in(value: Any) -> Iterator[sympy.Basic]:
+    """The symbols in types, arguments, equations and traces, with repeats; in bodies, those from outside."""
+    match value:
+        case Expr():
+            yield from value.value.free_symbols
+        case Literal():
+            yield from symbols_in(value.value)
+        case Var():
+            yield from symbols_of_type(value.type)
+        case TensorType() | NumberType():
+            yield from symbols_of_type(value)
+        case tuple() | list():
+            for item in value:
+                yield from symbols_in(item)
+        case Equation():
+            yield from symbols_in((value.args, tuple(arg for _, arg in value.kwargs), value.outputs))
+            for body in value.bodies:
+                yield from symbols_of(body)
+        case _:
+            pass
+
+
+@lru_cache(maxsize=16384)
+def symbols_of(trace: Trace) -> frozenset[sympy.Basic]:
+    """The symbols that a trace mentions and that its own equations do not bind."""
+    found = set(symbols_in((trace.inputs, trace.outputs, trace.constraints)))
+    found.update(symbol for equation in trace.equations for symbol in symbols_in(equation))
+    return frozenset(found - set(_made_inside(trace)))
+
+
+def _made_inside(trace: Trace) -> Iterator[sympy.Basic]:
+    """The symbols that stand bare in the results of leaves and have no hint: sizes that depend on data."""
+    for equation in trace.equations:
+        for var in equation.outputs:
+            for _, symbol in _bare(var.type):
+                if not isinstance(symbol, Symbol):
+                    yield symbol
+
+
+def is_made(type: Type) -> bool:
+    """The type has a size that depends on data, which binds a symbol."""
+    return any(not isinstance(symbol, Symbol) for _, symbol in _bare(type))
+
+
+@lru_cache(maxsize=16384)
+def symbols_read(trace: Trace) -> frozenset[sympy.Basic]:
+    """The symbols that a program computes with: those in arguments, also in bodies, and outputs."""
+    found = set(symbols_in(tuple(atom for atom in trace.outputs if isinstance(atom, Literal))))
+    for equation in trace.equations:
+        literals = (equation.args, tuple(arg for _, arg in equation.kwargs))
+        found.update(symbols_in(_without_vars(literals)))
+        for body in equation.bodies:
+            found |= symbols_read(body) & symbols_of(body)
+            found.update(unbound_symbols(body))
+    return frozenset(found)
+
+
+def _without_vars(arg: Any) -> Any:
+    if isinstance(arg, tuple):
+        return tuple(map(_without_vars, arg))
+    return () if isinstance(arg, Var) else arg
+
+
+def _bare(type: Type) -> Iterator[tuple[int | None, sympy.Basic]]:
+    """The places of a type where a symbol stands alone: a dim, or None where a number is the symbol."""
+    if isinstance(type, TensorType):
+        for dim, size in enumerate(type.shape):
+            if isinstance(size, Expr) and size.value.is_Symbol:
+                yield dim, size.value
+    elif isinstance(type, NumberType) and isinstance(type.value, Expr) and type.value.value.is_Symbol:
+        yield None, type.value.value
+
+
+def binders(variables: Iterable[Var]) -> dict[sympy.Basic, tuple[Var, int | None]]:
+    """For each symbol that the types of these variables bind, the variable and the dim that say what it is."""
+    found: dict[sympy.Basic, tuple[Var, int | None]] = {}
+    for var in variables:
+        for dim, symbol in _bare(var.type):
+            found.setdefault(symbol, (var, dim))
+    return found
+
+
+def unbound_symbols(trace: Trace) -> tuple[sympy.Basic, ...]:
+    """The symbols that the trace takes from around it, by name."""
+    return tuple(sorted(symbols_of(trace) - binders(trace.inputs).keys(), key=str))
+
+
+def bind(variables: Sequence[Var], values: Sequence[Any]) -> dict[sympy.Basic, Number]:
+    """What the symbols are, given the values of the variables whose types bind them."""
+    place = {var.index: value for var, value in zip(variables, values, strict=True)}
+    return {
+        symbol: place[var.index] if dim is None else place[var.index].shape[dim]
+        for symbol, (var, dim) in binders(variables).items()
+    }
+
+
+# ---- putting expressions in place of symbols ----
+
+
+class Substitution:
+    """Puts numbers or expressions in place of symbols, wherever they stand. Equal bodies stay one object."""
+
+    def __init__(self, change: Callable[[Expr], Expr | Number]) -> None:
+        self.change = change
+        self._bodies: dict[Trace, Trace] = {}
+
+    def type(self, type: Type) -> Type:
+        """A type."""
+        match type:
+            case TensorType() if any(not isinstance(size, int) for size in type.shape):
+                return replace(type, shape=tuple(as_dim(self.value(size)) for size in type.shape))
+            case NumberType(kind, Expr() as value):
+                new = self.change(value)
+                return NumberType(kind, new if isinstance(new, Expr) else None)
+            case _:
+                return type
+
+    def value(self, value: Any) -> Any:
+        """What a literal holds."""
+        if isinstance(value, Expr):
+            return self.change(value)
+        return tuple(map(self.value, value)) if isinstance(value, tuple) else value
+
+    def arg(self, arg: Any) -> Any:
+        """An argument."""
+        match arg:
+            case Var():
+                new = self.type(arg.type)
+                return arg if new is arg.type else Var(arg.index, new)
+            case Literal():
+                new = self.value(arg.value)
+                return arg if new is arg.value else Literal(new)
+            case _:
+                return tuple(map(self.arg, arg))
+
+    def equation(self, equation: Equation) -> Equation:
+        """An equation and its bodies."""
+        return Equation(
+            equation.op,
+            tuple(map(self.arg, equation.args)),
+            tuple((key, self.arg(arg)) for key, arg in equation.kwargs),
+            tuple(map(self.arg, equation.outputs)),
+            tuple(map(self.trace, equation.bodies)),
+            equation.source,
+        )
+
+    def trace(self, trace: Trace) -> Trace:
+        """A trace; constraints that come out true are left out."""
+        if trace not in self._bodies:
+            changed = (self.change(constraint) for constraint in trace.constraints)
+            self._bodies[trace] = Trace(
+                tuple(map(self.arg, trace.inputs)),
+                tuple(map(self.equation, trace.equations)),
+                tuple(map(self.arg, trace.outputs)),
+                trace.constants,
+                tuple(dict.fromkeys(constraint for constraint in changed if isinstance(constraint, Expr))),
+                trace.name,
+            )
+        return self._bodies[trace]
+
+
+def specialize(trace: Trace, values: Values) -> Trace:
+    """The trace with numbers in place of the symbols that have a value.
+
+    Law: ``evaluate(specialize(t, values), xs)`` is ``evaluate(t, xs)`` for inputs of these sizes.
+
+    Raises:
+        TraceTypeError: the values break a constraint of the trace.
+    """
+    return _specialize(trace, _items(values))
+
+
+def specialize_equation(equation: Equation, values: Values) -> Equation:
+    """The equation with numbers in place of symbols."""
+    if not values or not any(symbol in values for symbol in symbols_in(equation)):
+        return equation
+    return Substitution(lambda expr: replaced(expr, values)).equation(equation)
+
+
+def specialize_atom(atom: Any, values: Values) -> Any:
+    """The variable or literal with numbers in place of symbols."""
+    return Substitution(lambda expr: replaced(expr, values)).arg(atom) if values else atom
+
+
+def _items(values: Values) -> tuple[tuple[sympy.Basic, Any], ...]:
+    return tuple(sorted(((symbol, as_dim(value)) for symbol, value in values.items()), key=lambda item: str(item[0])))
+
+
+@lru_cache(maxsize=1024)
+def _specialize(trace: Trace, items: tuple[tuple[sympy.Basic, Any], ...]) -> Trace:
+    values = dict(items)
+    for symbol, value in items:
+        if symbol.is_positive and isinstance(value, int) and value < 2:
+            raise TraceTypeError(f"{trace.name}: the size {symbol} is at least 2, given {value}")
+    for constraint in trace.constraints:
+        if replaced(constraint, values) is False:
+            given = ", ".join(f"{symbol} = {value}" for symbol, value in items)
+            raise TraceTypeError(f"{trace.name}: the trace holds where {constraint}, and not where {given}")
+    return Substitution(lambda expr: replaced(expr, values)).trace(trace)
+
+
+def replaced(expr: Expr, values: Values) -> Any:
+    """The expression with values, numbers or expressions, in place of symbols: a number where no symbol is left."""
+    used = {symbol: as_dim(values[symbol]) for symbol in expr.value.free_symbols if symbol in values}
+    if len(used) == len(expr.value.free_symbols) and not any(isinstance(value, Expr) for value in used.values()):
+        return compute(expr, used)
+    exact = {symbol: value.value if isinstance(value, Expr) else sympy.sympify(value) for symbol, value in used.items()}
+    value = expr.value.xreplace(exact)
+    return Expr(value) if value.free_symbols else as_number(value)
+
+
+def close_symbols(trace: Trace) -> tuple[Trace, tuple[Expr, ...]]:
+    """The trace with a further input for each symbol that it takes from around it, and these symbols."""
+    unbound = unbound_symbols(trace)
+    if not unbound:
+        return trace, ()
+    bound = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+    numbers = tuple(Expr(symbol) for symbol in unbound)
+    extra = tuple(
+        Var(bound + i, NumberType(int if number.value.is_integer else float, number))
+        for i, number in enumerate(numbers)
+    )
+    inputs = (*trace.inputs, *extra)
+    closed = canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+    return closed, numbers
+
+
+@lru_cache(maxsize=16384)
+def is_symbolic(trace: Trace) -> bool:
+    """The trace mentions a symbol somewhere."""
+    return any(
+        next(symbols_in((inner.inputs, inner.outputs, inner.equations)), None) is not None for inner in subtraces(trace)
+    )
+
+
+def hint_of(value: Any) -> Any:
+    """An expression's value when its trace was made; anything else as it is.
+
+    Sizes that depend on data had none: they count as two.
+    """
+    if isinstance(value, tuple):
+        return tuple(map(hint_of, value))
+    if not isinstance(value, Expr):
+        return value
+    symbols = value.value.free_symbols
+    return compute(value, {symbol: getattr(symbol, "hint", 2) for symbol in symbols})
+
+
+def constraints_of(trace: Trace) -> tuple[Expr, ...]:
+    """The constraints of a trace and of all bodies in it, over symbols of the trace."""
+    known = symbols_of(trace)
+    found = (constraint for inner in subtraces(trace) for constraint in inner.constraints)
+    return tuple(dict.fromkeys(constraint for constraint in found if constraint.value.free_symbols <= known))
+
+
+def fixes_numbers(trace: Trace) -> bool:
+    """A rule holds for one number only: what it was derived from took a symbol for the number of the moment."""
+    return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)
