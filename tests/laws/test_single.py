@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, seed, settings
+from hypothesis import example, given, seed, settings
 
 from thunder_fn import evaluate, trace
 from thunder_fn.capture import pytree
 from thunder_fn.testing import laws
 from thunder_fn.testing.programs import build
+from thunder_fn.testing.seeds import SEEDS
 from thunder_fn.testing.strategies import DTYPES, SINGLE, Case, cases, programs, pytrees, smooth_cases
 
 
@@ -26,6 +27,9 @@ def test_laws(group: str, run: int) -> None:
     def test(case: Case) -> None:
         laws.check_laws(laws.GROUPS[group], case.trace, case.inputs)
 
+    if run:
+        for case in SEEDS:
+            test = example(case=case)(test)
     fixed = settings().derandomize
     (seed(zlib.crc32(f"{group} {run}".encode()))(test) if fixed else test)()
 

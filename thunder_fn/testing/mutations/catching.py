@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from thunder_fn.testing.laws import LAWS, Law
 from thunder_fn.testing.laws.pairs import PAIRS
 from thunder_fn.testing.mutations.planting import Mutation, planted
+from thunder_fn.testing.seeds import SEEDS
 from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
 
 EXAMPLES = 300
@@ -25,9 +26,12 @@ KNOWN: dict[str, Law] = LAWS | {f"{first} and {second}": law for (first, second)
 def corpus(count: int) -> tuple[Case, ...]:
     """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, their traces built before any bug is planted.
 
-    As in the tests of laws, some are of any kind, some short and around structured ops, some in single precision.
+    As in the tests of laws, some are of any kind, some short and around structured ops, some in single precision; the
+    seeds come first.
     """
-    found: list[Case] = []
+    found = list(SEEDS)
+    for case in found:
+        case.trace.renamed("program")
     kinds = (cases(), smooth_cases(), cases(dtypes=SINGLE), smooth_cases())
     for number in range(0, count, 25):
 

@@ -126,13 +126,6 @@ CONTROL = (
     ),
     # cond and switch
     Mutation(
-        "the backward of a branch reads another's residuals",
-        f"{COND_SPLIT}:_backward_body",
-        "own[residual.index]",
-        "residual.index",
-        "vjp is autograd",
-    ),
-    Mutation(
         "the backward takes the other branch",
         f"{COND_SPLIT}:cond_split_rule",
         "one_choice(equation, bodies, [",

@@ -1,0 +1,36 @@
+"""Programs that are always tried: what chance draws too rarely, each for one thing that is easily got wrong."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder_fn.testing.programs import Program, Step
+from thunder_fn.testing.strategies import Case
+from thunder_fn.trace import TensorType
+
+X = (TensorType(torch.float64, (3,)),)
+PRODUCT = Program((), (Step("mul", (1, 2)),))
+AFFINE = Program((), (Step("mul", (1, 0)), Step("add", (0, 1))))
+
+DELAY_LINE = Program(X, (Step("scan", (1, 0, 0, 1, 1, 0, 2, 1, 0, 1, 1), (PRODUCT,)),))
+"""Carries that begin with constants; what is computed reaches the second a step later than the first."""
+
+WHILE_DELAY_LINE = Program(
+    X,
+    (Step("while_loop", (1, 0, 0, 1, 1, 0, 2, 1, 1, 1), (Program((), (Step("mul", (1, 3)),)), Program((), (), (1,)))),),
+)
+"""The same in a loop that counts its steps."""
+
+PRODUCTS_ALONG = Program(X, (Step("sin"), Step("scan", (0, 1, 0, 2, 0, 0, 0, 0), (AFFINE,))))
+"""A carry that is multiplied by one element after the other, which is added, too: the order shows."""
+
+ONE_SIDED = Program(X, (Step("cond", (2, 0, 0, 1), (Program((), (Step("full_like"),)), Program((), (Step("sin"),)))),))
+"""A choice of which only the branch that is taken has a derivative."""
+
+STOPPED = Program(X, (Step("sin"), Step("detach"), Step("mul", (0, 2))))
+"""A product of a value and its detached sine."""
+
+CLOSED_OVER = Program(X, (Step("two_constants"), Step("mul", (0, 3))))
+"""What depends on closed-over tensors alone."""
+
+SEEDS = tuple(map(Case, (DELAY_LINE, WHILE_DELAY_LINE, PRODUCTS_ALONG, ONE_SIDED, STOPPED, CLOSED_OVER)))
