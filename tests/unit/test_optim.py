@@ -58,9 +58,10 @@ def test_steps_of_a_schedule(make: Any, options: dict[str, Any]) -> None:
     assert traced <= 2, "a new learning rate is no new program; the first step makes the state"
 
 
-def test_a_number_is_baked_in() -> None:
+def test_a_number_that_changes_becomes_symbolic() -> None:
     expected, found, traced = eager_and_ours(SGD, {}, lambda lr: lr)
-    assert all(map(torch.equal, expected, found)) and traced == len(RATES)
+    assert all(map(torch.equal, expected, found))
+    assert traced <= 3, "the first call, the one that has a state, and at most one more for other rates"
 
 
 def test_unknown_option() -> None:

@@ -68,6 +68,7 @@ def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
             return remembered((_rewrite.get(), chosen_lookasides()), *args, **kwargs)
 
+        asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
         return asked
 
     return decorate

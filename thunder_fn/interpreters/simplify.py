@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thunder_fn import ops
 from thunder_fn.rules import Mask, memo, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
@@ -79,7 +81,10 @@ def _dce_equation(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var,
         case "composite":
             return _dce_composite(equation, flags)
         case "structured":
-            return rules_of(equation).dce(equation, flags)
+            new, reads = rules_of(equation).dce(equation, flags)
+            bodies = tuple(map(dce, new.bodies))  # a rule may leave bodies as they are
+            same = all(old is body for old, body in zip(new.bodies, bodies, strict=True))
+            return new if same else replace(new, bodies=bodies), reads
 
 
 def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:

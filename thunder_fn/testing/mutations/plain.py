@@ -10,8 +10,8 @@ PLAIN = (
     Mutation(
         "gradients of operands are swapped",
         f"{VJP}:_backward_step",
-        "zip(asked, step.split.gradients",
-        "zip(asked[::-1], step.split.gradients",
+        "zip(asked, split.gradients",
+        "zip(asked[::-1], split.gradients",
         "vjp is autograd",
     ),
     Mutation(
