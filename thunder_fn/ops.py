@@ -7,14 +7,14 @@ Facts about leaves come from PyTorch's own schemas and tags; nothing here is wri
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.pure_twins import PREFIX, twin_of
 from thunder_fn.torch_internals import OpOverload, schema_of
-from thunder_fn.trace import Equation, Literal, Op
+from thunder_fn.trace import Arg, Literal, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
@@ -58,12 +58,25 @@ def is_random(op: Op) -> bool:
     return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
 
 
-def draws(equation: Equation) -> bool:
+class Applied(Protocol):
+    """What equations and what is to become one have in common: an op, its arguments and bodies."""
+
+    @property
+    def op(self) -> Op: ...
+    @property
+    def args(self) -> tuple[Arg, ...]: ...
+    @property
+    def kwargs(self) -> tuple[tuple[str, Arg], ...]: ...
+    @property
+    def bodies(self) -> tuple[Any, ...]: ...
+
+
+def draws(equation: Applied) -> bool:
     """The equation, its bodies apart, draws random numbers: its op does, and drops with a probability other than 0."""
     return is_random(equation.op) and not _drops_nothing(equation)
 
 
-def _drops_nothing(equation: Equation) -> bool:
+def _drops_nothing(equation: Applied) -> bool:
     """`scaled_dot_product_attention` without dropout, say."""
     position = _dropout_position(equation.op)
     if position is None:
@@ -162,12 +175,12 @@ def lists_returned(op: Op) -> tuple[bool, ...]:
     return tuple(isinstance(result.type, torch.ListType) for result in schema_of(overload(op)).returns)
 
 
-def has_random(equation: Equation) -> bool:
+def has_random(equation: Applied) -> bool:
     """The equation or anything in its bodies draws random numbers."""
     return draws(equation) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
 
 
-def changes_the_world(equation: Any) -> bool:  # also of a recorded leaf, which is an equation to be
+def changes_the_world(equation: Applied) -> bool:
     """The equation or anything in its bodies draws random numbers or has an effect."""
     if draws(equation) or is_effectful(equation.op):
         return True

@@ -33,4 +33,21 @@ STOPPED = Program(X, (Step("sin"), Step("detach"), Step("mul", (0, 2))))
 CLOSED_OVER = Program(X, (Step("two_constants"), Step("mul", (0, 3))))
 """What depends on closed-over tensors alone."""
 
-SEEDS = tuple(map(Case, (DELAY_LINE, WHILE_DELAY_LINE, PRODUCTS_ALONG, ONE_SIDED, STOPPED, CLOSED_OVER)))
+DRAWS_TWICE = Program(X, (Step("composite", (0, 0, 0), (Program((), (Step("bernoulli"),)),)), Step("twin")))
+"""Two equal calls, each with random numbers of its own."""
+
+CALL_OF_TWO = Program(X, (Step("sum_all"), Step("composite", (0, 1, 0, 1), (Program((), (Step("mul", (0, 1)),)),))))
+"""A call on two operands of different types."""
+
+COPY = Program(X, (Step("clone"),))
+"""A copy that is returned: whoever writes to it does not change the input."""
+
+SEEDS = tuple(
+    map(
+        Case,
+        (
+            *(DELAY_LINE, WHILE_DELAY_LINE, PRODUCTS_ALONG, ONE_SIDED, STOPPED),
+            *(CLOSED_OVER, DRAWS_TWICE, CALL_OF_TWO, COPY),
+        ),
+    )
+)

@@ -282,7 +282,7 @@ def interpreter_leaves_closures_alone(interpreter: Interpreter) -> Law:
             before = [tensor.clone() for tensor in tensors]
             try:
                 for tensor in tensors:
-                    tensor.add_(1)
+                    tensor.mul_(2)
                 agree(run(new, inputs), run(trace, inputs), "after a closed-over tensor changed", trace=trace, made=new)
             finally:
                 for tensor, old in zip(tensors, before, strict=True):

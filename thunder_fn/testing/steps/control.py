@@ -22,7 +22,7 @@ from thunder_fn.structured.loop import SCAN, slice_of, stacked
 from thunder_fn.structured.policies import Budget, everything_saveable, matmuls_saveable, nothing_saveable
 from thunder_fn.structured.while_parts import BOOL, COUNT, WHILE
 from thunder_fn.testing.laws.comparing import draws
-from thunder_fn.testing.programs import Draft, Program, Skip, Step, shape_of, tensor_type
+from thunder_fn.testing.programs import Draft, Program, Skip, Step, dtype_of, shape_of, tensor_type
 from thunder_fn.testing.steps.enter import structured
 from thunder_fn.testing.suits import both, has_dims, has_elements, has_rank, is_any, is_inexact, is_mask, is_real
 from thunder_fn.trace import Op, TensorType, Trace, Var
@@ -104,7 +104,9 @@ def _guarded(d: Draft, step: Step) -> None:
 def _starts(d: Draft, counts: tuple[int, ...]) -> tuple[Var, ...]:
     """What carries begin with: variables, or numbers of their types that depend on nothing."""
     return tuple(
-        d.leaf(aten.full_like.default, var, 0.5)[0] if is_inexact(var) and d.number(3) == 1 else var
+        d.leaf(aten.full.default, list(shape_of(var)), 0.5, dtype=dtype_of(var), device=torch.device("cpu"))[0]
+        if is_inexact(var) and d.number(3) == 1
+        else var
         for var in _operands(d, counts)
     )
 
