@@ -1,6 +1,7 @@
 """Every operator of PyTorch's operator database through jvp, vmap and their compositions with vjp.
 
-One sample in float64 of each operator and sweep; `OPS_SAMPLES=all` takes all samples and dtypes.
+One sample in float64 of each operator, through one of the sweeps (which one goes around the table); `OPS_SAMPLES=all`
+takes every operator through every sweep, with all samples and dtypes.
 `python -m tests.ops.sweep --what transforms --peer` prints the rates, and torch.func's on the same samples.
 """
 
@@ -19,8 +20,11 @@ ALL = os.environ.get("OPS_SAMPLES") == "all"
 LIMIT, CHOSEN = (None, DTYPES) if ALL else (1, (torch.float64,))
 
 
-@pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("what", TRANSFORMS)
+SWEEPS = tuple(TRANSFORMS)
+CASES = [(what, name) for i, name in enumerate(OPS) for what in (SWEEPS if ALL else (SWEEPS[i % len(SWEEPS)],))]
+
+
+@pytest.mark.parametrize(("what", "name"), CASES)
 def test_transform(what: str, name: str) -> None:
     if what in WITHOUT_GRAD or OPS[name].supports_autograd:
         assert not failures(name, what, LIMIT, CHOSEN)
