@@ -62,13 +62,24 @@ class Applied(Protocol):
     """What equations and what is to become one have in common: an op, its arguments and bodies."""
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> Op:
+        """What is applied."""
+        ...
+
     @property
-    def args(self) -> tuple[Arg, ...]: ...
+    def args(self) -> tuple[Arg, ...]:
+        """Its arguments."""
+        ...
+
     @property
-    def kwargs(self) -> tuple[tuple[str, Arg], ...]: ...
+    def kwargs(self) -> tuple[tuple[str, Arg], ...]:
+        """Its keyword arguments."""
+        ...
+
     @property
-    def bodies(self) -> tuple[Any, ...]: ...
+    def bodies(self) -> tuple[Any, ...]:
+        """The traces that it owns."""
+        ...
 
 
 def draws(equation: Applied) -> bool:
