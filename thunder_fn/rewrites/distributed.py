@@ -211,7 +211,8 @@ class _InUnits:
     together: Together
 
     def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
-        if not (is_block(equation) if self.step.bucket == "block" else False) and not ops.is_call(equation.op):
+        is_unit = ops.is_call(equation.op) or (self.step.bucket == "block" and is_block(equation))
+        if not is_unit:
             return None
         body = self.whole(equation, kept)
         return alone(body, REGATHER) if self.step.zero == 3 else body
