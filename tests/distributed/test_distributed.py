@@ -148,6 +148,12 @@ def test_misuse() -> None:
         "expected a DeviceMesh, given a int\n"
         'Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.'
     )
+    with pytest.raises(RewriteError) as error:
+        tfn.fsdp(Net(2, 1), simulated(2)[0]).state_dict()
+    assert str(error.value) == (
+        "restore: the 2 ranks of fsdp are simulated, nobody answers\n"
+        "Run `rewrite(params, ...).restore` with `evaluate_ranks`."
+    )
     with pytest.raises(RewriteError, match=r"fsdp: zero is 2 or 3, given 1"):
         tfn.fsdp(loss, simulated(2)[0], zero=1)
     with pytest.raises(RewriteError, match=r"a rank lies between 0 and the number of ranks, given 2 of 2"):

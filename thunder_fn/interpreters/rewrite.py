@@ -53,6 +53,7 @@ class Representation:
     decode: Trace
     restore: Trace | None = None
     rule: Rule = _no_rule
+    codes: bool = False
 
     @property
     def part_types(self) -> tuple[Type, ...]:
@@ -61,7 +62,10 @@ class Representation:
 
 
 Step = Callable[[str, TensorType], Representation | None]
-"""What a rewriting transform decides for each parameter, by its name and type; None leaves it as it is."""
+"""What a rewriting transform decides for each parameter, by its name and type; None leaves it as it is.
+
+A step whose attribute `of_weights` is true is not asked about parts that encode a weight.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,14 @@ class Rewrite:
         prepare: old parameters to new ones.
         restore: new parameters to old ones.
         names: of the new parameters.
+        codes: those of the names that are parts which encode a weight.
     """
 
     compute: Trace
     prepare: Trace
     restore: Trace
     names: tuple[str, ...] = field(default=())
+    codes: frozenset[str] = field(default=frozenset())
 
     def __post_init__(self) -> None:
         new = self.prepare.output_types
@@ -92,7 +98,7 @@ class Rewrite:
 
     def then(self, step: Step) -> Rewrite:
         """This rewrite, and then a step on the new parameters."""
-        return compose(rewrite(self.compute, self.names, step), self)
+        return compose(rewrite(self.compute, self.names, step, self.codes), self)
 
 
 def identity(trace: Trace, names: Sequence[str]) -> Rewrite:
@@ -115,7 +121,7 @@ def compose(second: Rewrite, first: Rewrite) -> Rewrite:
         _chain("prepare", first.prepare, second.prepare),
         _chain("restore", second.restore, first.restore),
     )
-    return Rewrite(second.compute, prepare, restore, second.names)
+    return Rewrite(second.compute, prepare, restore, second.names, second.codes)
 
 
 def _chain(name: str, first: Trace, second: Trace) -> Trace:
@@ -128,7 +134,7 @@ def _texts(types: Sequence[Type]) -> str:
     return ", ".join(map(str, types))
 
 
-def rewrite(trace: Trace, names: Sequence[str], step: Step) -> Rewrite:
+def rewrite(trace: Trace, names: Sequence[str], step: Step, codes: frozenset[str] = frozenset()) -> Rewrite:
     """Store the parameters, which are the first inputs of a trace, as a step decides.
 
     Law: ``evaluate(r.compute, [*evaluate(r.prepare, p), *x])`` is ``evaluate(trace, [*q, *x])`` where
@@ -138,14 +144,28 @@ def rewrite(trace: Trace, names: Sequence[str], step: Step) -> Rewrite:
         trace: closed and checked.
         names: of the first inputs, which are tensors.
         step: asked once for each parameter.
+        codes: names that steps of weights are not asked about.
+
+    Raises:
+        RewriteError: two parts would have one name.
     """
-    chosen = tuple(_chosen(step, name, var) for name, var in zip(names, trace.inputs, strict=False))
+    passed_over = codes if getattr(step, "of_weights", False) else frozenset[str]()
+    chosen = tuple(
+        None if name in passed_over else _chosen(step, name, var)
+        for name, var in zip(names, trace.inputs, strict=False)
+    )
     others = (None,) * (len(trace.inputs) - len(chosen))
-    new_names = tuple(
-        f"{name}.{suffix}" if suffix else name
+    parts = [
+        (f"{name}.{suffix}" if suffix else name, name in codes or (kept is not None and kept.codes))
         for name, kept in zip(names, chosen, strict=True)
         for suffix in (kept.suffixes if kept else ("",))
-    )
+    ]
+    new_names = tuple(name for name, _ in parts)
+    if len(set(new_names)) < len(new_names):
+        twice = next(name for name in new_names if new_names.count(name) > 1)
+        raise RewriteError(
+            f"a step makes a part {twice!r}, which there is already; a weight is changed once in this way"
+        )
     types = [var.type for var in trace.inputs[: len(chosen)]]
     return Rewrite(
         represent(trace, (*chosen, *others)),
@@ -154,6 +174,7 @@ def rewrite(trace: Trace, names: Sequence[str], step: Step) -> Rewrite:
         ),
         _side_by_side("restore", [_restored(kept, type) for kept, type in zip(chosen, types, strict=True)]),
         new_names,
+        frozenset(name for name, is_code in parts if is_code),
     )
 
 

@@ -54,9 +54,25 @@ class Group:
             raise RewriteError(f"a rank lies between 0 and the number of ranks, given {self.rank} of {self.size}")
 
 
+SIMULATED = "simulated"
+
+
 def simulated(size: int) -> tuple[Group, ...]:
     """Ranks that are not there, for `evaluate_ranks`."""
-    return tuple(Group("simulated", size, rank) for rank in range(size))
+    return tuple(Group(SIMULATED, size, rank) for rank in range(size))
+
+
+def check_there(steps: Sequence[Any]) -> None:
+    """The ranks of all steps are there, to talk to.
+
+    Raises:
+        RewriteError: those of one are simulated.
+    """
+    for step in steps:
+        group = getattr(step, "group", None)
+        if isinstance(group, Group) and group.name == SIMULATED:
+            what = f"restore: the {group.size} ranks of {type(step).__name__.lower()} are simulated, nobody answers"
+            raise RewriteError(located(what, fix="Run `rewrite(params, ...).restore` with `evaluate_ranks`."))
 
 
 def group_of(mesh: Any) -> Group:

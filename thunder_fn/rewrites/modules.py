@@ -13,8 +13,8 @@ from thunder_fn.interpreters.rewrite import Step
 from thunder_fn.jit import Options
 from thunder_fn.jit.module import is_jitted, jit_of
 from thunder_fn.rewrites.distributed import Fsdp, as_dtensor
-from thunder_fn.rewrites.functions import Prepared, Rewritten
-from thunder_fn.rewrites.steps import ADAPTERS
+from thunder_fn.rewrites.prepared import Prepared, is_adapter
+from thunder_fn.rewrites.rewritten import Rewritten
 from thunder_fn.trace import type_of_value
 
 _BUFFER = "buffer "
@@ -51,20 +51,27 @@ class RewrittenModule(torch.nn.Module):
     the parameters that are stored as they were.
     """
 
-    def __init__(self, module: torch.nn.Module, steps: tuple[Step, ...], options: Options | None = None) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        steps: tuple[Step, ...],
+        options: Options | None = None,
+        prepared: Prepared | None = None,
+    ) -> None:
         super().__init__()
         self._skeleton = Skeleton(module)
         self._functions: dict[tuple[bool, ...], Rewritten] = {}
         self._steps, self._options = steps, options
         self._state_names = _state_names(module)
         self._buffer_names = tuple(name for name, _ in module.named_buffers())
-        params = {name: value.detach() for name, value in module.named_parameters()}
-        prepared = Rewritten(self._skeleton, steps).prepare(params)
+        params = dict(module.named_parameters())
+        if prepared is None:
+            prepared = Rewritten(self._skeleton, steps).prepare(params)
         self._layout = prepared.layout
-        adapters = any(name.endswith(ADAPTERS) for name in prepared)
+        adapters = any(map(is_adapter, prepared))
         for name, value in prepared.items():
-            if name.endswith(ADAPTERS) or name in params:
-                trained = name.endswith(ADAPTERS) or not adapters
+            if is_adapter(name) or (name in params and value.dtype.is_floating_point):
+                trained = is_adapter(name) or (not adapters and params[name].requires_grad)
                 self.register_parameter(_slot(name), torch.nn.Parameter(value.clone(), requires_grad=trained))
             else:
                 self.register_buffer(_slot(name), value)
@@ -108,9 +115,31 @@ class RewrittenModule(torch.nn.Module):
         return self._functions[modes]
 
     def rewritten(self, step: Step) -> RewrittenModule:
-        """This module with one more step, from the parameters that it stands for."""
+        """This module with one more step: on its parts as they are or, for a step that comes before its own, on the
+        parameters that they stand for."""
         steps = Rewritten(self._skeleton, self._steps).with_step(step).steps
-        return RewrittenModule(self.restored(), steps, self._options)
+        if steps != (*self._steps, step):
+            return RewrittenModule(self.restored(), steps, self._options)
+        buffers = dict(zip(self._buffer_names, self._own_buffers(), strict=True))
+        module = with_tensors(self._skeleton.module, lambda name, tensor: buffers.get(name, tensor))
+        return RewrittenModule(module, steps, self._options, self.parts().with_step(step))
+
+    def merge(self) -> dict[str, torch.Tensor]:
+        """Add the adapters of `lora` to their matrices, in place; the adapters as they were. See `Prepared.merge`."""
+        merged, adapters = self.parts().merge()
+        adapters = {name: value.detach().clone() for name, value in adapters.items()}
+        self._take(merged)
+        return adapters
+
+    def unmerge(self, adapters: Mapping[str, torch.Tensor]) -> None:
+        """Take adapters out of the matrices that `merge` added them to, in place. See `Prepared.unmerge`."""
+        with torch.no_grad():
+            self._take(self.parts().unmerge(adapters))
+
+    def _take(self, prepared: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in prepared.items():
+                getattr(self, _slot(name)).copy_(value)
 
     def restored(self) -> torch.nn.Module:
         """The module that was given, with the parameters and buffers that this one stands for."""
@@ -150,20 +179,61 @@ class RewrittenModule(torch.nn.Module):
         """Prepare and load parameters under the names and shapes of the module that was given. Adapters begin anew.
 
         Raises:
-            RewriteError: under `strict`, names are missing or unknown.
+            RewriteError: under `strict`, names are missing or unknown; a shape is another.
         """
+        missing, unknown, wrong = self._load(state_dict)
+        if (strict and (missing or unknown)) or wrong:
+            raise RewriteError("\n".join((f"load_state_dict: missing {missing}, unknown {unknown}", *wrong)))
+        return torch.nn.modules.module._IncompatibleKeys(missing, unknown)  # pyright: ignore[reportPrivateUsage]
+
+    def _load(self, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+        """Take what fits; names that are missing, those that are unknown, and what has another shape."""
         current = self.state_dict()
-        missing, unknown = sorted(current.keys() - state_dict.keys()), sorted(state_dict.keys() - current.keys())
-        if strict and (missing or unknown):
-            raise RewriteError(f"load_state_dict: missing {missing}, unknown {unknown}")
-        given = {canonical: state_dict.get(name, current[name]) for name, canonical in self._state_names}
-        prepared = Rewritten(self._skeleton, self._steps).prepare({name: given[name] for name in self._layout.names})
-        with torch.no_grad():
-            for name, value in prepared.items():
-                getattr(self, _slot(name)).copy_(value)
+        missing, unknown = sorted(current.keys() - state.keys()), sorted(state.keys() - current.keys())
+        wrong = [
+            f"  {name}: expected shape {tuple(value.shape)}, given {tuple(state[name].shape)}"
+            for name, value in current.items()
+            if name in state and state[name].shape != value.shape
+        ]
+        if not wrong:
+            given = {canonical: state.get(name, current[name]) for name, canonical in self._state_names}
+            types = dict(zip(self._layout.names, self._layout.types, strict=True))
+            self._take(
+                self._layout.prepare({name: given[name].to(type.device, type.dtype) for name, type in types.items()})
+            )
             for name, value in zip(self._buffer_names, self._own_buffers(), strict=True):
                 value.copy_(given.get(name, value))
-        return torch.nn.modules.module._IncompatibleKeys(missing, unknown)  # pyright: ignore[reportPrivateUsage]
+        return missing, unknown, wrong
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """How a module that holds this one loads it."""
+        own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        missing, unknown, wrong = self._load(own)
+        missing_keys += [prefix + name for name in missing]
+        unexpected_keys += [prefix + name for name in unknown]
+        error_msgs += wrong
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> RewrittenModule:
+        """`to` and its kin: parts go where the parameters go; of codes and scales only the device changes."""
+        layout = self._layout.moved(fn)
+        types = layout.rewrite.prepare.output_types
+        for name, type in zip(layout.rewrite.names, types, strict=True):
+            part = getattr(self, _slot(name))
+            part.data = part.data.to(type.device, type.dtype)  # type: ignore[union-attr]
+        for name in self._buffer_names:
+            slot = _BUFFER + _slot(name)
+            setattr(self, slot, fn(getattr(self, slot)))
+        self._layout = layout
+        return self
 
 
 def _slot(name: str) -> str:

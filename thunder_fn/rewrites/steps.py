@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Representation
 from thunder_fn.rewrites.schemes import Parts, Scheme, Shape
 from thunder_fn.rules import memo
@@ -48,6 +49,23 @@ class Patterns:
     def __call__(self, name: str, shape: Shape) -> bool:
         return len(shape) >= 2 and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
+    def check(self, names: Sequence[str], types: Sequence[TensorType], what: str) -> None:
+        """Every pattern chooses something.
+
+        Raises:
+            RewriteError: one does not, which would leave weights as they are without a word.
+        """
+        weights = [name for name, type in zip(names, types, strict=True) if len(static_shape(type)) >= 2]
+        for pattern in self.patterns:
+            if not fnmatch.filter(weights, pattern):
+                near = difflib.get_close_matches(pattern, weights, n=3, cutoff=0.0)
+                raise RewriteError(
+                    located(
+                        f"{what}: the filter {pattern!r} matches no parameter of two or more dims",
+                        fix=f"There are {', '.join(near)}." if near else "There are no such parameters.",
+                    )
+                )
+
 
 def example(type: TensorType) -> torch.Tensor:
     """A tensor of this type, to capture a function with."""
@@ -56,8 +74,9 @@ def example(type: TensorType) -> torch.Tensor:
 
 
 def traced(f: Callable[..., Any], *types: TensorType) -> Trace:
-    """The trace of a function on tensors of these types."""
-    return capture(f, tuple(map(example, types))).trace
+    """The trace of a function on tensors of these types, whatever autocast is around."""
+    with internals.autocast_off():
+        return capture(f, tuple(map(example, types))).trace
 
 
 # ---- calls on parts ----
@@ -81,15 +100,22 @@ class Calls:
         if compute is None or named is None or [named[position] for position in places] != ["weight"]:
             return None
         (position,) = places
+        precision = equation.outputs[0].type
         end = position + len(self.parts)
         others = (*named[:position], *named[position + 1 :])
 
         def call(*values: torch.Tensor) -> torch.Tensor:
             parts = dict(zip(self.suffixes, values[position:end], strict=True))
-            return compute(dict(zip(others, (*values[:position], *values[end:]), strict=True)), parts)
+            given = (in_precision(value, precision) for value in (*values[:position], *values[end:]))
+            return compute(dict(zip(others, given, strict=True)), parts)
 
         types = [var.type for var in equation.operands if isinstance(var.type, TensorType)]
         return traced(call, *types[:position], *self.parts, *types[position + 1 :])
+
+
+def in_precision(value: torch.Tensor, type: Any) -> torch.Tensor:
+    """A floating tensor in the dtype of a type: under autocast a call's result has not the dtype of what it is given."""
+    return value.to(type.dtype) if value.dtype.is_floating_point and isinstance(type, TensorType) else value
 
 
 _NAMES = {LINEAR: ("input", "weight", "bias"), EMBEDDING: ("input", "weight", "padding_idx")}
@@ -124,9 +150,11 @@ class Quantize:
     scheme: Scheme
     chosen: Filter
     training: bool = False
+    of_weights: ClassVar[bool] = True
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
-        if not type.dtype.is_floating_point or not self.chosen(name, static_shape(type)):
+        shape = static_shape(type)
+        if not type.dtype.is_floating_point or 0 in shape or not self.chosen(name, shape):
             return None
         return rounded(self.scheme, type) if self.training else quantised(self.scheme, type)
 
@@ -149,7 +177,7 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
         given = ", ".join(map(str, decoded.output_types))
         raise RewriteError(f"quantize: the scheme {scheme.name} decodes the parts of a {type} to {given}")
     rule = Calls(_calls(scheme, shape, dtype), suffixes, parts)
-    return Representation(scheme.name, type, suffixes, encoded, decoded, rule=rule)
+    return Representation(scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True)
 
 
 def _calls(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> tuple[tuple[str, Any], ...]:
@@ -184,6 +212,7 @@ class Lora:
     rank: int
     alpha: float
     chosen: Filter
+    of_weights: ClassVar[bool] = True
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         shape = static_shape(type)

@@ -1,0 +1,184 @@
+"""Rewritten modules as modules: moved, nested, loaded, changed by further steps; and what weights may look like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn.errors import RewriteError
+from thunder_fn.rewrites import SCHEMES
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is the head's too, and a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(12, 8, padding_idx=0)
+        self.conv = nn.Conv1d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        h = self.embedding(indices)
+        return self.head(h + self.conv(h.transpose(1, 2)).transpose(1, 2))
+
+
+LAYERS: dict[str, tuple[Any, Any]] = {
+    "odd Linear": (lambda: nn.Linear(7, 5), lambda: torch.randn(3, 7)),
+    "Linear of one": (lambda: nn.Linear(1, 1, bias=False), lambda: torch.randn(2, 1)),
+    "Linear of no rows": (lambda: nn.Linear(4, 3), lambda: torch.randn(0, 4)),
+    "Conv2d, groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), lambda: torch.randn(2, 4, 6, 6)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(3, 4, 3), lambda: torch.randn(2, 3, 5, 5)),
+    "EmbeddingBag": (lambda: nn.EmbeddingBag(11, 6), lambda: torch.tensor([[0, 1], [10, 3]])),
+    "LSTM": (lambda: nn.LSTM(4, 5), lambda: torch.randn(2, 3, 4)),
+    "tied": (Tied, lambda: torch.tensor([[1, 2, 0], [3, 11, 4]])),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@given(scheme=st.sampled_from(sorted(SCHEMES)), half=st.booleans())
+@settings(max_examples=4, deadline=None)
+def test_layers(layer: str, scheme: str, half: bool) -> None:
+    make, inputs = LAYERS[layer]
+    torch.manual_seed(0)
+    module, x = make().eval(), inputs()
+    if half:
+        module, x = module.bfloat16(), x.bfloat16() if x.dtype.is_floating_point else x
+    q = tfn.quantize(module, scheme)
+    assert any(name.endswith(".values") for name in q.parts())
+    first = lambda out: out[0] if isinstance(out, tuple) else out
+    with torch.no_grad():
+        got, expected = first(q(x)), first(q.restored()(x))
+    tolerance = 0.06 if scheme == "int8_dynamic" else 0.03 if half else 1e-4
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    described = lambda state: {name: (value.shape, value.dtype) for name, value in state.items()}
+    assert described(q.state_dict()) == described(module.state_dict())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_without_elements_stay(scheme: str) -> None:
+    q = tfn.quantize(lambda p, x: F.linear(x, p), scheme)
+    for shape in ((0, 4), (4, 0)):
+        new = q.prepare(torch.ones(shape))
+        assert list(new) == [""] and q(new, torch.ones(2, shape[1])).shape == (2, shape[0])
+
+
+def test_autocast_around_and_inside() -> None:
+    x, w = torch.randn(2, 64), torch.randn(16, 64)
+    q = tfn.quantize(lambda p, x: F.linear(x, p), "int8")
+    new = q.prepare(w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        around, seen = q(new, x), F.linear(x, new.restore())
+    inside = tfn.autocast(q)(new, x)
+    assert around.dtype == seen.dtype == torch.bfloat16
+    torch.testing.assert_close(around, seen, rtol=0.03, atol=0.1)
+    torch.testing.assert_close(inside, around.float(), rtol=0.03, atol=0.1)
+
+
+def test_representations_made_under_autocast_know_nothing_of_it() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        done = tfn.lora(lambda p, x: F.linear(x, p) + p.sum(), 3).rewrite(torch.ones(5, 9), torch.ones(2, 9))
+    assert "bf16" not in str(done.restore)
+
+
+def test_codes_are_not_quantised_again() -> None:
+    q = tfn.quantize(tfn.quantize(nn.Linear(128, 4), "int4"), "int8")
+    assert [name for name in q.parts() if name.startswith("weight")] == list(
+        tfn.quantize(nn.Linear(128, 4, bias=False), "int4").parts()
+    )
+
+
+def test_a_second_adapter() -> None:
+    with pytest.raises(RewriteError) as error:
+        tfn.lora(tfn.lora(nn.Linear(3, 4), 2), 2)
+    assert str(error.value) == (
+        "a step makes a part 'weight.lora_a', which there is already; a weight is changed once in this way"
+    )
+
+
+def test_a_filter_that_matches_nothing() -> None:
+    with pytest.raises(RewriteError) as error:
+        tfn.quantize(nn.Linear(3, 4), "int8", filter=["weight", "layer.*"])
+    assert str(error.value) == (
+        "quantize: the filter 'layer.*' matches no parameter of two or more dims\nThere are weight."
+    )
+
+
+# ---- moving, nesting, loading ----
+
+
+def test_to_another_dtype() -> None:
+    x = torch.randn(3, 64)
+    q = tfn.quantize(nn.Linear(64, 16), "int8")
+    before = q(x)
+    assert q.to(torch.bfloat16) is q
+    after = q(x.bfloat16())
+    assert after.dtype == q.state_dict()["weight"].dtype == torch.bfloat16
+    assert q.parts()["weight.scales"].dtype == torch.float32
+    torch.testing.assert_close(after.float(), before, rtol=0.02, atol=0.02)
+
+
+def test_inside_another_module() -> None:
+    outer = nn.Sequential(tfn.quantize(Tied(), "int8"), nn.ReLU())
+    state = {name: value * 2 for name, value in outer.state_dict().items()}
+    assert list(state) == ["0." + name for name in Tied().state_dict()]
+    outer.load_state_dict(state)
+    torch.testing.assert_close(outer.state_dict(), state, rtol=0.01, atol=0.01)
+    with pytest.raises(RuntimeError, match=r'Missing key.*"0.conv.weight"'):
+        outer.load_state_dict({name: value for name, value in state.items() if name != "0.conv.weight"})
+
+
+def test_loading_another_shape() -> None:
+    with pytest.raises(RewriteError) as error:
+        tfn.quantize(nn.Linear(3, 4), "int8").load_state_dict({"weight": torch.ones(1, 3), "bias": torch.ones(4)})
+    assert str(error.value) == (
+        "load_state_dict: missing [], unknown []\n  weight: expected shape (4, 3), given (1, 3)"
+    )
+
+
+def test_frozen_parameters_stay_frozen() -> None:
+    module = nn.Linear(3, 4).requires_grad_(False)
+    assert not any(p.requires_grad for p in tfn.quantize(module, "int8", training=True).parameters())
+
+
+# ---- adapters ----
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
+@given(rows=st.integers(1, 70), columns=st.integers(1, 70), rank=st.integers(1, 9), half=st.booleans())
+@settings(max_examples=6, deadline=None)
+def test_merging_and_unmerging(scheme: str | None, rows: int, columns: int, rank: int, half: bool) -> None:
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if half else torch.float32
+    module, x = nn.Linear(columns, rows, dtype=dtype), torch.randn(2, columns, dtype=dtype)
+    q = tfn.lora(module if scheme is None else tfn.quantize(module, scheme), rank, alpha=3.0)
+    for name, value in q.parts().items():
+        if name.endswith("lora_b"):
+            value.data.normal_(std=0.1)
+    before, parts = q(x), {name: value.clone() for name, value in q.parts().items()}
+    weights = q.state_dict()
+    adapters = q.merge()
+    exact = 0.03 if half else 1e-5
+    tolerance = {"rtol": exact, "atol": exact} if scheme is None else {"rtol": 0.1, "atol": 0.1}
+    assert not q.parts()["weight.lora_b"].any()
+    torch.testing.assert_close(q(x), before, **tolerance)
+    torch.testing.assert_close(q.state_dict(), weights, **tolerance)
+    q.unmerge(adapters)
+    torch.testing.assert_close(q(x), before, **tolerance)
+    if scheme is None:
+        torch.testing.assert_close(dict(q.parts()), parts, **tolerance)
+
+
+def test_trained_adapters_stay_when_a_later_step_is_added() -> None:
+    q = tfn.lora(nn.Linear(6, 4), 2)
+    for value in q.parameters():
+        value.data.normal_()
+    same = q.rewritten(lambda name, type: None)
+    assert all(torch.equal(value, q.parts()[name]) for name, value in same.parts().items())

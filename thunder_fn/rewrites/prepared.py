@@ -1,0 +1,176 @@
+"""Parameters as a rewrite stores them, by name, and what is known of how they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import optree
+import torch
+
+from thunder_fn.capture import pytree
+from thunder_fn.errors import RewriteError
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
+from thunder_fn.rewrites.distributed import check_there
+from thunder_fn.rewrites.steps import ADAPTERS, Patterns
+from thunder_fn.trace import TensorType, Trace, TraceBuilder, type_of_value
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How parameters were prepared: theirs names, types and structure, and the steps."""
+
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    spec: pytree.PyTreeSpec
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def rewrite(self) -> Rewrite:
+        """The steps on the parameters alone, for what they make of them and back."""
+        return self.rewritten(_nothing(self.types))
+
+    def rewritten(self, trace: Trace) -> Rewrite:
+        """The steps on a trace whose first inputs are the parameters."""
+        done = identity(trace, self.names)
+        for step in self.steps:
+            done = done.then(step)
+        return done
+
+    def prepare(self, params: Any) -> Prepared:
+        """Parameters of this structure and these types, as the steps store them."""
+        leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
+        with torch.no_grad():
+            return Prepared(self, evaluate(self.rewrite.prepare, leaves))
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Layout:
+        """The layout of parameters of which `move` changes dtype or device."""
+        types = (move(torch.empty(0, dtype=type.dtype, device=type.device)) for type in self.types)
+        return replace(
+            self,
+            types=tuple(
+                replace(old, dtype=new.dtype, device=new.device) for old, new in zip(self.types, types, strict=True)
+            ),
+        )
+
+
+def _nothing(types: Sequence[Any]) -> Trace:
+    builder = TraceBuilder("nothing")
+    for type in types:
+        builder.input(type)
+    return builder.build(())
+
+
+class Prepared(Mapping[str, torch.Tensor]):
+    """Parameters as a rewrite stores them, by name. A pytree, so gradients, optimizers and jit take it as it is."""
+
+    def __init__(self, layout: Layout, values: Sequence[Any]) -> None:
+        self.layout = layout
+        self._values = dict(zip(layout.rewrite.names, values, strict=True))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        texts = (type_of_value(value) if isinstance(value, torch.Tensor) else value for value in self.values())
+        return f"Prepared({', '.join(f'{name}: {text}' for name, text in zip(self, texts, strict=True))})"
+
+    def restore(self) -> Any:
+        """The parameters in their own structure, dtypes and shapes: decoded, adapters merged.
+
+        Law: preparing and restoring changes a parameter by no more than its scheme's bound.
+        """
+        check_there(self.layout.steps)
+        return pytree.unflatten(self.layout.spec, evaluate(self.layout.rewrite.restore, list(self.values())))
+
+    def partition(self, chosen: Callable[[str], bool]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The parts whose names are chosen, and the others: those to train, say, and those that stay."""
+        first = {name: value for name, value in self.items() if chosen(name)}
+        return first, {name: value for name, value in self.items() if name not in first}
+
+    def replaced(self, *parts: Mapping[str, torch.Tensor]) -> Prepared:
+        """The same with other values for some parts.
+
+        Raises:
+            RewriteError: there is no part of a name.
+        """
+        values = dict(self._values)
+        for given in parts:
+            for name, value in given.items():
+                if name not in values:
+                    raise RewriteError(f"there is no part {name!r}; the parts are {', '.join(values)}")
+                values[name] = value
+        return Prepared(self.layout, list(values.values()))
+
+    def with_step(self, step: Step) -> Prepared:
+        """These parts with one more step, which works on them as they are."""
+        before = self.layout.rewrite
+        after = rewrite(_nothing(before.prepare.output_types), before.names, step, before.codes)
+        with torch.no_grad():
+            values = evaluate(after.prepare, [value.detach() for value in self.values()])
+        return Prepared(replace(self.layout, steps=(*self.layout.steps, step)), values)
+
+    def merge(self) -> tuple[Prepared, dict[str, torch.Tensor]]:
+        """The adapters of `lora` added to their matrices, and those adapters. The new adapters are zero.
+
+        Law: functions compute the same on both, up to rounding and, where matrices are codes, the scheme's bound.
+        """
+        adapters, _ = self.partition(is_adapter)
+        merged = self.layout.prepare(self.restore())
+        second = {name: torch.zeros_like(value) for name, value in adapters.items() if name.endswith(ADAPTERS[1])}
+        return merged.replaced(adapters, second), adapters
+
+    def unmerge(self, adapters: Mapping[str, torch.Tensor]) -> Prepared:
+        """Adapters taken out of the matrices that `merge` added them to.
+
+        Law: ``merged.unmerge(adapters)`` is what was merged, up to rounding and, where matrices are codes, twice the
+        scheme's bound.
+        """
+        negated = {name: -value if name.endswith(ADAPTERS[1]) else value for name, value in adapters.items()}
+        return self.layout.prepare(self.replaced(negated).restore()).replaced(adapters)
+
+
+def is_adapter(name: str) -> bool:
+    """The part is an adapter of `lora`."""
+    return name.endswith(ADAPTERS)
+
+
+def _flatten(prepared: Any) -> tuple[tuple[Any, ...], Layout, tuple[str, ...]]:
+    return tuple(prepared.values()), prepared.layout, tuple(prepared)
+
+
+def _unflatten(layout: Any, values: Iterable[Any]) -> Prepared:
+    return Prepared(layout, tuple(values))
+
+
+optree.register_pytree_node(Prepared, _flatten, _unflatten, namespace=pytree.NAMESPACE)
+
+
+def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
+    """The names, types and structure of parameters.
+
+    Raises:
+        RewriteError: a leaf is not a tensor, or a filter's pattern matches no name; names it.
+    """
+    leaves, spec = pytree.flatten(params)
+    names = tuple(".".join(map(str, path)) for path in optree.tree_paths(params, namespace=pytree.NAMESPACE))
+    types: list[TensorType] = []
+    for name, leaf in zip(names, leaves, strict=True):
+        type_ = type_of_value(leaf) if isinstance(leaf, torch.Tensor) else None
+        if not isinstance(type_, TensorType):
+            raise RewriteError(f"the parameter {name!r} is a {type(leaf).__name__}, not a tensor")
+        types.append(type_)
+    for step in steps:
+        chosen = getattr(step, "chosen", None)
+        if isinstance(chosen, Patterns):
+            chosen.check(names, types, type(step).__name__.lower())
+    return Layout(names, tuple(types), spec, steps)

@@ -1,0 +1,149 @@
+"""Rewritten functions of `(params, *inputs)`.
+
+q = quantize(f, "int8")
+new = q.prepare(params)      # codes and scales, by name
+q(new, x)                    # f on what the codes stand for
+new.restore()                # parameters again, under their own names
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import Transformed, apply
+from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.errors import RewriteError, located
+from thunder_fn.interpreters.rewrite import Rewrite, Step
+from thunder_fn.jit import Jitted, Options
+from thunder_fn.rewrites.distributed import Ddp, Fsdp
+from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
+from thunder_fn.rewrites.steps import Lora, Quantize, example
+
+ORDER: tuple[type, ...] = (Lora, Quantize, Fsdp, Ddp)
+"""Which steps come first, in whatever order they were asked for: an adapter is added to a matrix, not to its codes, and a
+whole weight is quantised, not a rank's rows of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten(Transformed):
+    """A function of `(params, *inputs)` on parameters that are stored in another way. Made by `quantize` and its kin."""
+
+    fn: Callable[..., Any]
+    steps: tuple[Step, ...]
+    options: Options | None = None
+
+    def prepare(self, params: Any) -> Prepared:
+        """The parameters as this function takes them.
+
+        Args:
+            params: a pytree of tensors, as the original function takes them first.
+        """
+        return layout_of(params, self.steps).prepare(params)
+
+    def __call__(self, params: Any, *inputs: Any, **kwargs: Any) -> Any:
+        self._check(params)
+        if self.jitted is not None:
+            return self.jitted(params, *inputs, **kwargs)
+        return self._run(params, *inputs, **kwargs)
+
+    @cached_property
+    def jitted(self) -> Jitted | None:
+        """The call as a jitted function, where a jitted function was rewritten."""
+        return None if self.options is None else Jitted(self._run, self.options)
+
+    def with_step(self, step: Step) -> Rewritten:
+        """This function with one more step."""
+        return replace(self, steps=in_order((*self.steps, step)))
+
+    def rewrite(self, params: Any, *inputs: Any, **kwargs: Any) -> Rewrite:
+        """The three traces, for parameters in their original form or prepared, and example inputs."""
+        layout = params.layout if isinstance(params, Prepared) else layout_of(params, self.steps)
+        return layout.rewritten(self._captured(layout, inputs, kwargs).trace)
+
+    def _run(self, params: Prepared, *inputs: Any, **kwargs: Any) -> Any:
+        captured = self._captured(params.layout, inputs, kwargs)
+        count = len(params.layout.names)
+        self._check_writes(captured, params.layout)
+        tensors = [leaf for leaf in pytree.flatten((inputs, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        compute = params.layout.rewritten(captured.trace).compute
+        written = {write.target - count for write in captured.writes if isinstance(write.target, int)}
+        # autograd may save a tensor that is written to below, such as the running mean of a batch norm
+        given = [tensor.clone() if i in written else tensor for i, tensor in enumerate(tensors)]
+        outputs = apply(self.__name__, compute, [*params.values(), *given])
+        with torch.no_grad():
+            for write, value in zip(captured.writes, outputs[captured.num_results :], strict=True):
+                target = tensors[write.target - count] if isinstance(write.target, int) else write.target
+                target.copy_(value)
+        return captured.result(outputs)
+
+    def _captured(self, layout: Layout, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """The original function, captured on parameters of the original types."""
+        params = pytree.unflatten(layout.spec, list(map(example, layout.types)))
+        return capture(self.fn, (params, *inputs), kwargs)
+
+    def _check(self, params: Any) -> None:
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        if not isinstance(params, Prepared):
+            raise RewriteError(
+                located(
+                    f"{name} was rewritten and takes prepared parameters, given a {type(params).__name__}",
+                    fix="Prepare them once: `new = q.prepare(params)`, then call `q(new, ...)`.",
+                )
+            )
+        if params.layout.steps != self.steps:
+            raise RewriteError(
+                located(
+                    f"{name} was given parameters that another transform prepared\n"
+                    f"  prepared by: {_steps_text(params.layout.steps)}\n  taken:       {_steps_text(self.steps)}",
+                    fix="Use the `prepare` of the function that you call.",
+                )
+            )
+
+    def _check_writes(self, captured: Captured, layout: Layout) -> None:
+        for write in captured.writes:
+            if isinstance(write.target, int) and write.target < len(layout.names):
+                name = layout.names[write.target]
+                raise RewriteError(
+                    located(
+                        f"the function changes its parameter {name!r} in place, which has no place once it is rewritten",
+                        fix="Return the new parameters, and prepare those.",
+                    )
+                )
+
+    @property
+    def __name__(self) -> str:
+        words = "_".join(type(step).__name__.lower() for step in reversed(self.steps))
+        return f"{words}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
+
+
+def _steps_text(steps: Sequence[Step]) -> str:
+    return ", then ".join(map(str, steps)) or "nothing"
+
+
+def rewritten(f: Any, step: Step) -> Any:
+    """f with one more step: a function, a jitted or rewritten function, or a `Rewrite`."""
+    if isinstance(f, Rewrite):
+        return f.then(step)
+    if isinstance(f, Rewritten):
+        return f.with_step(step)
+    if isinstance(f, Jitted):
+        return Rewritten(f.fn, (step,), f.options)
+    if isinstance(f, torch.nn.Module):
+        from thunder_fn.rewrites.modules import rewritten_module
+
+        return rewritten_module(f, step)
+    if not callable(f):
+        raise RewriteError(
+            f"expected a function of (params, *inputs) or a module, given a {type(f).__name__}: {f!r:.60}"
+        )
+    return Rewritten(f, (step,))
+
+
+def in_order(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps in the order in which they work on each other's results. A stable sort: others keep their places."""
+    return tuple(sorted(steps, key=lambda step: ORDER.index(type(step)) if type(step) in ORDER else len(ORDER)))
