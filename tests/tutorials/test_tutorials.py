@@ -24,3 +24,8 @@ def test_tutorials_are_short() -> None:
     assert FILES
     limits = {path.name: 600 if path.stem == "teach" else 200 for path in FILES}
     assert {path.name for path in FILES if len(path.read_text().splitlines()) >= limits[path.name]} == set()
+
+
+def test_tutorials_are_numbered_in_order() -> None:
+    numbered = [path.stem for path in FILES if path.stem != "teach"]
+    assert [int(stem.partition("_")[0]) for stem in numbered] == list(range(1, len(numbered) + 1))

@@ -116,3 +116,12 @@ def test_jacobians_of_jacobians() -> None:
     for outer in (tfn.jacfwd, tfn.jacrev):
         for inner in (tfn.jacfwd, tfn.jacrev):
             torch.testing.assert_close(outer(inner(f))(x), expected)
+
+
+def test_zero_tangents_of_forward_ad_are_plain_zeros() -> None:
+    """PyTorch's are tensors without memory, which a program could not compute in place of."""
+    w, x = torch.randn(4, 3), torch.randn(2, 4)
+    loss: Callable[..., torch.Tensor] = lambda w, x: nn.functional.mse_loss(torch.tanh(x @ w), torch.zeros(2, 3))
+    hessian = tfn.jacfwd(tfn.grad(loss))
+    assert "_efficientzerotensor" not in str(tfn.trace(hessian, w, x))
+    torch.testing.assert_close(tfn.jit(hessian)(w, x), torch.func.hessian(loss)(w, x))

@@ -64,8 +64,10 @@ SAME: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "prims.conj_physical.default": lambda x: (ops.aten.conj_physical.default, (x,), {}),
     "prims.convert_element_type.default": lambda x, dtype: (ops.aten._to_copy.default, (x,), {"dtype": dtype}),
     "prims.clone.default": lambda x, **kwargs: (ops.aten.clone.default, (x,), kwargs),
+    "aten._efficientzerotensor.default": lambda size, **kwargs: (ops.aten.zeros.default, (size,), kwargs),
 }
-"""Ops that are recorded as another that does the same: what PyTorch's Python decompositions call has no derivative."""
+"""Ops that are recorded as another that does the same: what PyTorch's Python decompositions call has no derivative, and forward
+AD's zero tensors cannot be written to."""
 LIFTS = {"aten.lift_fresh.default", "aten.lift_fresh_copy.default"}
 
 

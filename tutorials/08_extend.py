@@ -11,7 +11,7 @@
 #
 # An executor is a value that is passed to `jit`. It brings operators, says how ops that are there already are computed and
 # differentiated, and applies nowhere but where it is passed. This is lightning-thunder's notebook "Extending Thunder", cell by
-# cell; its fused cross entropy is in `08_fused_kernel.py`.
+# cell; its fused cross entropy is in `10_fused_kernel.py`.
 
 # %%
 import warnings
