@@ -100,8 +100,8 @@ print(cheap)
 assert 0 < (tfn.evaluate(cheap, [w, x])[0] - layer(w, x)).abs() < 1e-2
 
 # %% [markdown]
-# So it composes with every transform, in either order: the gradient of the cheap program, and the cheap program of a gradient,
-# in which only the forward is computed with the other formula.
+# So it composes with every transform, in either order: the gradient of the cheap program, and the cheap program of a
+# gradient, in which only the forward is computed with the other formula.
 
 
 # %%

@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Batches: vmap
 #
-# Write a function of one example; `vmap` makes it a function of many. It is a transform of the trace, so it reads like what it
-# did: each equation got a batch dim.
+# Write a function of one example; `vmap` makes it a function of many. It is a transform of the trace, so it reads like what
+# it did: each equation got a batch dim.
 
 # %%
 import torch
@@ -87,7 +87,8 @@ torch.testing.assert_close(ensemble[2], models[2](xs))
 # %% [markdown]
 # ## Jacobians
 #
-# A Jacobian is a batch of pullbacks, one for each output, or of pushforwards, one for each input; a Hessian is one in the other.
+# A Jacobian is a batch of pullbacks, one for each output, or of pushforwards, one for each input; a Hessian is one in the
+# other.
 
 # %%
 f = lambda x: torch.tanh(w @ x)
@@ -117,5 +118,5 @@ assert torch.equal(same[0], same[1]) and not torch.equal(different[0], different
 # %% [markdown]
 # ## Where this lives
 #
-# The interpreter: `thunder_fn/interpreters/vmap.py`. The rules, which come from PyTorch's own: `derive_vmap.py`. The function on
-# functions: `api/vmap.py`. What becomes of loops and choices: the next tutorial.
+# The interpreter: `thunder_fn/interpreters/vmap.py`. The rules, which come from PyTorch's own: `derive_vmap.py`. The
+# function on functions: `api/vmap.py`. What becomes of loops and choices: the next tutorial.

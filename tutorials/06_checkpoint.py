@@ -101,8 +101,8 @@ assert table["40,000 bytes"] <= 40_000
 # %% [markdown]
 # ## Loops
 #
-# A scan keeps the residuals of every step. `checkpoint="sqrt"` cuts n steps into runs of about the square root of n, keeps the
-# carry at each run's start, and computes a run again when the backward comes to it.
+# A scan keeps the residuals of every step. `checkpoint="sqrt"` cuts n steps into runs of about the square root of n, keeps
+# the carry at each run's start, and computes a run again when the backward comes to it.
 
 
 # %%

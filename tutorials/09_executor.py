@@ -9,8 +9,8 @@
 # %% [markdown]
 # # An executor of your own
 #
-# The last tutorial's executor took single ops. This one takes **regions**: a closed trace of ops that it supports, which it makes
-# a function in any way it likes. Ours writes elementwise ops as one C loop, so no intermediate ever reaches memory.
+# The last tutorial's executor took single ops. This one takes **regions**: a closed trace of ops that it supports, which it
+# makes a function in any way it likes. Ours writes elementwise ops as one C loop, so no intermediate ever reaches memory.
 
 # %%
 import ctypes

@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Symbolic numbers
 #
-# A program that holds for one shape has to be made again for the next. With **symbols** in place of sizes and numbers it holds
-# for all of them, and what Python decided on the way becomes a condition that each call is checked against.
+# A program that holds for one shape has to be made again for the next. With **symbols** in place of sizes and numbers it
+# holds for all of them, and what Python decided on the way becomes a condition that each call is checked against.
 
 # %%
 import torch
@@ -32,12 +32,13 @@ print(tfn.last_traces(symbolic)[0])
 assert tfn.cache_info(symbolic).misses == 1
 
 # %% [markdown]
-# `s0` and `s1` are sizes, `zf2` is a number. What the trace computes from them stands where it is used: no number appears from nowhere.
+# `s0` and `s1` are sizes, `zf2` is a number. What the trace computes from them stands where it is used: no number appears
+# from nowhere.
 #
 # ## A decision is a condition
 #
-# Python can take one branch only. Which one depends on the number, so the trace holds under the condition that it comes out the
-# same way, and no narrower one: not `flag == 6`.
+# Python can take one branch only. Which one depends on the number, so the trace holds under the condition that it comes out
+# the same way, and no narrower one: not `flag == 6`.
 
 
 # %%

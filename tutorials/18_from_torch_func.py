@@ -75,7 +75,8 @@ assert torch.equal(tfn.jit(step)(torch.ones(3, 4), xs), step(torch.ones(3, 4), x
 # %% [markdown]
 # ## What is new: control flow
 #
-# `torch.func` does not go through PyTorch's `cond`, `scan` and `while_loop`. Here they are equations, with rules for all transforms.
+# `torch.func` does not go through PyTorch's `cond`, `scan` and `while_loop`. Here they are equations, with rules for all
+# transforms.
 
 
 # %%
@@ -118,8 +119,8 @@ torch.testing.assert_close(tfn.grad(lambda x: torch.func.grad(cubes)(x).sum())(v
 # %% [markdown]
 # ## What must not hold
 #
-# Python that looks at values is no program of tensors. `torch.func.grad` runs it, since values are there while it runs; a trace
-# holds for all values, so the question is an error, and the error says what to write.
+# Python that looks at values is no program of tensors. `torch.func.grad` runs it, since values are there while it runs; a
+# trace holds for all values, so the question is an error, and the error says what to write.
 
 # %%
 relu = lambda x: x if x > 0 else x * 0

@@ -9,18 +9,19 @@
 # %% [markdown]
 # # For users of lightning-thunder
 #
-# What is called a trace there is a trace here, and the verbs are the same: `jit`, executors, transforms, recipes, `last_traces`.
-# The great difference is that nothing changes a trace: a transform returns another one. (lightning-thunder is not run here;
-# its side of the table is from its sources, version 0.2.7.dev0.)
+# What is called a trace there is a trace here, and the verbs are the same: `jit`, executors, transforms, recipes,
+# `last_traces`. The great difference is that nothing changes a trace: a transform returns another one. (lightning-thunder
+# is not run here; its side of the table is from its sources, version 0.2.7.dev0.)
 #
 # | lightning-thunder | here |
 # |---|---|
-# | `thunder.jit(f)`, `thunder.compile(model, recipe=, plugins=)` | `tfn.jit(f)`, `tfn.compile(model, recipe)`, recipes added with `+` |
+# | `thunder.jit(f)` | `tfn.jit(f)` |
+# | `thunder.compile(model, recipe=, plugins=)` | `tfn.compile(model, recipe)`, recipes added with `+` |
 # | `thunder.last_traces(jf)[-1]`, `last_prologue_traces`, `last_backward_traces` | the same names |
-# | `OperatorExecutor`, `register_operator`, `register_implementation`, `get_grad`, `put_grads` | the same names, in `thunder_fn.extend` |
-# | `FusionExecutor`, `register_supported`, `fuse` | the same names |
+# | `OperatorExecutor`, `register_operator`, `register_implementation` | the same names, in `thunder_fn.extend` |
+# | `get_grad`, `put_grads`, `FusionExecutor`, `register_supported`, `fuse` | the same names, likewise |
 # | `cache="constant values"`, `"symbolic values"`, `"same input"`, `"no caching"` | the same names |
-# | `Transform` with hooks that edit a trace and hold a module's state | a function from trace to trace; where it changes parameters, a rewrite of three traces |
+# | `Transform`, with hooks that edit traces and the module | a function from trace to trace, or a rewrite of three traces |
 # | `thunder.transforms.autocast`, `torch.autocast` | `tfn.autocast(f, dtype)` |
 # | `thunder.core.transforms.grad(jf)` | `tfn.grad(jf)`, to any order; `vmap`, `jvp` and the others too |
 # | `BitsAndBytesLinearQuant4bit()`, `LORATransform(...)` | `tfn.quantize(jf, "nf4")`, `tfn.lora(jf, rank)` |
@@ -46,8 +47,9 @@ print(tfn.last_backward_traces(jitted)[-1])
 assert isinstance(jitted, nn.Sequential) and model[0].weight.grad is not None
 
 # %% [markdown]
-# A torch function is one equation that owns its body, as a bound symbol has subsymbols. But the body is a program of its own, closed
-# and with inputs of its own, so equal layers have equal bodies, and `cond`, `scan` and `checkpoint` are equations too.
+# A torch function is one equation that owns its body, as a bound symbol has subsymbols. But the body is a program of its
+# own, closed and with inputs of its own, so equal layers have equal bodies, and `cond`, `scan` and `checkpoint` are
+# equations too.
 #
 # ## Transforms wrap in any order
 #
@@ -116,8 +118,8 @@ assert nested.equations[0].op.name == "call"
 # %% [markdown]
 # ## Executors apply where they are passed
 #
-# Registering an executor by name is a convenience: nothing is added to functions that were not given it. What was not claimed, and
-# why, is a question that can be asked.
+# Registering an executor by name is a convenience: nothing is added to functions that were not given it. What was not
+# claimed, and why, is a question that can be asked.
 
 # %%
 attention = tfn.jit(lambda q: F.scaled_dot_product_attention(q, q, q) * 2, executors=["sdpa"])
@@ -141,4 +143,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/jit/`, `thunder_fn/extend.py`, `thunder_fn/recipes/`. The notebook "Extending Thunder", cell by cell, is tutorial 8.
+# `thunder_fn/jit/`, `thunder_fn/extend.py`, `thunder_fn/recipes/`. The notebook "Extending Thunder", cell by cell, is
+# tutorial 8.

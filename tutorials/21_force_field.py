@@ -9,8 +9,8 @@
 # %% [markdown]
 # # A force field
 #
-# A model of atoms predicts an energy. Forces are its negative gradient, and a model is trained on forces: so each step of training
-# takes the gradient, in the parameters, of a gradient in the positions. Here that is one trace like any other.
+# A model of atoms predicts an energy. Forces are its negative gradient, and a model is trained on forces: so each step of
+# training takes the gradient, in the parameters, of a gradient in the positions. Here that is one trace like any other.
 
 # %%
 import torch
@@ -56,8 +56,8 @@ def forces(params, positions):
 
 
 # %% [markdown]
-# Before anything is trained, physics can be checked: forces are the slopes of the energy, they turn with the atoms, and they add up
-# to nothing.
+# Before anything is trained, physics can be checked: forces are the slopes of the energy, they turn with the atoms, and
+# they add up to nothing.
 
 # %%
 grid = torch.cartesian_prod(torch.arange(3.0), torch.arange(2.0), torch.zeros(1)).double()
@@ -94,8 +94,9 @@ true_energies = tfn.vmap(morse)(positions)
 # %% [markdown]
 # ## Training on forces
 #
-# Gradient in positions, batch, loss, gradient in parameters, optimizer: one function, jitted once. Nothing in it knows that the
-# derivative is a second one. (With `executors=["inductor"]` the same step runs as compiled C++, after some seconds of compiling.)
+# Gradient in positions, batch, loss, gradient in parameters, optimizer: one function, jitted once. Nothing in it knows that
+# the derivative is a second one. (With `executors=["inductor"]` the same step runs as compiled C++, after some seconds of
+# compiling.)
 
 
 # %%
@@ -156,8 +157,8 @@ assert (predicted - truth).square().mean() < 0.1 * truth.square().mean()
 # %% [markdown]
 # ## One derivative more
 #
-# Vibrations are the eigenvalues of the Hessian of the energy. A rigid motion costs nothing: at a minimum six of them are zero. The
-# Hessian is a trace again, and jits.
+# Vibrations are the eigenvalues of the Hessian of the energy. A rigid motion costs nothing: at a minimum six of them are
+# zero. The Hessian is a trace again, and jits.
 
 # %%
 relaxed = example
