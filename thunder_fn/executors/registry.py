@@ -16,6 +16,7 @@ BUILTIN: dict[str, str] = {
     "inductor": "thunder_fn.executors.compiled",
     "sdpa": "thunder_fn.executors.sdpa",
     "triton": "thunder_fn.executors.triton_operators",
+    "nvfuser": "thunder_fn.executors.nvfuser",
     "cudagraphs": "thunder_fn.executors.cudagraphs",
 }
 """Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""

@@ -1,0 +1,323 @@
+"""Emitters of reductions, of ops that move elements, and of those that make tensors from nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from thunder_fn.executors.nvfuser.writer import Number, Operand, Refused, Writer, computed_in, dims_of, emits
+from thunder_fn.trace import TensorType, static_shape
+
+# ---- reductions ----
+
+
+@emits("aten.sum.default", "aten.sum.dim_IntList")
+def _sum(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    val = w.value(x, computed_in(out.dtype))
+    return w.ops.sum(val, dims_of(dims, x.rank), keepdim) if x.rank else val
+
+
+@emits("aten.mean.default", "aten.mean.dim")
+def _mean(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    count = math.prod(x.shape[dim] for dim in dims_of(dims, x.rank))
+    return w.ops.div(_sum(w, out, x, dims, keepdim), float(count))
+
+
+@emits("aten.prod.default", "aten.prod.dim_int")
+def _prod(w: Writer, out: TensorType, x: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    val = w.value(x, computed_in(out.dtype))
+    return w.ops.prod(val, dims_of(dim if dim is None else [dim], x.rank), keepdim) if x.rank else val
+
+
+def _extreme(w: Writer, name: str, x: Operand, dims: Any, keepdim: bool) -> Any:
+    if x.dtype is torch.bool:
+        raise Refused("nvFuser compares numbers")
+    val = w.value(x, computed_in(x.dtype))
+    return getattr(w.ops, name)(val, dims_of(dims, x.rank), keepdim) if x.rank else val
+
+
+@emits("aten.amax.default", "aten.max.default")
+def _amax(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    return _extreme(w, "max", x, dims, keepdim)
+
+
+@emits("aten.amin.default", "aten.min.default")
+def _amin(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    return _extreme(w, "min", x, dims, keepdim)
+
+
+def _truth(w: Writer, name: str, x: Operand, dims: Any, keepdim: bool) -> Any:
+    """The largest or smallest of zeros and ones."""
+    flags = w.cast(w.value(x, torch.bool), torch.int32)
+    dims = dims_of([dims] if isinstance(dims, int) else dims, x.rank)
+    return w.ops.gt(getattr(w.ops, name)(flags, dims, keepdim) if x.rank else flags, 0)
+
+
+@emits("aten.any.default", "aten.any.dim", "aten.any.dims")
+def _any(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    if dims == []:
+        raise Refused("over no dims")
+    return _truth(w, "max", x, dims, keepdim)
+
+
+@emits("aten.all.default", "aten.all.dim", "aten.all.dims")
+def _all(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    if dims == []:
+        raise Refused("over no dims")
+    return _truth(w, "min", x, dims, keepdim)
+
+
+def _spread(x: Operand, dims: Any, correction: Any) -> tuple[list[int], int]:
+    """The dims and the correction of a variance that nvFuser can compute."""
+    correction, dims = 1 if correction is None else correction, dims_of(dims, x.rank)
+    count = math.prod(x.shape[dim] for dim in dims)
+    if x.rank == 0 or correction != int(correction) or not 0 <= correction < count:
+        raise Refused(f"the variance of {count} elements with the correction {correction}")
+    return dims, int(correction)
+
+
+@emits("aten.var.correction")
+def _var(
+    w: Writer, out: TensorType, x: Operand, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    dims, correction = _spread(x, dims, correction)
+    return w.ops.var(w.value(x, computed_in(out.dtype)), dims, correction, keepdim)
+
+
+@emits("aten.std.correction")
+def _std(
+    w: Writer, out: TensorType, x: Operand, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    return w.ops.sqrt(_var(w, out, x, dims, correction=correction, keepdim=keepdim))
+
+
+@emits("aten.var_mean.correction")
+def _var_mean(
+    w: Writer,
+    out: tuple[TensorType, ...],
+    x: Operand,
+    dims: Any = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+) -> Any:
+    dims, correction = _spread(x, dims, correction)
+    return w.ops.var_mean(w.value(x, computed_in(out[0].dtype)), dims, correction, keepdim)
+
+
+# ---- shapes ----
+
+
+@emits("aten.reshape.default", "aten.view.default", "aten._unsafe_view.default")
+def _reshape(w: Writer, out: TensorType, x: Operand, shape: Any) -> Any:
+    return w.ops.reshape(x.val, list(static_shape(out))) if x.shape != out.shape else x.val
+
+
+@emits("aten.permute.default")
+def _permute(w: Writer, out: TensorType, x: Operand, dims: list[int]) -> Any:
+    order = [dim % x.rank for dim in dims]
+    return w.ops.permute(x.val, order) if order != list(range(x.rank)) else x.val
+
+
+@emits("aten.transpose.int")
+def _transpose(w: Writer, out: TensorType, x: Operand, first: int, second: int) -> Any:
+    order = list(range(x.rank))
+    if order:
+        order[first], order[second] = order[second], order[first]
+    return _permute(w, out, x, order)
+
+
+@emits("aten.t.default")
+def _t(w: Writer, out: TensorType, x: Operand) -> Any:
+    return _permute(w, out, x, list(range(x.rank))[::-1])
+
+
+@emits("aten.unsqueeze.default")
+def _unsqueeze(w: Writer, out: TensorType, x: Operand, dim: int) -> Any:
+    return w.ops.broadcast(x.val, [place == dim % (x.rank + 1) for place in range(x.rank + 1)])
+
+
+@emits("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+def _squeeze(w: Writer, out: TensorType, x: Operand, dims: Any = None) -> Any:
+    gone = [dim for dim in dims_of(range(x.rank) if dims is None else dims, x.rank) if dims != [] and x.rank]
+    gone = [dim for dim in gone if x.shape[dim] == 1]
+    return w.ops.squeeze(x.val, gone) if gone else x.val
+
+
+@emits("aten.expand.default")
+def _expand(w: Writer, out: TensorType, x: Operand, shape: Any, *, implicit: bool = False) -> Any:
+    return w.value(x, x.dtype, static_shape(out))
+
+
+def _part(w: Writer, x: Operand, dim: int, start: int, end: int) -> Any:
+    """The elements from start to end of one dim."""
+    starts, ends = [0] * x.rank, list(x.shape)
+    starts[dim], ends[dim] = start, end
+    return w.ops.slice(x.val, starts, ends) if (start, end) != (0, x.shape[dim]) else x.val
+
+
+@emits("aten.slice.Tensor")
+def _slice(
+    w: Writer,
+    out: TensorType,
+    x: Operand,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    if step != 1:
+        raise Refused("nvFuser slices in steps of one")
+    begin, stop, _ = slice(start, end).indices(x.shape[dim])
+    return _part(w, x, dim % x.rank, begin, stop)
+
+
+@emits("aten.select.int")
+def _select(w: Writer, out: TensorType, x: Operand, dim: int, index: int) -> Any:
+    dim, index = dim % x.rank, index % x.shape[dim]
+    return w.ops.squeeze(_part(w, x, dim, index, index + 1), [dim])
+
+
+def _cut(w: Writer, x: Operand, dim: int, lengths: list[int]) -> list[Any]:
+    ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
+    return [_part(w, x, dim % x.rank, end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+@emits("aten.split.Tensor", "aten.split_with_sizes.default")
+def _split(w: Writer, out: Any, x: Operand, lengths: Any, dim: int = 0) -> Any:
+    types = out if isinstance(out, tuple) else (out,)
+    parts = _cut(w, x, dim, [static_shape(type)[dim] for type in types])
+    return parts if isinstance(out, tuple) else parts[0]
+
+
+@emits("aten.unbind.int")
+def _unbind(w: Writer, out: Any, x: Operand, dim: int = 0) -> Any:
+    dim %= x.rank
+    parts = [w.ops.squeeze(part, [dim]) for part in _cut(w, x, dim, [1] * x.shape[dim])]
+    return parts if isinstance(out, tuple) else parts[0]
+
+
+@emits("aten.cat.default")
+def _cat(w: Writer, out: TensorType, tensors: list[Operand], dim: int = 0) -> Any:
+    rank = len(out.shape)
+    if any(x.rank != rank for x in tensors):
+        raise Refused("with a tensor of other rank, which PyTorch leaves out")
+    vals = [w.value(x, out.dtype) for x in tensors]
+    return w.ops.cat(vals, dim % rank) if len(vals) > 1 else w.ops.set(vals[0])
+
+
+@emits("aten.stack.default")
+def _stack(w: Writer, out: TensorType, tensors: list[Operand], dim: int = 0) -> Any:
+    rank = len(out.shape)
+    flags = [place == dim % rank for place in range(rank)]
+    vals = [w.ops.broadcast(w.value(x, out.dtype), flags) for x in tensors]
+    return w.ops.cat(vals, dim % rank) if len(vals) > 1 else vals[0]
+
+
+def _padded(w: Writer, val: Any, rank: int, around: dict[int, tuple[int, int]], value: Number) -> Any:
+    """Elements put around a tensor: so many before and after, by dim. nvFuser takes the last dim first."""
+    widths = [width for dim in reversed(range(rank)) for width in around.get(dim, (0, 0))]
+    if any(width < 0 for width in widths):
+        raise Refused("negative padding")
+    return w.ops.pad(val, widths, value)
+
+
+@emits("aten.constant_pad_nd.default")
+def _pad(w: Writer, out: TensorType, x: Operand, pad: list[int], value: Number = 0) -> Any:
+    around = {x.rank - 1 - place: (pad[2 * place], pad[2 * place + 1]) for place in range(len(pad) // 2)}
+    number = float(value) if out.dtype.is_floating_point else bool(value) if out.dtype is torch.bool else int(value)
+    return _padded(w, x.val, x.rank, around, number)
+
+
+@emits("aten.slice_backward.default")
+def _slice_backward(
+    w: Writer, out: TensorType, grad: Operand, sizes: list[int], dim: int, start: int, end: int, step: int
+) -> Any:
+    if step != 1:
+        raise Refused("nvFuser slices in steps of one")
+    dim, size = dim % grad.rank, static_shape(out)[dim]
+    begin, stop, _ = slice(start, end).indices(size)
+    return _padded(w, grad.val, grad.rank, {dim: (begin, size - max(begin, stop))}, 0.0)
+
+
+@emits("aten.select_backward.default")
+def _select_backward(w: Writer, out: TensorType, grad: Operand, sizes: list[int], dim: int, index: int) -> Any:
+    rank, size = len(out.shape), static_shape(out)[dim]
+    dim, index = dim % rank, index % size
+    val = w.ops.broadcast(grad.val, [place == dim for place in range(rank)])
+    return _padded(w, val, rank, {dim: (index, size - index - 1)}, 0.0)
+
+
+# ---- elements by their numbers ----
+
+
+def _check_index(index: Operand) -> None:
+    if index.dtype not in (torch.int32, torch.int64):
+        raise Refused("an index of another dtype")
+
+
+@emits("aten.index_select.default")
+def _index_select(w: Writer, out: TensorType, x: Operand, dim: int, index: Operand) -> Any:
+    _check_index(index)
+    if index.rank != 1 or x.rank == 0:
+        raise Refused("an index that is no list")
+    return w.ops.index_select(x.val, index.val, dim % x.rank)
+
+
+@emits("aten.gather.default")
+def _gather(w: Writer, out: TensorType, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Any:
+    _check_index(index)
+    if x.rank == 0 or index.rank != x.rank:
+        raise Refused("the ranks differ")
+    return w.ops.gather(x.val, index.val, dim % x.rank)
+
+
+@emits("aten.embedding.default")
+def _embedding(w: Writer, out: TensorType, weight: Operand, index: Operand, *options: Any, **more: Any) -> Any:
+    _check_index(index)
+    if index.rank == 1:
+        return w.ops.index_select(weight.val, index.val, 0)
+    rows = w.ops.index_select(weight.val, w.ops.reshape(index.val, [math.prod(index.shape)]), 0)
+    return w.ops.reshape(rows, list(static_shape(out)))
+
+
+# ---- from nothing ----
+
+
+def _filled(w: Writer, out: TensorType, value: Number) -> Any:
+    dtype = computed_in(out.dtype)
+    number = float(value) if dtype.is_floating_point else bool(value) if dtype is torch.bool else int(value)
+    return w.ops.full(list(static_shape(out)), number, w.dtype(dtype))
+
+
+@emits("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default")
+def _zeros(w: Writer, out: TensorType, *args: Any, **options: Any) -> Any:
+    return _filled(w, out, 0)
+
+
+@emits("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
+def _ones(w: Writer, out: TensorType, *args: Any, **options: Any) -> Any:
+    return _filled(w, out, 1)
+
+
+@emits("aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.fill.Scalar")
+def _full(w: Writer, out: TensorType, *args: Any, **options: Any) -> Any:
+    value = args[-1]  # after a shape, a tensor, or both
+    if not isinstance(value, bool | int | float):
+        raise Refused("filled with something else than a number")
+    return _filled(w, out, value)
+
+
+@emits("aten.scalar_tensor.default")
+def _scalar_tensor(w: Writer, out: TensorType, value: Number, **options: Any) -> Any:
+    return _filled(w, out, value)
+
+
+@emits("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
+def _arange(w: Writer, out: TensorType, *bounds: Number, **options: Any) -> Any:
+    start, step = (0 if len(bounds) == 1 else bounds[0]), (bounds[2] if len(bounds) == 3 else 1)
+    if out.dtype not in (torch.int32, torch.int64) or not isinstance(start, int) or not isinstance(step, int):
+        raise Refused("nvFuser counts in integers as PyTorch does")
+    return w.ops.iota(static_shape(out)[0], start, step, w.dtype(out.dtype))

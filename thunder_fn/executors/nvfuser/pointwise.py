@@ -1,0 +1,248 @@
+"""Emitters of ops that work element by element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from thunder_fn.executors.nvfuser.writer import (
+    EMITTERS,
+    Emitter,
+    Number,
+    Operand,
+    Refused,
+    Writer,
+    computed_in,
+    emits,
+    promoted,
+)
+from thunder_fn.trace import TensorType, static_shape
+
+Value = Operand | Number
+
+# ---- of one tensor ----
+
+# fmt: off
+_FLOATS = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1",
+    "frac", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+)
+# fmt: on
+_NUMBERS = ["abs", "neg", "sign", "relu"]
+_ROUNDING = ["ceil", "floor", "round", "trunc"]
+_QUESTIONS = ["isinf", "isnan", "isneginf", "isposinf", "signbit"]
+
+
+def _unary(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, x: Operand) -> Any:
+        if out.dtype is torch.bool:
+            raise Refused("on booleans it is no arithmetic")
+        return getattr(w.ops, name)(w.value(x, computed_in(out.dtype)))
+
+    return emit
+
+
+def _rounding(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, x: Operand) -> Any:
+        if not out.dtype.is_floating_point:
+            return w.ops.set(x.val)
+        return getattr(w.ops, name)(w.value(x, computed_in(out.dtype)))
+
+    return emit
+
+
+def _question(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, x: Operand) -> Any:
+        if not x.dtype.is_floating_point:
+            raise Refused("nvFuser asks that of floats only")
+        return getattr(w.ops, name)(w.value(x, computed_in(x.dtype)))
+
+    return emit
+
+
+EMITTERS.update({f"aten.{name}.default": _unary(name) for name in (*_FLOATS, *_NUMBERS)})
+EMITTERS.update({f"aten.{name}.default": _rounding(name) for name in _ROUNDING})
+EMITTERS.update({f"aten.{name}.default": _question(name) for name in _QUESTIONS})
+
+
+@emits("aten.logical_not.default")
+def _logical_not(w: Writer, out: TensorType, x: Operand) -> Any:
+    return w.ops.logical_not(w.value(x, torch.bool))
+
+
+@emits("aten.bitwise_not.default")
+def _bitwise_not(w: Writer, out: TensorType, x: Operand) -> Any:
+    return w.ops.bitwise_not(x.val)
+
+
+@emits("aten.clone.default", "aten.contiguous.default")
+def _clone(w: Writer, out: TensorType, x: Operand, *, memory_format: Any = None) -> Any:
+    return w.ops.set(x.val)  # how results lie in memory is settled where they leave the region
+
+
+@emits("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default")
+def _same(w: Writer, out: TensorType, x: Operand) -> Any:
+    return x.val
+
+
+@emits("aten._to_copy.default")
+def _to_copy(w: Writer, out: TensorType, x: Operand, **options: Any) -> Any:
+    if out.device != x.type.device:
+        raise Refused("it moves a tensor to another device")
+    return w.value(x, out.dtype)
+
+
+@emits("prims.convert_element_type.default")
+def _convert(w: Writer, out: TensorType, x: Operand, dtype: torch.dtype) -> Any:
+    return w.value(x, dtype)
+
+
+@emits("aten.copy.default")
+def _copy(w: Writer, out: TensorType, x: Operand, source: Operand, non_blocking: bool = False) -> Any:
+    return w.value(source, out.dtype, static_shape(out))
+
+
+# ---- of two ----
+
+
+def _values(w: Writer, out: TensorType, dtype: torch.dtype, *operands: Value) -> tuple[Any, ...]:
+    return tuple(w.value(x, dtype, static_shape(out)) for x in operands)
+
+
+def _binary(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
+        if out.dtype is torch.bool:
+            raise Refused("on booleans it is no arithmetic")
+        return getattr(w.ops, name)(*_values(w, out, computed_in(out.dtype), a, b))
+
+    return emit
+
+
+def _comparison(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
+        dtype = promoted((a, b))
+        return getattr(w.ops, name)(*_values(w, out, torch.int32 if dtype is torch.bool else dtype, a, b))
+
+    return emit
+
+
+def _logical(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
+        return getattr(w.ops, name)(*_values(w, out, torch.bool, a, b))
+
+    return emit
+
+
+def _bitwise(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
+        return getattr(w.ops, name)(*_values(w, out, out.dtype, a, b))
+
+    return emit
+
+
+for _name in ("mul", "fmod", "remainder"):
+    EMITTERS.update({f"aten.{_name}.{form}": _binary(_name) for form in ("Tensor", "Scalar")})
+for _name in ("atan2", "maximum", "minimum", "gcd", "nextafter"):
+    EMITTERS[f"aten.{_name}.default"] = _binary(_name)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    EMITTERS.update({f"aten.{_name}.{form}": _comparison(_name) for form in ("Tensor", "Scalar")})
+for _name in ("logical_and", "logical_or"):
+    EMITTERS[f"aten.{_name}.default"] = _logical(_name)
+EMITTERS["aten.logical_xor.default"] = _logical("ne")
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    EMITTERS.update({f"aten.{_name}.{form}": _bitwise(_name) for form in ("Tensor", "Scalar")})
+
+
+def _sum(name: str) -> Emitter:
+    def emit(w: Writer, out: TensorType, a: Value, b: Value, *, alpha: Number = 1) -> Any:
+        if out.dtype is torch.bool:
+            raise Refused("on booleans it is no arithmetic")
+        dtype = computed_in(out.dtype)
+        a, b = _values(w, out, dtype, a, b)
+        if alpha == 1:
+            return getattr(w.ops, name)(a, b)
+        factor = float(alpha) if dtype.is_floating_point else int(alpha)
+        return getattr(w.ops, name)(a, b * factor if isinstance(b, int | float) else w.ops.mul(b, factor))
+
+    return emit
+
+
+for _name in ("add", "sub"):
+    EMITTERS.update({f"aten.{_name}.{form}": _sum(_name) for form in ("Tensor", "Scalar")})
+
+
+@emits("aten.div.Tensor", "aten.div.Scalar")
+def _div(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
+    return w.ops.div(*_values(w, out, computed_in(out.dtype), a, b))
+
+
+@emits("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def _div_mode(w: Writer, out: TensorType, a: Value, b: Value, *, rounding_mode: str | None) -> Any:
+    if out.dtype.is_floating_point and rounding_mode == "floor":
+        raise Refused("the floor of a quotient of floats is rounded otherwise")
+    a, b = _values(w, out, computed_in(out.dtype), a, b)
+    if not out.dtype.is_floating_point:
+        return w.ops.div(w.ops.sub(a, w.ops.remainder(a, b)) if rounding_mode == "floor" else a, b)
+    return w.ops.div(a, b) if rounding_mode is None else w.ops.trunc(w.ops.div(a, b))
+
+
+@emits("aten.floor_divide.default")
+def _floor_divide(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
+    return _div_mode(w, out, a, b, rounding_mode="floor")
+
+
+@emits("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
+def _pow(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
+    if out.dtype is torch.bool:
+        raise Refused("on booleans it is no arithmetic")
+    x, exponent = _values(w, out, computed_in(out.dtype), a, b)
+    match exponent:
+        case int() | float() if exponent == 2:
+            return w.ops.mul(x, x)
+        case float() if exponent == 0.5:
+            return w.ops.sqrt(x)
+        case float() if exponent == -0.5:
+            return w.ops.rsqrt(x)
+        case int() if exponent < 0:
+            raise Refused("an integer to a negative power")
+        case _:
+            return w.ops.pow(x, exponent)
+
+
+# ---- of three, and choices ----
+
+
+@emits("aten.where.self")
+def _where(w: Writer, out: TensorType, condition: Operand, a: Operand, b: Operand) -> Any:
+    a, b = _values(w, out, computed_in(out.dtype), a, b)
+    return w.ops.where(w.value(condition, torch.bool, static_shape(out)), a, b)
+
+
+@emits("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(w: Writer, out: TensorType, x: Operand, mask: Operand, value: Value) -> Any:
+    x, value = _values(w, out, computed_in(out.dtype), x, value)
+    return w.ops.where(w.value(mask, torch.bool, static_shape(out)), value, x)
+
+
+@emits("aten.clamp.default", "aten.clamp.Tensor")
+def _clamp(w: Writer, out: TensorType, x: Operand, low: Value | None = None, high: Value | None = None) -> Any:
+    """`clamp` of nvFuser is not said to keep NaN, `maximum` and `minimum` are."""
+    if out.dtype is torch.bool or any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
+        raise Refused("bounds that are no numbers")
+    dtype = computed_in(out.dtype)
+    val = w.value(x, dtype, static_shape(out))
+    if low is not None:
+        val = w.ops.maximum(val, w.value(low, dtype, static_shape(out)))
+    return val if high is None else w.ops.minimum(val, w.value(high, dtype, static_shape(out)))
+
+
+@emits("aten.clamp_min.default", "aten.clamp_min.Tensor")
+def _clamp_min(w: Writer, out: TensorType, x: Operand, low: Value) -> Any:
+    return _clamp(w, out, x, low)
+
+
+@emits("aten.clamp_max.default", "aten.clamp_max.Tensor")
+def _clamp_max(w: Writer, out: TensorType, x: Operand, high: Value) -> Any:
+    return _clamp(w, out, x, None, high)
