@@ -12,7 +12,10 @@ from pathlib import Path
 from thunder_fn.benchmarks.harness import machine, save, show
 from thunder_fn.commands import run_command
 
-NAMES = ("call", "checkpoint", "compile", "compiled", "control_flow", "dynamic", "trace", "train", "transforms")
+NAMES = (
+    *("call", "checkpoint", "compile", "compiled", "control_flow", "dynamic"),
+    *("quantize", "trace", "train", "transforms"),
+)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,12 +22,12 @@ from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.capture.patches import module_scopes
 from thunder_fn.capture.recorder import Decision, Recorder, current
 from thunder_fn.capture.rewriting import rewritten
-from thunder_fn.capture.scopes import ScopeMode, composite
+from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
 from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
-__all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "pytree"]
+__all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "named_composite", "pytree"]
 
 
 class _TensorLeaf:

@@ -343,8 +343,12 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
         ... def double(x):
         ...     return x + x
     """
+    return named_composite(f, f.__qualname__.rsplit("<locals>.", 1)[-1])
 
-    name = f.__qualname__.rsplit("<locals>.", 1)[-1]
+
+def named_composite(f: Callable[P, R], name: str) -> Callable[P, R]:
+    """As `composite`, under a name. With a dot in it, as in `quantized.int8_linear`, it is the name of calls as they were
+    written: what a transform makes of such a call, which has other results, has the last part for a name."""
 
     @functools.wraps(f)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

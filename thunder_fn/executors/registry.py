@@ -18,6 +18,8 @@ BUILTIN: dict[str, str] = {
     "triton": "thunder_fn.executors.triton_operators",
     "nvfuser": "thunder_fn.executors.nvfuser",
     "cudagraphs": "thunder_fn.executors.cudagraphs",
+    "quantized": "thunder_fn.rewrites.kernels",
+    "bitsandbytes": "thunder_fn.rewrites.bitsandbytes_kernels",
 }
 """Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""
 

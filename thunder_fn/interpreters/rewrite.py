@@ -248,6 +248,8 @@ class _Walk:
             return self.builder.copy(equation, self.value)
         label, body = self.body(equation, held)
         arguments = tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
+        if label and len(body.equations) == 1 and body.equations[0].op.kind == "composite":  # it has a name of its own
+            return inline_into(self.builder, body, arguments, equation.source)
         op = ops.composite(label + ops.short_name(equation.op))
         return self.builder.add(op, arguments, body.output_types, bodies=(body,), source=equation.source)
 

@@ -53,6 +53,10 @@ class Quantize(Recipe):
             ),
         )
 
+    def setup_executors(self) -> Sequence[str]:
+        """Kernels for layers on codes."""
+        return ("quantized",)
+
 
 SCHEMES = ("int8", "nf4")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.rewrites.distributed import Group, simulated
+from thunder_fn.rewrites.eight_bits import fp8
+from thunder_fn.rewrites.four_bits import int4
 from thunder_fn.rewrites.functions import ddp, fsdp, lora, quantize
 from thunder_fn.rewrites.modules import RewrittenModule
 from thunder_fn.rewrites.prepared import Prepared
 from thunder_fn.rewrites.rewritten import Rewritten
-from thunder_fn.rewrites.schemes import SCHEMES, Scheme, fp8, int4
+from thunder_fn.rewrites.scheme import Scheme
+from thunder_fn.rewrites.schemes import SCHEMES
 
 __all__ = [
     "SCHEMES",

@@ -7,7 +7,8 @@ from typing import Any
 from thunder_fn.errors import RewriteError
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, group_of
 from thunder_fn.rewrites.rewritten import rewritten
-from thunder_fn.rewrites.schemes import Scheme, scheme_named
+from thunder_fn.rewrites.scheme import Scheme
+from thunder_fn.rewrites.schemes import scheme_named
 from thunder_fn.rewrites.steps import Lora, Quantize, read_filter
 
 
@@ -15,12 +16,14 @@ def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, train
     """Store weights as numbers of few bits.
 
     Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding, and `restore` gives each
-    parameter back within the scheme's bound. Schemes that round activations too (`int8_dynamic`) state theirs.
+    parameter back within the scheme's bound. Schemes that round activations too (`int8_dynamic`, `fp8_dynamic`) are off by
+    half a step of each row of them besides. Jitted functions run linear layers on codes with PyTorch's kernels, where it
+    has faster ones (`thunder_fn.rewrites.kernels`).
 
     Args:
         f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or a `Rewrite`.
-        scheme: `"int8"` (one scale a row), `"int8_dynamic"` (activations too), `"int4"` (groups of 64), `"nf4"` (blocks
-            of 64, scales quantised again), `"fp8"` (one scale a row), `"fp8_tensor"`; or a `Scheme`.
+        scheme: `"int8"` (one scale a row), `"int8_dynamic"` (activations too), `"int4"` (groups of 256), `"nf4"` (blocks
+            of 64, scales quantised again), `"fp8"` (one scale a row), `"fp8_tensor"`, `"fp8_dynamic"`; or a `Scheme`.
         filter: which weights: patterns on names such as `"layers.*.weight"`, or a predicate on (name, shape). Left out,
             all floating parameters of two or more dims.
         training: keep the weights and let computations see them rounded (quantisation-aware training).

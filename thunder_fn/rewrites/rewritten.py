@@ -21,6 +21,7 @@ from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Rewrite, Step
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.distributed import Ddp, Fsdp
+from thunder_fn.rewrites.kernels import EXECUTOR
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize, example
 
@@ -54,7 +55,7 @@ class Rewritten(Transformed):
     @cached_property
     def jitted(self) -> Jitted | None:
         """The call as a jitted function, where a jitted function was rewritten."""
-        return None if self.options is None else Jitted(self._run, self.options)
+        return None if self.options is None else Jitted(self._run, with_kernels(self.options, self.steps))
 
     def with_step(self, step: Step) -> Rewritten:
         """This function with one more step."""
@@ -95,7 +96,7 @@ class Rewritten(Transformed):
                     fix="Prepare them once: `new = q.prepare(params)`, then call `q(new, ...)`.",
                 )
             )
-        if params.layout.steps != self.steps:
+        if params.layout.steps is not self.steps and params.layout.steps != self.steps:
             raise RewriteError(
                 located(
                     f"{name} was given parameters that another transform prepared\n"
@@ -119,6 +120,14 @@ class Rewritten(Transformed):
     def __name__(self) -> str:
         words = "_".join(type(step).__name__.lower() for step in reversed(self.steps))
         return f"{words}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
+
+
+def with_kernels(options: Options, steps: Sequence[Step]) -> Options:
+    """The options with an executor for linear layers on codes, after those that the user chose, where there are such."""
+    names = {executor.name for executor in options.executors}
+    if not any(isinstance(step, Quantize) for step in steps) or names & {EXECUTOR.name, "torch"}:
+        return options
+    return options.changed({"executors": (*options.executors, EXECUTOR)})
 
 
 def _steps_text(steps: Sequence[Step]) -> str:

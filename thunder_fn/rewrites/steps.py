@@ -14,7 +14,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Representation
-from thunder_fn.rewrites.schemes import Parts, Scheme, Shape
+from thunder_fn.rewrites.scheme import Parts, Scheme, Shape
 from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, static_shape
 

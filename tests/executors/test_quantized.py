@@ -1,0 +1,150 @@
+"""Kernels for linear layers on codes: they compute what the composites mean, where they are chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn.errors import ExecutorError
+from thunder_fn.rewrites import SCHEMES, int4, kernels
+from thunder_fn.rewrites.eight_bits import FP8, floats_of, fp8_dynamic_linear, int8_dynamic_linear
+from thunder_fn.rewrites.four_bits import kernel_block
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def quantised(scheme: Any, rows: int, columns: int, dtype: torch.dtype, **options: Any) -> Any:
+    torch.manual_seed(rows * 1000 + columns)
+    layer = torch.nn.Linear(columns, rows, dtype=dtype).requires_grad_(False)
+    return tfn.quantize(tfn.jit(layer, **options), scheme)
+
+
+def program(module: Any) -> str:
+    return str(tfn.last_traces(module._function().jitted)[-1])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(data=st.data())
+@settings(max_examples=5, deadline=None)
+def test_a_kernel_computes_what_the_composite_means(scheme: str, data: st.DataObject) -> None:
+    rows, columns = (
+        data.draw(st.sampled_from([1, 5, 16, 48, 80])),
+        data.draw(st.sampled_from([1, 7, 32, 64, 192, 256])),
+    )
+    count, dtype = data.draw(st.sampled_from([0, 1, 3, 8, 17, 40])), data.draw(st.sampled_from(DTYPES))
+    q = quantised(scheme, rows, columns, dtype)
+    x = torch.randn(count, 1, columns).to(dtype) * 10.0 ** data.draw(st.integers(-3, 3))
+    found, parts = q(x), q.parts()
+    weight, bias = (q.state_dict()[name].double() for name in ("weight", "bias"))
+    exact = F.linear(x.double(), weight, bias)
+    noise = torch.finfo(dtype).eps * 4 * (x.double().abs() @ weight.abs().t() + bias.abs())
+    if "dynamic" in scheme:  # half a step of each activation, or of its last of three places
+        amax = x.double().abs().amax(-1, keepdim=True) if count else x.double()
+        off = amax / 254 if scheme == "int8_dynamic" else x.double().abs() * 2**-4 + amax * 2**-18
+        noise = noise + off.expand(x.shape) @ weight.abs().t()
+    assert found.dtype == dtype and bool(((found.double() - exact).abs() <= noise + 1e-30).all()), parts
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "count", "kernel"),
+    [
+        ("int8", torch.bfloat16, 1, "weight_int8pack_mm"),
+        ("int8_dynamic", torch.float32, 5, "_int_mm"),
+        ("int4", torch.bfloat16, 1, "weight_int4pack_mm_for_cpu"),
+    ],
+)
+def test_where_a_kernel_is_chosen(scheme: str, dtype: torch.dtype, count: int, kernel: str) -> None:
+    if scheme == "int4" and kernel_block() is None:
+        pytest.skip("PyTorch's int4 weights lie in another way on this processor: kernel_block() is None")
+    q, x = quantised(scheme, 64, 256, dtype), torch.randn(count, 256).to(dtype)
+    q(x)
+    assert kernel in program(q)
+    plain = quantised(scheme, 64, 256, dtype, executors=["torch"])
+    plain(x)
+    assert kernel not in program(plain)
+    torch.testing.assert_close(q(x), plain(x), rtol=0.02, atol=0.02)
+
+
+def test_many_rows_and_bitwise_numerics_have_the_weight_decoded() -> None:
+    for q, count in (
+        (quantised("int8", 64, 256, torch.bfloat16), 9),
+        (quantised("int8", 64, 256, torch.bfloat16, numerics="bitwise"), 1),
+    ):
+        q(torch.randn(count, 256).bfloat16())
+        assert "weight_int8pack_mm" not in program(q)
+
+
+def test_gradients_go_through_what_a_kernel_means() -> None:
+    for scheme in ("int8", "int4", "nf4", "int8_dynamic"):
+        q = quantised(scheme, 32, 64, torch.bfloat16)
+        x = torch.randn(2, 64, dtype=torch.bfloat16, requires_grad=True)
+        q(x).sum().backward()
+        torch.testing.assert_close(x.grad, q.state_dict()["weight"].sum(0).expand(2, 64), rtol=0.02, atol=0.02)
+
+
+@given(rows=st.integers(1, 6).map(lambda n: 16 * n), groups=st.integers(1, 3), group=st.sampled_from([32, 64, 128]))
+@settings(max_examples=8, deadline=None)
+def test_int4_in_the_bytes_of_the_kernel(rows: int, groups: int, group: int) -> None:
+    """The same codes, whichever way they lie."""
+    w = torch.randn(rows, groups * group).bfloat16()
+    scheme = int4(group)
+    packed, plain = scheme.encode(w), scheme.encode(w.float())
+    assert torch.equal(packed["scales_and_zeros"], plain["scales_and_zeros"])
+    shape = tuple(w.shape)
+    assert torch.equal(scheme.decode(packed, shape, torch.float32), scheme.decode(plain, shape, torch.float32))
+    assert ("packed" in packed) == (kernel_block() is not None)
+
+
+def test_the_choices_for_cuda_are_functions_of_types() -> None:
+    x, few = torch.empty(32, 64, device="meta"), torch.empty(2, 64, device="meta")
+    w, scales = torch.empty(16, 64, device="meta", dtype=torch.int8), torch.empty(16, device="meta")
+    assert not kernels.suits_int8(x, w, scales) and not kernels.suits_scaled_mm(few, w, scales)
+
+
+def test_products_of_integers_and_of_eight_bit_floats_are_what_the_composites_mean() -> None:
+    for scheme, kernel, composite in (
+        ("int8_dynamic", kernels.int_mm_linear, int8_dynamic_linear),
+        ("fp8_dynamic", kernels.scaled_mm_linear, fp8_dynamic_linear),
+    ):
+        parts = SCHEMES[scheme].encode(torch.randn(32, 64))
+        x, bias = torch.randn(3, 2, 64), torch.randn(32)
+        found = kernel(x, parts["values"], parts["scales"], bias)
+        torch.testing.assert_close(found, composite(x, parts["values"], parts["scales"], bias), rtol=1e-4, atol=1e-4)
+
+
+# ---- bitsandbytes ----
+
+HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
+
+
+@pytest.mark.skipif(HAS_BITSANDBYTES, reason="bitsandbytes is installed")
+def test_without_bitsandbytes() -> None:
+    with pytest.raises(ExecutorError) as error:
+        tfn.jit(torch.sin, executors=["bitsandbytes"])
+    assert str(error.value) == ("the executor bitsandbytes needs the package of that name\n`pip install bitsandbytes`.")
+
+
+@pytest.mark.skipif(not HAS_BITSANDBYTES, reason="bitsandbytes is not installed")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_bitsandbytes(dtype: torch.dtype, count: int) -> None:
+    q = quantised("nf4", 64, 256, dtype, executors=["bitsandbytes"])
+    x = torch.randn(count, 256).to(dtype)
+    found = q(x)
+    assert "nf4_matmul(" in program(q)
+    expected = F.linear(x, q.state_dict()["weight"], q.state_dict()["bias"])
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_eight_bit_floats_are_read_from_their_bits() -> None:
+    every = torch.arange(256).to(torch.uint8).view(FP8)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        numbers = every.to(dtype)
+        assert torch.equal(floats_of(every, dtype)[~numbers.isnan()], numbers[~numbers.isnan()])

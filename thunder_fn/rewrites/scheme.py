@@ -1,0 +1,98 @@
+"""What a quantisation scheme is, and what schemes share.
+
+A scheme is a pair of traceable functions with a promise on the error. Codes lie along dim 0 of a weight, the output
+channels of a linear layer; all other dims are flattened. Sources: LLM.int8() (arXiv:2208.07339), GPTQ's group-wise int4
+(arXiv:2210.17323), QLoRA's nf4 with double quantisation (arXiv:2305.14314), FP8 formats (arXiv:2209.05433).
+
+A linear layer on codes is a `@composite` of the scheme's, whose body decodes and multiplies. That is what it means; an
+executor may have a kernel for it (`thunder_fn.rewrites.kernels`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import torch
+
+from thunder_fn.capture import named_composite
+
+Parts = dict[str, torch.Tensor]
+Shape = tuple[int, ...]
+Bias = torch.Tensor | None
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a floating weight is stored.
+
+    Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element.
+
+    Args:
+        name: names the calls on quantised weights in traces, such as `int8_linear`.
+        encode: `encode(w)` gives the parts by name. Traceable.
+        decode: `decode(parts, shape, dtype)` gives the weight. Traceable.
+        bound: `bound(w)` gives the greatest error of each element, in w's shape.
+        linear: `linear(x, parts, bias, shape)` in place of decoding and multiplying; differentiable in x.
+        embedding: `embedding(indices, parts, dtype)` in place of decoding and looking up.
+        bits: a weight takes, its share of scales and the like included; None where nothing is promised.
+    """
+
+    name: str
+    encode: Callable[[torch.Tensor], Parts]
+    decode: Callable[[Parts, Shape, torch.dtype], torch.Tensor]
+    bound: Callable[[torch.Tensor], torch.Tensor]
+    linear: Callable[[torch.Tensor, Parts, Bias, Shape], torch.Tensor] | None = field(default=None)
+    embedding: Callable[[torch.Tensor, Parts, torch.dtype], torch.Tensor] | None = field(default=None)
+    bits: float | None = None
+
+
+def rows_of(w: torch.Tensor) -> torch.Tensor:
+    """The weight with one row for each output channel."""
+    return w.reshape(w.shape[0], -1)
+
+
+def as_column(values: torch.Tensor, rank: int) -> torch.Tensor:
+    """One number for each row, to multiply a tensor of this rank with."""
+    return values.reshape(-1, *(1,) * (rank - 1))
+
+
+def scales_of(amax: torch.Tensor, largest: float) -> torch.Tensor:
+    """Steps that map [-amax, amax] onto [-largest, largest]; rows of zeros keep a step that is not zero."""
+    return torch.clamp(amax.float() / largest, min=torch.finfo(torch.float32).tiny * 1024)
+
+
+def rounding(w: torch.Tensor) -> torch.Tensor:
+    """What arithmetic in float32 and the cast back to the weight's dtype may add."""
+    return w.abs().float() * (2 * torch.finfo(w.dtype).eps + 4 * torch.finfo(torch.float32).eps)
+
+
+def padded(flat: torch.Tensor, size: int) -> torch.Tensor:
+    """The last dim padded with zeros to a multiple of size, and split into groups of it."""
+    short = -flat.shape[-1] % size
+    return torch.nn.functional.pad(flat, (0, short)).reshape(*flat.shape[:-1], -1, size)
+
+
+def flat_size(shape: Shape) -> int:
+    """How many weights a row has."""
+    return math.prod(shape[1:])
+
+
+def plus(y: torch.Tensor, bias: Bias) -> torch.Tensor:
+    """With the bias, where there is one."""
+    return y if bias is None else y + bias
+
+
+def rounded_rows(x: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of activations in units of a step of their own, and the steps. No gradient flows."""
+    flat = x.detach().reshape(-1, x.shape[-1])
+    steps = scales_of(flat.abs().amax(1, keepdim=True), largest)
+    return flat.float() / steps, steps
+
+
+def on_codes(f: F) -> F:
+    """A linear layer on codes is a composite, `quantized.int8_linear` say, which executors know."""
+    return cast(F, named_composite(f, f"quantized.{f.__name__}"))
