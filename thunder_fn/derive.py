@@ -345,7 +345,23 @@ def decomposition(single: Trace) -> Trace | None:
             return None
         trace = close_recording(recorder, list(ops.flatten_result(result)), equation.op.name)
     is_itself = any(alone(inner) == single for inner in trace.equations)
-    return trace if trace.output_types == single.output_types and not is_itself else None
+    return _constant_statistics(single, trace) if trace.output_types == single.output_types and not is_itself else None
+
+
+def _constant_statistics(single: Trace, parts: Trace) -> Trace:
+    """No derivative goes through the outputs of the parts that none goes through in the op."""
+    floating = tuple(is_differentiable(type) for type in single.input_types)
+    followed = differentiable_outputs(single, floating)
+    if all(flag or not is_differentiable(type) for flag, type in zip(followed, single.output_types, strict=True)):
+        return parts
+    stops = [
+        Equation(ops.STOP_GRADIENT, (atom,), (), (Var(-1 - place, type),))
+        for place, (atom, type, flag) in enumerate(zip(parts.outputs, parts.output_types, followed, strict=True))
+        if is_differentiable(type) and not flag
+    ]
+    stopped = {-1 - var.index: var for stop in stops for var in stop.outputs}
+    outputs = tuple(stopped.get(place, atom) for place, atom in enumerate(parts.outputs))
+    return canonical(parts.inputs, (*parts.equations, *stops), outputs, parts.constants, parts.constraints, parts.name)
 
 
 def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:

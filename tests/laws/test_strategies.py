@@ -72,5 +72,5 @@ def test_in_dims_shrink_to_the_first_dim_of_the_first_input() -> None:
     assert find(in_dims(trace), lambda dims: True) == (0, 0, 0)
 
 
-def test_pytrees_shrink_to_their_leaf() -> None:
-    assert find(pytrees(st.integers()), lambda tree: tree is not None) == 0
+def test_pytrees_shrink_to_a_single_node() -> None:
+    assert find(pytrees(st.integers()), lambda tree: tree is not None) in (0, [])

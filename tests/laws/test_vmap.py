@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import VmapError
+from thunder_fn.derive_vmap import LoopWarning
 
 
-def test_same_numbers_that_cannot_be_had_are_an_error_not_other_numbers() -> None:
-    with pytest.raises(VmapError, match=r"aten\.bernoulli\.default has no batching rule, and a loop would draw other"):
-        tfn.vmap(torch.bernoulli, randomness="same")(torch.full((3, 4), 0.5))
+def test_same_numbers_without_a_batching_rule_come_from_a_loop_that_sets_the_generator_back() -> None:
+    with pytest.warns(LoopWarning, match=r"aten\.bernoulli\.default has no batching rule"):
+        found = tfn.vmap(torch.bernoulli, randomness="same")(torch.full((3, 40), 0.5))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert 0 < found[0].sum() < 40
 
 
 @pytest.mark.parametrize("draw", [torch.nn.functional.dropout, torch.rand_like, lambda x: torch.rand(4) + x])

@@ -119,9 +119,10 @@ class _Walk:
     def _leaf(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         if _same_types(equation, operands):
             return self._add(equation, operands, tuple(var.type for var in equation.outputs))
-        if equation.op.name not in MIXED and not ops.is_pointwise(equation.op):
+        is_backward = "_backward." in equation.op.name  # its kernel takes one precision, whatever its types promise
+        if equation.op.name not in MIXED and (is_backward or not ops.is_pointwise(equation.op)):
             operands = self._answered(equation, operands, "promote")
-        types = _result_types(equation, operands)
+        types = None if is_backward and _is_mixed(operands) else _result_types(equation, operands)
         if types is None:  # the op does not take these types: it gets those that it had
             operands = self._as_before(equation, operands)
             types = tuple(var.type for var in equation.outputs)
@@ -186,6 +187,12 @@ def ask(policy: Policy, equation: Equation) -> Answer:
                     fix='Answer "lower", "float32", "promote" or None.',
                 )
             )
+
+
+def _is_mixed(operands: tuple[Atom, ...]) -> bool:
+    """float64, which autocast lets be, beside a lower precision."""
+    types = (type_of(atom) for atom in operands)
+    return len({type.dtype for type in types if isinstance(type, TensorType) and type.dtype.is_floating_point}) > 1
 
 
 def _same_types(equation: Equation, operands: tuple[Atom, ...]) -> bool:

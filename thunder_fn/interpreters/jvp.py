@@ -85,11 +85,23 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
     if isinstance(rule, JvpRule):
         return rule
     if isinstance(rule, Trace):
-        return push_forward(rule, active)
+        return push_forward(rule, active) if ops.draws(equation) else _beside(single, rule, active)
     try:
         return transposed_twice(single, active)
     except MissingRule:
         raise missing_jvp(single) from None
+
+
+@memo(4096)
+def _beside(single: Trace, parts: Trace, active: Mask) -> JvpRule:
+    """The tangents are those of the parts, the values bitwise those of the op."""
+    rule = push_forward(parts, active)
+    builder = TraceBuilder(rule.trace.name)
+    arguments = tuple(builder.input(type) for type in rule.trace.input_types)
+    count = len(single.inputs)
+    values = inline_into(builder, single, arguments[:count])
+    tangents = inline_into(builder, rule.trace, arguments)[len(single.outputs) :]
+    return JvpRule(dce(builder.build((*values, *tangents))), rule.active_outputs)
 
 
 @memo(4096)

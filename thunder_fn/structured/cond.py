@@ -42,7 +42,7 @@ from thunder_fn.structured.bodies import (
 from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
 from thunder_fn.structured.loop import Loop, add_scan
 from thunder_fn.structured.running import body_function
-from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var, canonical
 
 aten = torch.ops.aten
 COND = Op("structured", "cond")
@@ -98,8 +98,14 @@ def cond_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     rules = [push_forward(body, active[1:]) for body in equation.bodies]
     moved = union([rule.active_outputs for rule in rules])
     bodies = tuple(_with_tangents(rule, moved, len(equation.outputs)) for rule in rules)
-    inputs = (equation.operands[0].type, *bodies[0].input_types)
-    return JvpRule(one_choice(equation, bodies, inputs), moved)
+    chosen = one_choice(equation, bodies, (equation.operands[0].type, *bodies[0].input_types))
+    return JvpRule(_with_input(chosen, len(active), equation.operands[0]) if active[0] else chosen, moved)
+
+
+def _with_input(trace: Trace, position: int, var: Var) -> Trace:
+    """The trace with one more input, the tangent of a floating choice, that it does not read."""
+    inputs = (*trace.inputs[:position], Var(-1, var.type), *trace.inputs[position:])
+    return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
 
 
 def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:

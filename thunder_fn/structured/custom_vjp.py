@@ -207,20 +207,19 @@ def expanded(equation: Equation) -> Equation:
 def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
     """All bodies in batches. The gradient of an operand that all examples share is the sum of theirs.
 
-    Bodies that are not there yet will be batched when they are; until then every output counts as batched.
+    Every output is batched, also one that all examples share: then each example has a cotangent of its own for each
+    output, and what `bwd` makes of them may be summed. Bodies that are not there yet will be batched when they are.
     """
     if getattr(call_of(equation), "has_vmap", False):
         types = tuple(var.type for var in equation.operands)
         return capture_vmap(call_of(equation), types, batched, size, randomness)
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
+    wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     kwargs = equation.kwargs
     call = call_of(equation)
     if len(equation.bodies) == 3 and not getattr(call, "has_jvp", False):
-        _, fwd_flags = batch(equation.bodies[1], batched, size, randomness)
-        wanted = tuple(a or b for a, b in zip(flags, fwd_flags, strict=False))
         rest = batched_rule(*equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness)
     else:
-        wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
         types = tuple(var.type for var in equation.operands)
         call = BatchedCall(call, equation.bodies[0], types, batched, wanted, size, randomness)
         kwargs, rest = (("rule", Literal(call)), ("gradients", Literal(gradients_of(equation)))), ()

@@ -130,7 +130,7 @@ def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
     Law: ``vmap(trace, dims, size)`` is a loop, for each dims drawn.
     """
     ranks = [len(type.shape) if isinstance(type, TensorType) else 0 for type in trace.input_types]
-    one_each = st.tuples(*(st.one_of(st.integers(0, rank), st.none()) for rank in ranks))
+    one_each = st.tuples(*(st.sampled_from((*range(rank + 1), None)) for rank in ranks))
     return one_each.map(lambda dims: dims if not dims or any(dim is not None for dim in dims) else (0, *dims[1:]))
 
 

@@ -101,13 +101,13 @@ def _stacked(builder: TraceBuilder, column: list[Atom], type: Any, reverse: bool
 
 
 def _counted_steps(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
-    """Every step of a loop that does nothing but count to know when it ends."""
+    """Every step of a loop that does nothing but count to know when it ends, and draws no random numbers for it."""
     loop, (condition, body) = While.of(equation), equation.bodies
     consts, carry = loop.parts(operands)
     first = carry[0] if carry else None
     value = known.get(first.index) if isinstance(first, Var) else None
     goes_on, counts = _of_counter(condition, loop.num_consts), _of_counter(body, loop.num_consts)
-    if value is None or goes_on is None or counts is None:
+    if value is None or goes_on is None or counts is None or any(map(is_kept, condition.equations)):
         return None
     limit, steps, counter = loop.max_steps, 0, torch.tensor(value)
     while (limit is None or steps < limit) and goes_on(counter):
