@@ -156,9 +156,9 @@ def test_nothing_partial_stays_when_the_function_raises() -> None:
         with pytest.raises(KeyError) as error:
             f(x)
         assert isinstance(error.value, TracedFunctionError)
-    assert cache_info(f) == (0, 0, 0, 256) and x.tolist() == [0, 0]
+    assert cache_info(f) == (0, 0, 0, 256) and x.tolist() == [2, 2]  # as eager leaves it
     fail = False
-    assert f(x) is x and x.tolist() == [1, 1]
+    assert f(x) is x and x.tolist() == [3, 3]
 
 
 def test_threads() -> None:

@@ -24,7 +24,7 @@ from thunder_fn.capture.recorder import Decision, Recorder, current
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import CaptureError, ThunderError, UnsupportedOutput, located
+from thunder_fn.errors import CaptureError, ThunderError, TracedFunctionError, UnsupportedOutput, located
 from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
 __all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "named_composite", "pytree"]
@@ -85,6 +85,7 @@ def capture(
     *,
     track_no_grad: bool = True,
     symbolic: Symbolic | None = None,
+    on_raise: Callable[[Captured], None] | None = None,
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -94,6 +95,7 @@ def capture(
         f: any PyTorch callable. Non-tensor leaves of its arguments are baked in.
         track_no_grad: keep `no_grad` and `detach` as stops for gradients.
         symbolic: the leaves of `(args, kwargs)` that are, or have sizes that are, symbols.
+        on_raise: called if f raises, with what it did until then: a trace without results, and its writes.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules are as they were before.
@@ -107,33 +109,67 @@ def capture(
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
-    with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
-        tracers = {i: recorder.input(leaves[i], layouts.get(i)) for i in places}
-        values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
-        given = tracers | {i: values[number.value] for i, number in numbers.items()}
-        for module, path in modules_of(f, leaves):
-            recorder.modules.watch(module, path)
-        try:
-            arguments = pytree.unflatten(in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
-            out_leaves, out_spec = pytree.flatten(_run(recorder, f, name, *arguments))
-            statics = tuple(_static(leaf, f, name) for leaf in out_leaves)
-            outputs = [
-                _output(recorder, leaf, name)
-                for leaf, static in zip(out_leaves, statics, strict=True)
-                if static is TENSOR
-            ]
-            changes = _changes(recorder, f, [leaves[i] for i in places], list(tracers.values()))
-        finally:
-            recorder.modules.restore()
-    del out_leaves, tracers, given, values, arguments
-    nested = nest(recorder, (*outputs, *(var for _, var in changes)), _identifier(name))
-    trace = recorder.settled(rewritten(nested, recorder))
-    writes = tuple(write for write, _ in changes)
-    check_aliases(trace, [leaves[i] for i in places], [write.target for write in writes], source_of(f), name)
-    in_statics = tuple(
-        TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf for i, leaf in enumerate(leaves)
-    )
-    return Captured(trace, in_spec, in_statics, out_spec, statics, writes, tuple(recorder.decisions.values()))
+    tensors = [leaves[i] for i in places]
+
+    def captured(end: _End) -> Captured:
+        changes = end.changes
+        nested = nest(recorder, (*end.outputs, *(var for _, var in changes)), _identifier(name))
+        trace, writes = recorder.settled(rewritten(nested, recorder)), tuple(write for write, _ in changes)
+        in_statics = tuple(
+            TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf for i, leaf in enumerate(leaves)
+        )
+        decisions = tuple(recorder.decisions.values())
+        return Captured(trace, in_spec, in_statics, end.out_spec, end.out_leaves, writes, decisions)
+
+    unfinished: _End | None = None
+    try:
+        with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
+            tracers = {i: recorder.input(leaves[i], layouts.get(i)) for i in places}
+            values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
+            given = tracers | {i: values[number.value] for i, number in numbers.items()}
+            for module, path in modules_of(f, leaves):
+                recorder.modules.watch(module, path)
+            try:
+                arguments = pytree.unflatten(in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+                end = _end(recorder, f, name, tensors, list(tracers.values()), _run(recorder, f, name, *arguments))
+            except TracedFunctionError:
+                if on_raise is not None:
+                    unfinished = _end(recorder, f, name, tensors, list(tracers.values()), ())
+                raise
+            finally:
+                recorder.modules.restore()
+                tracers = given = values = arguments = None
+    except TracedFunctionError:
+        if on_raise is not None and unfinished is not None:
+            on_raise(captured(unfinished))
+        raise
+    whole = captured(end)
+    check_aliases(whole.trace, tensors, [write.target for write in whole.writes], source_of(f), name)
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a function has got to: its result, and what it has changed."""
+
+    out_spec: pytree.PyTreeSpec
+    out_leaves: tuple[Any, ...]
+    outputs: tuple[Atom, ...]
+    changes: tuple[tuple[Write, Var], ...]
+
+
+def _end(
+    recorder: Recorder,
+    f: Callable[..., Any],
+    name: str,
+    tensors: list[torch.Tensor],
+    tracers: list[torch.Tensor],
+    result: Any,
+) -> _End:
+    leaves, spec = pytree.flatten(result)
+    statics = tuple(_static(leaf, f, name) for leaf in leaves)
+    outputs = (_output(recorder, leaf, name) for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR)
+    return _End(spec, statics, tuple(outputs), tuple(_changes(recorder, f, tensors, tracers)))
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> str:

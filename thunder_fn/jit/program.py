@@ -18,6 +18,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture
+from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
@@ -26,6 +27,7 @@ from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.executors.reuse import is_dense
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
@@ -74,10 +76,16 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         CaptureError: f cannot be traced.
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
-    captured, traces = capture_call(f, options, call, symbolic)
-    closed, constants = close_over(traces[-1])
     tensors = tuple(tensor for _, tensor in call.tensors)
     numbers = symbolic.inputs if symbolic is not None else ()
+
+    def as_far_as_it_got(captured: Captured) -> None:
+        """f raised: what it had changed by then is changed, and random numbers are drawn, as eager would have."""
+        values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
+        write_back(captured, tensors, evaluate(captured.trace, values))
+
+    captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got)
+    closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
     writes = _places(targets, len(tensors) + len(numbers), constants)
     executors, values = options.chosen_executors(), (*tensors, *numbers, *constants)
@@ -109,12 +117,16 @@ def _decisions(captured: Captured, trace: Trace, bridged: Bridge | None) -> tupl
 
 
 def capture_call(
-    f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None
+    f: Callable[..., Any],
+    options: Options,
+    call: Call,
+    symbolic: Symbolic | None = None,
+    on_raise: Callable[[Captured], None] | None = None,
 ) -> tuple[Captured, list[Trace]]:
-    """What is captured of a call: its trace, and the trace after each of the transforms."""
+    """What is captured of a call: its trace, and the trace after each of the transforms. `on_raise` as for `capture`."""
     rewrite = options.rewrite()
     with lookasides(options.lookasides), nullcontext() if rewrite is None else rewritten_by(rewrite):
-        captured = capture(with_statics(f, call), call.args, call.kwargs, symbolic=symbolic)
+        captured = capture(with_statics(f, call), call.args, call.kwargs, symbolic=symbolic, on_raise=on_raise)
     return captured, transformed(captured.trace, options)
 
 
