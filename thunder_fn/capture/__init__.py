@@ -138,11 +138,11 @@ def capture(
                 raise
             finally:
                 recorder.modules.restore()
-                tracers = given = values = arguments = None
     except TracedFunctionError:
         if on_raise is not None and unfinished is not None:
             on_raise(captured(unfinished))
         raise
+    del tracers, given, values, arguments
     whole = captured(end)
     check_aliases(whole.trace, tensors, [write.target for write in whole.writes], source_of(f), name)
     return whole
