@@ -13,12 +13,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import sympy
 import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
 from thunder_fn.capture.recorder import Leaf, Recorder
+from thunder_fn.constraints import equals_hint
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
@@ -317,7 +317,7 @@ def pinned(single: Trace) -> Trace | None:
 
     args, kwargs = tuple(map(number, equation.args)), tuple((key, number(arg)) for key, arg in equation.kwargs)
     new = Equation(equation.op, args, kwargs, equation.outputs, source=equation.source)
-    constraints = tuple(Expr(sympy.Eq(expr.value, sympy.sympify(hint_of(expr)))) for expr in found)
+    constraints = tuple(map(equals_hint, found))
     return Trace(single.inputs, (new,), single.outputs, constraints=constraints)
 
 

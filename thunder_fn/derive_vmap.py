@@ -8,7 +8,7 @@ example by example, and a warning names the op once.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,11 +17,24 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
+from thunder_fn.constraints import equations_between, fixes_numbers
 from thunder_fn.decompositions import NOT_BATCHED
 from thunder_fn.derive import call_leaf, close_recording, decomposition, pinned
 from thunder_fn.rules import Mask
-from thunder_fn.symbols import fixes_numbers, is_symbolic
-from thunder_fn.trace import Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, map_arg, python_arg
+from thunder_fn.symbols import is_symbolic
+from thunder_fn.trace import (
+    Dim,
+    Equation,
+    Expr,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    map_arg,
+    python_arg,
+)
 
 SCAN = Op("structured", "scan")
 STATE = TensorType(torch.uint8, (SIZE,))
@@ -38,13 +51,13 @@ class LoopWarning(UserWarning):
     """An op has no batching rule; vmap runs it once for each example."""
 
 
-def batched_type(type: Type, size: int) -> Type:
+def batched_type(type: Type, size: Dim) -> Type:
     """The type with a leading batch dim."""
     return TensorType(type.dtype, (size, *type.shape), type.device) if isinstance(type, TensorType) else type
 
 
 @lru_cache(maxsize=65536)
-def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapRule | Trace:
+def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
     """The batched equation, or the op's decomposition."""
     (equation,) = single.equations
     if ops.is_fill(equation.op):
@@ -55,19 +68,19 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
         parts = decomposition(single)
         if parts is not None:
             return parts
-    if equation.op.name == "aten.cat.default" and is_symbolic(single):
+    if equation.op.name == "aten.cat.default" and _has_symbols(single, size):
         return VmapRule(_cat(single, batched, size))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
             with internals.no_vmap_fallback():
-                rule: Trace | None = _ask_functorch(single, batched, size, randomness)
-    except (RuntimeError, NotImplementedError, UserWarning):
+                rule = _with_types_of_batch(_ask_functorch(single, batched, size, randomness), single, size)
+    except (*CANNOT, UserWarning):
         rule = None
-    if rule is not None and _has_types_of_batch(rule, single, size):
-        found = decomposition(single) if fixes_numbers(rule) and not ops.draws(equation) else None
-        return VmapRule(rule) if found is None or fixes_numbers(found) else found
-    found = None if ops.draws(equation) else pinned(single) or decomposition(single)
+    if rule is not None:
+        found = _parts(single) if fixes_numbers(rule) and not ops.draws(equation) else None
+        return found if found is not None and _is_better(found) else VmapRule(rule)
+    found = None if ops.draws(equation) else pinned(single) or _parts(single)
     if found is not None:
         return found
     if ops.draws(equation) and randomness == "error":
@@ -83,7 +96,30 @@ def vmap_rule(single: Trace, batched: Mask, size: int, randomness: str) -> VmapR
     return VmapRule(_loop(single, batched, size, same))
 
 
-def _cat(single: Trace, batched: Mask, size: int) -> Trace:
+CANNOT = (RuntimeError, NotImplementedError, TypeError)
+"""What PyTorch raises where it has no rule; the last one comes from sympy where it has none for symbols."""
+
+
+def _parts(single: Trace) -> Trace | None:
+    """The op's decomposition; None where it does not take symbols."""
+    if not is_symbolic(single):
+        return decomposition(single)
+    try:
+        return decomposition(single)
+    except CANNOT:
+        return None
+
+
+def _is_better(parts: Trace) -> bool:
+    """The decomposition holds for all numbers, and its parts have batching rules, which PyTorch's prims have not."""
+    return not fixes_numbers(parts) and not any(part.op.name.startswith("prims.") for part in parts.equations)
+
+
+def _has_symbols(single: Trace, size: Dim) -> bool:
+    return is_symbolic(single) or isinstance(size, Expr)
+
+
+def _cat(single: Trace, batched: Mask, size: Dim) -> Trace:
     """functorch's rule looks at sizes, as if they were numbers."""
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False, symbolic=True)
@@ -117,16 +153,16 @@ def raise_same(name: str) -> None:
     )
 
 
-def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: int) -> list[torch.Tensor]:
+def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: Dim) -> list[torch.Tensor]:
     types = [
         batched_type(var.type, size) if flag else var.type for var, flag in zip(single.inputs, batched, strict=True)
     ]
     return [recorder.input_of_type(type) for type in types if isinstance(type, TensorType)]
 
 
-def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
+def _ask_functorch(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
     (equation,) = single.equations
-    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
+    recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
     with recorder.running():
         tracers = _inputs(recorder, single, batched, size)
         moved = [index for index, flag in enumerate(batched) if flag]
@@ -140,7 +176,7 @@ def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> 
             present.extend(isinstance(result, torch.Tensor) for result in results)
             return tuple(result for result in results if isinstance(result, torch.Tensor))
 
-        examples = tuple(tracers[index] for index in moved) or (torch.empty(size, device="meta"),)
+        examples = tuple(tracers[index] for index in moved) or (torch.empty(recorder.mode.size(size), device="meta"),)
         outputs = torch.vmap(run, randomness=randomness)(*examples)
         supply = iter(outputs)
         return close_recording(
@@ -148,26 +184,29 @@ def _ask_functorch(single: Trace, batched: Mask, size: int, randomness: str) -> 
         )
 
 
-def _has_types_of_batch(rule: Trace, single: Trace, size: int) -> bool:
-    """functorch's rule gives a batch of what the op gives. It does not for `index_select` with a scalar index."""
+def _with_types_of_batch(rule: Trace, single: Trace, size: Dim) -> Trace | None:
+    """functorch's rule where it gives a batch of what the op gives. It does not for `index_select` with a scalar index."""
     wanted = tuple(batched_type(type, size) for type in single.output_types)
-    return rule.output_types == wanted
+    further = equations_between(rule.output_types, wanted)
+    if further is None:
+        return None
+    return replace(rule, constraints=tuple(dict.fromkeys((*rule.constraints, *further)))) if further else rule
 
 
-def _fill(single: Trace, batched: Mask, size: int, randomness: str) -> Trace:
+def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
     """Random numbers of their own for each example, drawn at once, or one draw for all of them."""
     (equation,) = single.equations
     if randomness == "error":
         raise_randomness(equation.op.name)
-    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
+    recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
     with recorder.running():
-        (like,) = _inputs(recorder, single, batched, size)
+        (like,), count = _inputs(recorder, single, batched, size), recorder.mode.size(size)
         if randomness == "same":
             like = like.new_empty(like.shape[1:]) if batched[0] else like
         elif not batched[0]:
-            like = like.new_empty((size, *like.shape))
+            like = like.new_empty((count, *like.shape))
         (result,) = call_leaf(equation, lambda var: like)
-        result = result.expand(size, *result.shape) if randomness == "same" else result
+        result = result.expand(count, *result.shape) if randomness == "same" else result
         return close_recording(recorder, [result], f"vmap_{equation.op.name}")
 
 
@@ -180,7 +219,7 @@ def _is_unary(equation: Equation) -> bool:
     return pointwise and len(equation.operands) == 1 and isinstance(equation.outputs[0].type, TensorType)
 
 
-def _of_whole_batch(single: Trace, size: int) -> Trace:
+def _of_whole_batch(single: Trace, size: Dim) -> Trace:
     """The op on the batch as it is. functorch unwraps what it detaches, so a recording would not show stop_gradient."""
     (equation,) = single.equations
     builder = TraceBuilder(f"vmap_{equation.op.name}")
@@ -191,7 +230,7 @@ def _of_whole_batch(single: Trace, size: int) -> Trace:
     return builder.build(builder.add(equation.op, args, types, kwargs=kwargs, source=equation.source))
 
 
-def _loop(single: Trace, batched: Mask, size: int, same: bool) -> Trace:
+def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     """A scan over the examples; `same`, with the generator set back before each, so that all draw the same numbers."""
     (equation,) = single.equations
     builder, body = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)

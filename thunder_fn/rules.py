@@ -13,7 +13,7 @@ from functools import lru_cache, wraps
 from typing import Any, Literal as Choice, ParamSpec, TypeVar
 
 from thunder_fn.errors import MissingRule, located
-from thunder_fn.trace import Equation, Trace, Var
+from thunder_fn.trace import Dim, Equation, Trace, Var
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,7 +114,7 @@ class StructuredOp:
     activity: Callable[[Equation, Mask], Mask]
     jvp: Callable[[Equation, Mask], JvpRule]
     split: Callable[[Equation, Mask, Mask], Split]
-    batch: Callable[[Equation, Mask, int, str], tuple[Trace, Mask]]
+    batch: Callable[[Equation, Mask, Dim, str], tuple[Trace, Mask]]
     dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
     lower: Callable[[Equation], Trace | None] | None = None
     divide: Callable[[Equation, Mask, Mask], tuple[Trace, Trace]] | None = None

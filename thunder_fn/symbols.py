@@ -365,15 +365,3 @@ def hint_of(value: Any) -> Any:
         return value
     symbols = value.value.free_symbols
     return compute(value, {symbol: getattr(symbol, "hint", 2) for symbol in symbols})
-
-
-def constraints_of(trace: Trace) -> tuple[Expr, ...]:
-    """The constraints of a trace and of all bodies in it, over symbols of the trace."""
-    known = symbols_of(trace)
-    found = (constraint for inner in subtraces(trace) for constraint in inner.constraints)
-    return tuple(dict.fromkeys(constraint for constraint in found if constraint.value.free_symbols <= known))
-
-
-def fixes_numbers(trace: Trace) -> bool:
-    """A rule holds for one number only: what it was derived from took a symbol for the number of the moment."""
-    return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)

@@ -11,11 +11,12 @@ import torch
 from thunder_fn.api.calling import apply, main_only, main_output, write_back
 from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.python_numbers import running_shape
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import NotDifferentiable, TangentError
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.partial import partial_eval
-from thunder_fn.trace import TensorType, Trace, static_shape, type_of_value
+from thunder_fn.trace import TensorType, Trace, type_of_value
 
 
 def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
@@ -125,7 +126,7 @@ class Linear:
         moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
         supply = iter(apply(f"{self.captured.trace.name}_linear", self.trace, (*self.residuals, *moved)))
         filled = tuple(
-            next(supply) if flag else torch.zeros(static_shape(type), dtype=type.dtype, device=type.device)
+            next(supply) if flag else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
             for type, flag in zip(self.types, self.active_outputs, strict=True)
         )
         return self.captured.result(filled)

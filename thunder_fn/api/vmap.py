@@ -14,7 +14,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.torch_internals import is_functorch_wrapped
-from thunder_fn.trace import type_of_value
+from thunder_fn.trace import as_dim, type_of_value
 
 RANDOMNESS = ("error", "different", "same")
 
@@ -44,7 +44,7 @@ class Vmap(Transformed):
         kept = [dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)]
         inputs = tensors_of(captured, args, kwargs)
         in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
-        new, flags = vmap_trace(captured.trace, in_dims, size, self.randomness)
+        new, flags = vmap_trace(captured.trace, in_dims, as_dim(size), self.randomness)
         outputs = apply(self.__name__, new, inputs)
         self._write_back(captured, inputs, in_dims, outputs[captured.num_results :], flags[captured.num_results :])
         return self._arrange(captured, outputs[: captured.num_results], flags[: captured.num_results], size)
@@ -223,7 +223,7 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
                 f"{name}: in_dims is None for every argument, so there is nothing to batch over", source=user_source()
             )
         )
-    if len({size for _, _, size in sizes}) > 1:
+    if any(size != sizes[0][2] for _, _, size in sizes):
         listed = "\n".join(f"  {path} has size {size} in dim {dim}" for path, dim, size in sizes)
         raise VmapError(
             located(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.trace import Dim, Expr, TensorType
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _HERE = __file__.rsplit("/", 2)[0]
@@ -115,6 +116,16 @@ def as_python(value: Any) -> Any:
             return tuple(map(as_python, value))
         case _:
             return value
+
+
+def running(size: Dim) -> Any:
+    """A size as user code takes it that runs in the capture of this thread."""
+    return as_python(internals.running_number(size)) if isinstance(size, Expr) else size
+
+
+def running_shape(type: TensorType) -> tuple[Any, ...]:
+    """The sizes of a type as user code takes them."""
+    return tuple(map(running, type.shape))
 
 
 def _symbolic_math(name: str) -> Callable[[Any], Callable[..., Any]]:

@@ -56,9 +56,13 @@ optree.register_pytree_node(
 _registered.add(torch.Size)
 
 
+class Sizes(tuple[Any, ...]):
+    """A torch.Size with something else than numbers in it."""
+
+
 def _size(children: Iterable[Any]) -> tuple[Any, ...]:
     sizes = tuple(children)
-    return torch.Size(sizes) if all(isinstance(size, int) for size in sizes) else sizes
+    return torch.Size(sizes) if all(isinstance(size, (int, torch.SymInt)) for size in sizes) else Sizes(sizes)
 
 
 def _is_container(leaf: Any) -> bool:

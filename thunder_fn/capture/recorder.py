@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 
 from thunder_fn import ops, torch_internals as internals
@@ -34,6 +35,7 @@ from thunder_fn.capture.supported import (
     higher_order_error,
     is_wrapped,
 )
+from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
 from thunder_fn.pure_twins import pure_call
 from thunder_fn.symbols import Substitution
@@ -256,6 +258,10 @@ class Recorder:
         """The trace with its symbols as few as what has been decided leaves: where `s1 == s0`, there is only `s0`."""
         if self.mode.shape_env is None or (self.outer is not None and self.outer.mode.shape_env is not None):
             return trace
+        for constraint in constraints_of(trace):
+            if isinstance(constraint.value, sympy.Eq):  # of a rule that holds for one number only
+                bool(self.mode.size(constraint))
+                self.decisions.setdefault(constraint, Decision(constraint, True))
         new = Substitution(self.mode.numbers.simplified)
         trace = dataclasses.replace(trace, constraints=(*trace.constraints, *self.constraints))
         return new.trace(trace)

@@ -10,13 +10,15 @@ from typing import Any
 from thunder_fn import torch_internals as internals
 from thunder_fn.executors.base import Executor
 from thunder_fn.structured.running import bodies_compiled_by
-from thunder_fn.symbols import close_symbols, symbols_of, symbols_read
+from thunder_fn.symbols import close_symbols, symbols_in, symbols_of, symbols_read
 from thunder_fn.trace import Equation, Trace
 
 
 def numbers_read(equation: Equation) -> tuple[str, ...]:
     """The symbols from outside that the function of a structured equation computes with."""
-    return tuple(sorted({str(symbol) for body in equation.bodies for symbol in symbols_read(body) & symbols_of(body)}))
+    found = {str(symbol) for body in equation.bodies for symbol in symbols_read(body) & symbols_of(body)}
+    own = symbols_in(tuple(arg for _, arg in equation.kwargs))
+    return tuple(sorted(found.union(map(str, own))))
 
 
 def run_compiled(

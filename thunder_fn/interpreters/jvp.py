@@ -9,13 +9,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 from thunder_fn import ops
+from thunder_fn.constraints import fixes_numbers
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.derive_jvp import jvp_rule, missing_jvp
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
 from thunder_fn.rules import JvpRule, Mask, memo, rules_of
-from thunder_fn.symbols import fixes_numbers
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
 

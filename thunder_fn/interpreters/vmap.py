@@ -13,13 +13,13 @@ from thunder_fn.derive import alone
 from thunder_fn.derive_vmap import VmapRule, batched_type, vmap_rule
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import Mask, memo, rules_of
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
 
 
 @memo(16384)
-def batch(trace: Trace, batched: Mask, size: int, randomness: str = "error") -> tuple[Trace, Mask]:
+def batch(trace: Trace, batched: Mask, size: Dim, randomness: str = "error") -> tuple[Trace, Mask]:
     """Batch a trace whose batched inputs have a leading batch dim; also which outputs are batched."""
     builder = TraceBuilder(f"vmap_{trace.name}")
     builder.require(trace.constraints)
@@ -38,7 +38,7 @@ def batch(trace: Trace, batched: Mask, size: int, randomness: str = "error") -> 
 
 
 def _batch_equation(
-    builder: TraceBuilder, equation: Equation, env: dict[int, Atom], flags: dict[int, bool], size: int, randomness: str
+    builder: TraceBuilder, equation: Equation, env: dict[int, Atom], flags: dict[int, bool], size: Dim, randomness: str
 ) -> None:
     batched = tuple(flags[var.index] for var in equation.operands)
     if not any(batched) and not (ops.has_random(equation) and randomness != "same"):
@@ -57,7 +57,7 @@ def _batch_equation(
         flags[var.index] = flag and isinstance(var.type, TensorType)
 
 
-def rule_of(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def rule_of(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The batched equation and which of its outputs are batched."""
     if equation.op.kind == "composite":
         return batch(equation.body, batched, size, randomness)
@@ -83,7 +83,7 @@ def move_dim(builder: TraceBuilder, value: Atom, source: int, destination: int) 
 
 @memo(1024)
 def vmap(
-    trace: Trace, in_dims: tuple[int | None, ...], size: int, randomness: str = "error"
+    trace: Trace, in_dims: tuple[int | None, ...], size: Dim, randomness: str = "error"
 ) -> tuple[Trace, tuple[int | None, ...]]:
     """Batch a trace over a new axis.
 

@@ -24,6 +24,7 @@ from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
 from thunder_fn.capture.recorder import Decision
 from thunder_fn.capture.rewriting import rewritten_by
+from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.executors.reuse import is_dense
@@ -34,7 +35,6 @@ from thunder_fn.jit.callpath import Namespace, put_together, skeleton
 from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
 from thunder_fn.jit.options import Options
 from thunder_fn.jit.prologue import prologue_trace, structure_text
-from thunder_fn.symbols import constraints_of
 from thunder_fn.trace import Source, Trace, Var, canonical
 
 

@@ -22,13 +22,14 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.lookasides import divert, original_of
+from thunder_fn.capture.python_numbers import running, running_shape
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError
 from thunder_fn.rules import Mask
 from thunder_fn.structured import calls
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_vjp import bind_call
-from thunder_fn.trace import TensorType, Type, static_shape, type_of_value
+from thunder_fn.trace import Dim, TensorType, Type, type_of_value
 
 
 class Context:
@@ -155,10 +156,10 @@ class FunctionCall(Call):
         """A run of the rule."""
         return _Run(self)
 
-    def vmap(self, size: int, randomness: str, batched: Mask, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    def vmap(self, size: Dim, randomness: str, batched: Mask, tensors: Sequence[Any]) -> tuple[Any, Any]:
         """The class's own batching rule."""
         dims = self.tree([0 if flag else None for flag in batched], lambda leaf: None)
-        return self.function.vmap(internals.vmap_info(size, randomness), dims, *self.args(tensors))
+        return self.function.vmap(internals.vmap_info(running(size), randomness), dims, *self.args(tensors))
 
 
 def _map_outputs(output: Any, context: Context) -> Any:
@@ -276,7 +277,7 @@ def _cotangents(primal: Captured, given: Any, types: Any) -> list[Any]:
             found.append(None)
             continue
         type = next(types)
-        found.append(next(given) if is_differentiable(type) else torch.zeros(static_shape(type), dtype=type.dtype))
+        found.append(next(given) if is_differentiable(type) else torch.zeros(running_shape(type), dtype=type.dtype))
     return found
 
 
@@ -286,7 +287,7 @@ def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
         return None
     if not isinstance(value, torch.Tensor):
         raise CustomRuleError(f"{where} returned {calls.described(value)} for {path}, which is {type}")
-    shape = static_shape(type)
+    shape = running_shape(type)
     if tuple(value.shape) != shape and torch.broadcast_shapes(value.shape, shape) == value.shape:
         value = value.sum_to_size(shape)
     return calls.check_gradient(value.to(type.dtype), type, path, where)

@@ -20,7 +20,7 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.vjp import vjp
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.trace import Literal, Op, Trace, TraceBuilder, Type, type_of_value
+from thunder_fn.trace import Literal, Op, Trace, TraceBuilder, Type, as_dim, type_of_value
 
 Values = tuple[Any, ...]
 
@@ -92,7 +92,7 @@ class _Wrapped(torch.autograd.Function):
         moved = [
             value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, in_dims[1:], strict=True)
         ]
-        new, batched = batch(trace, flags, info.batch_size, info.randomness)
+        new, batched = batch(trace, flags, as_dim(info.batch_size), info.randomness)
         return _replayed(new, moved), tuple(0 if flag else None for flag in batched)
 
 

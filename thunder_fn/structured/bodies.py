@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from thunder_fn import ops
-from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
+from thunder_fn.capture.python_numbers import running
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
+from thunder_fn.constraints import equations_between
 from thunder_fn.errors import CaptureError, InvalidTrace, located
 from thunder_fn.interpreters.simplify import inline_into, is_kept
 from thunder_fn.interpreters.vjp import activity
 from thunder_fn.rules import Mask
+from thunder_fn.symbols import Substitution
 from thunder_fn.trace import (
     Atom,
+    Dim,
     Literal,
     TensorType,
     Trace,
@@ -72,6 +76,19 @@ def close_bodies(captured: Sequence[Captured]) -> tuple[tuple[Trace, ...], tuple
     return tuple(_closed(one.trace, closures) for one in captured), tuple(closures.values())
 
 
+def agreed(bodies: Bodies, types: Sequence[Type], others: Sequence[Type]) -> Bodies:
+    """The bodies where types that have to be equal are: sizes that are equal for the moment's numbers, are from now on."""
+    recorder = current()
+    if recorder is None or not recorder.symbolic:
+        return bodies
+    count = min(len(types), len(others))
+    for constraint in equations_between(types[:count], others[:count]) or ():
+        bool(running(constraint))
+    settled = Substitution(recorder.mode.numbers.simplified).trace
+    captured = tuple(replace(one, trace=settled(one.trace)) for one in bodies.captured)
+    return Bodies(captured, tuple(map(settled, bodies.bodies)), bodies.closures)
+
+
 def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -> None:
     """Raise if a function writes to a tensor from outside."""
     if not captured.writes:
@@ -112,7 +129,7 @@ def without_inputs(trace: Trace, reads: Mask) -> Trace:
     return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
 
 
-def expand(builder: TraceBuilder, value: Atom, size: int) -> Var:
+def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
     """The value repeated along a new leading batch dim."""
     assert isinstance(value, Var) and isinstance(value.type, TensorType), "only tensors are batched"
     type = TensorType(value.type.dtype, (size, *value.type.shape), value.type.device)
@@ -121,7 +138,7 @@ def expand(builder: TraceBuilder, value: Atom, size: int) -> Var:
     return result
 
 
-def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
+def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
     """The first outputs get a batch dim where the flags say so."""
     builder = TraceBuilder(trace.name)
     results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
@@ -145,6 +162,11 @@ def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
 def tensor_leaves(tree: Any) -> list[torch.Tensor]:
     """The tensors of a pytree, which are the inputs of a trace captured on it."""
     return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def types_of_tensors(tree: Any) -> tuple[Type, ...]:
+    """The types of the tensors of a pytree."""
+    return tuple(map(type_of_value, tensor_leaves(tree)))
 
 
 def statics(captured: Captured) -> tuple[Any, ...]:

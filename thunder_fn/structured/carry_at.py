@@ -41,7 +41,20 @@ from thunder_fn.structured.while_parts import (
     jvp_body,
     operands_with_tangents,
 )
-from thunder_fn.trace import Atom, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var, type_of
+from thunder_fn.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    Op,
+    Source,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    type_of,
+)
 
 aten = torch.ops.aten
 CARRY_AT = Op("structured", "carry_at")
@@ -202,7 +215,7 @@ def _inputs(name: str, types: tuple[tuple[Type, ...], ...]) -> tuple[TraceBuilde
 # ---- vmap ----
 
 
-def carry_at_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def carry_at_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The carry of the batched loop; with an index for each example, each takes its own."""
     index_is_batched, *rest = batched
     if index_is_batched and tensor_type(equation.operands[0].type).shape:

@@ -19,7 +19,7 @@ from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.vmap import batched_type
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.bind import bind
-from thunder_fn.trace import Equation, Literal, Op, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.trace import Dim, Equation, Literal, Op, Trace, TraceBuilder, Type, Var, type_of_value
 
 NAME = Op("structured", "checkpoint_name")
 
@@ -65,7 +65,7 @@ def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     return Split(_alone(equation, equation.operands[0].type), identity.build((cotangent,)), residuals, (0,))
 
 
-def name_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def name_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Name the batch."""
     return _alone(equation, batched_type(equation.operands[0].type, size)), (True,)
 

@@ -32,6 +32,7 @@ from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (
     Bodies,
+    agreed,
     body_activity,
     capture_bodies,
     described_function,
@@ -42,7 +43,7 @@ from thunder_fn.structured.bodies import (
 from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
 from thunder_fn.structured.loop import Loop, add_scan
 from thunder_fn.structured.running import body_function
-from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var, canonical
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var, canonical
 
 aten = torch.ops.aten
 COND = Op("structured", "cond")
@@ -124,7 +125,7 @@ def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:
 # ---- vmap ----
 
 
-def cond_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def cond_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """One choice for all examples stays a choice; a choice for each example becomes a select, or a loop if asked."""
     if batched[0]:
         by = _loop if equation.kwargs == LOOP else _select
@@ -138,7 +139,7 @@ def cond_batch_rule(equation: Equation, batched: Mask, size: int, randomness: st
     return one_choice(equation, bodies, types), flags
 
 
-def _expanded(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
+def _expanded(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
     """Outputs that another branch batches get a batch dim."""
     builder = TraceBuilder(trace.name)
     arguments = tuple(builder.input(type) for type in trace.input_types)
@@ -150,7 +151,7 @@ def _expanded(trace: Trace, own: Mask, flags: Mask, size: int) -> Trace:
     return builder.build(outputs)
 
 
-def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def _select(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Run every branch on safe operands and select each example's outputs."""
     builder = TraceBuilder(f"select_{equation.op.name}")
     types = [
@@ -177,7 +178,7 @@ def _select(equation: Equation, batched: Mask, size: int, randomness: str) -> tu
     return builder.build(tuple(outputs)), (True,) * len(equation.outputs)
 
 
-def _loop(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """A scan over the examples, each of which runs the one branch that it takes."""
     for body in equation.bodies:
         batch(body, batched[1:], size, randomness)  # which refuses random numbers where they are not allowed
@@ -204,7 +205,7 @@ def _loop(equation: Equation, batched: Mask, size: int, randomness: str) -> tupl
     return builder.build(found), (True,) * len(equation.outputs)
 
 
-def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: int) -> list[Var]:
+def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: Dim) -> list[Var]:
     """For each branch, which examples take it."""
     mask = TensorType(
         torch.bool, (size,), choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu")
@@ -323,6 +324,8 @@ def _choose(
     if choice.numel() != 1:
         raise TraceTypeError(f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}")
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
+    for other in bodies.bodies[1:]:
+        bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
     check_branches(op, functions, bodies)
     values = (choice.reshape(()) if choice.ndim else choice, *tensor_leaves(operands), *bodies.closures)
     results = bind(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types, **options)

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import TENSOR, Captured, current
+from thunder_fn.capture.python_numbers import running_shape
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.check import check_operands, check_types
@@ -45,7 +46,7 @@ from thunder_fn.structured.bodies import batched_outputs, close_bodies
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_jvp_split import transposed
 from thunder_fn.structured.followed import evaluate_followed
-from thunder_fn.trace import Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, static_shape
+from thunder_fn.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 
 CUSTOM_JVP = Op("structured", "custom_jvp")
 
@@ -184,7 +185,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 # ---- vmap ----
 
 
-def custom_jvp_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def custom_jvp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Both bodies in batches; every output counts as batched."""
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     call, wanted = call_of(equation), tuple(isinstance(var.type, TensorType) for var in equation.outputs)
@@ -200,7 +201,7 @@ def custom_jvp_batch_rule(equation: Equation, batched: Mask, size: int, randomne
     return builder.build(builder.add(CUSTOM_JVP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)), wanted
 
 
-def _batched_jvp(rule: Trace, types: Sequence[Type], batched: Mask, size: int, randomness: str) -> Trace:
+def _batched_jvp(rule: Trace, types: Sequence[Type], batched: Mask, size: Dim, randomness: str) -> Trace:
     count = len(types)
     tangents = [flag for flag, type in zip(batched[:count], types, strict=True) if is_differentiable(type)]
     trace, flags = batch(rule, (*batched[:count], *tangents, *batched[count:]), size, randomness)
@@ -215,7 +216,7 @@ class BatchedCall:
     primal: Trace
     types: tuple[Type, ...]
     batched: Mask
-    size: int
+    size: Dim
     randomness: str
 
     @property
@@ -279,7 +280,7 @@ class JvpCall(Call):
         moved = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
         types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
         filled = [
-            torch.zeros(static_shape(type), dtype=type.dtype, device=type.device) if value is None else value
+            torch.zeros(running_shape(type), dtype=type.dtype, device=type.device) if value is None else value
             for value, type in zip(moved, types, strict=True)
             if is_differentiable(type)
         ]

@@ -54,7 +54,7 @@ from thunder_fn.structured.vjp_rules import (
     capture_vmap,
     is_being_captured,
 )
-from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
 
@@ -204,7 +204,7 @@ def expanded(equation: Equation) -> Equation:
 # ---- vmap ----
 
 
-def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """All bodies in batches. The gradient of an operand that all examples share is the sum of theirs.
 
     Every output is batched, also one that all examples share: then each example has a cotangent of its own for each

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder_fn.capture import TENSOR, Captured, current
+from thunder_fn.capture.python_numbers import running
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive_vmap import batched_type
@@ -33,7 +34,7 @@ from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import body_activity, close_bodies
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_jvp import call_of
-from thunder_fn.trace import Equation, Op, Trace, TraceBuilder, Type
+from thunder_fn.trace import Dim, Equation, Op, Trace, TraceBuilder, Type
 
 CUSTOM_VMAP = Op("structured", "custom_vmap")
 
@@ -79,7 +80,7 @@ def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outpu
 # ---- vmap ----
 
 
-def custom_vmap_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def custom_vmap_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The user's rule. Closed-over tensors have no batch dim in it."""
     call, types = call_of(equation), tuple(var.type for var in equation.operands)
     count = sum(call.is_tensor)
@@ -91,7 +92,7 @@ def custom_vmap_batch_rule(equation: Equation, batched: Mask, size: int, randomn
 
 
 @remembered_in_context(4096)
-def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: int) -> tuple[Trace, Mask]:
+def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim) -> tuple[Trace, Mask]:
     """Capture the user's rule for operands of which some are batched."""
     count = sum(call.is_tensor)
     wide = tuple(batched_type(type, size) if flag else type for type, flag in zip(types, batched, strict=True))
@@ -147,12 +148,12 @@ class VmapCall(Call):
         return self.function.f(*self.args(tensors))
 
     def vmap(
-        self, primal: Captured, size: int, batched: Mask, tensors: Sequence[Any]
+        self, primal: Captured, size: Dim, batched: Mask, tensors: Sequence[Any]
     ) -> tuple[tuple[Any, ...], list[bool]]:
         """The outputs and which of them are batched, from the user's rule."""
         where = f"custom_vmap: the rule of {self.name}"
         in_batched = self.tree(batched, lambda leaf: False)
-        found = self.function.rule(size, in_batched, *self.args(tensors))
+        found = self.function.rule(running(size), in_batched, *self.args(tensors))
         if not isinstance(found, tuple) or len(found) != 2:
             raise CustomRuleError(
                 f"{where} must return (output, out_batched), but it returned {calls.described(found)}"

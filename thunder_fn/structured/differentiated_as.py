@@ -25,7 +25,7 @@ from thunder_fn.interpreters.vmap import batch
 from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, register
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, body_activity, without_inputs
-from thunder_fn.trace import Equation, Trace, TraceBuilder, Var
+from thunder_fn.trace import Dim, Equation, Trace, TraceBuilder, Var
 
 
 def check_rule(equation: Equation) -> None:
@@ -59,7 +59,7 @@ def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) ->
     return split_vjp(equation.bodies[1], wanted_inputs, wanted_outputs)
 
 
-def batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The same op on both bodies' batches."""
     done = [batch(body, batched, size, randomness) for body in equation.bodies]
     flags = tuple(any(column) for column in zip(*(own for _, own in done), strict=True))

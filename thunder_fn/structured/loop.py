@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from thunder_fn.errors import InvalidTrace
 from thunder_fn.rules import Mask
 from thunder_fn.structured.bodies import body_activity, tensor_type
 from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.trace import Atom, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
 
 T = TypeVar("T")
 Parts = tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]
@@ -23,7 +24,7 @@ class Loop:
 
     num_consts: int
     num_carry: int
-    length: int
+    length: Dim
     reverse: bool = False
     unroll: int = 1
 
@@ -32,6 +33,13 @@ class Loop:
         """The literals of an equation."""
         values = {key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)}
         return Loop(**values)
+
+    @property
+    def steps(self) -> int:
+        """The length of a loop that is written out, which is a number."""
+        if not isinstance(self.length, int):
+            raise InvalidTrace(f"scan: the length {self.length} is symbolic, where a number is needed")
+        return self.length
 
     def literals(self) -> dict[str, Any]:
         """The keyword arguments of the equation."""
@@ -47,7 +55,7 @@ class Loop:
         return tuple(outputs[: self.num_carry]), tuple(outputs[self.num_carry :])
 
 
-def stacked(type: Type, length: int) -> TensorType:
+def stacked(type: Type, length: Dim) -> TensorType:
     """The type of `length` values along a new first dim."""
     tensor = tensor_type(type)
     return TensorType(tensor.dtype, (length, *tensor.shape), tensor.device)

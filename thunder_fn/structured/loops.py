@@ -16,11 +16,19 @@ from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.structured.bodies import Bodies, capture_bodies, described_function, tensor_leaves, tensor_type
+from thunder_fn.structured.bodies import (
+    Bodies,
+    agreed,
+    capture_bodies,
+    described_function,
+    tensor_leaves,
+    tensor_type,
+    types_of_tensors,
+)
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.scan import scan_evaluate_rule
-from thunder_fn.trace import Trace, Type, canonical, type_of_value
+from thunder_fn.trace import Trace, Type, as_dim, canonical, type_of_value
 
 Tensor = torch.Tensor
 R = TypeVar("R")
@@ -66,6 +74,8 @@ def scan(
     Source: torch's scan and jax.lax.scan.
     """
     size, dim = _check_options(xs, dim, length, unroll)
+    if unroll is True or unroll > 1:
+        size = int(size)  # a loop that is written out has a number of steps
     unroll = max(size, 1) if unroll is True else int(unroll)
     if checkpoint not in (None, "sqrt"):
         raise TraceTypeError(f"scan: checkpoint is None or 'sqrt', given {checkpoint!r}")
@@ -95,12 +105,12 @@ def _check_options(xs: Any, dim: Any, length: int | None, unroll: int | bool) ->
     sizes = [(path, leaf.shape[dim]) for path, leaf in named] + ([("length", length)] if length is not None else [])
     if not sizes:
         raise TraceTypeError(located("scan: there are no xs, so length is needed", source=user_source()))
-    if len({size for _, size in sizes}) > 1:
+    if any(size != sizes[0][1] for _, size in sizes):
         listed = "\n".join(f"  {path}: {size}" for path, size in sizes)
         raise TraceTypeError(
             located(f"scan: the number of steps must be the same, but\n{listed}", source=user_source())
         )
-    return int(sizes[0][1]), dim
+    return sizes[0][1], dim
 
 
 # ---- in Python ----
@@ -216,6 +226,7 @@ def _record(
 
     def captured_with(carry: Any) -> tuple[Bodies, Any]:
         bodies = capture_bodies("scan", (combine_fn,), [(carry, example)])
+        bodies = agreed(bodies, types_of_tensors(carry), bodies.bodies[0].output_types)
         return bodies, _pair(combine_fn, result_types(bodies.captured[0]))[0]
 
     init, bodies = with_moving_numbers(init, captured_with)
@@ -228,7 +239,7 @@ def _record(
     body, is_fixed = _fix_carries(body, len(closures), len(init_leaves))
     consts = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if flag]
     moving = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if not flag]
-    loop = Loop(len(closures) + len(consts), len(moving), size, bool(reverse), unroll)
+    loop = Loop(len(closures) + len(consts), len(moving), as_dim(size), bool(reverse), unroll)
     found = scan_evaluate_rule((body,), *closures, *consts, *moving, *x_leaves, **loop.literals())
     last, stacks = loop.results(found)
     supply, kept = iter(last), iter(consts)
@@ -321,7 +332,7 @@ def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *
     """
     for name, bound in (("lo", lo), ("hi", hi)):
         is_scalar = isinstance(bound, Tensor) and bound.numel() == 1 and not bound.is_floating_point()
-        if not is_scalar and (isinstance(bound, bool) or not isinstance(bound, int)):
+        if not is_scalar and (isinstance(bound, bool) or not isinstance(bound, (int, torch.SymInt))):
             given = type_of_value(bound) if isinstance(bound, Tensor) else type(bound).__name__
             raise TraceTypeError(
                 located(f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}", source=user_source())

@@ -18,13 +18,15 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.capture import current
+from thunder_fn.constraints import equals_hint
 from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import LoopWarning, batched_type
 from thunder_fn.errors import InvalidTrace, MissingRule, located
 from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
-from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.symbols import hint_of
+from thunder_fn.trace import Atom, Dim, Equation, Expr, Literal, Op, TensorType, Trace, TraceBuilder, Type
 
 OPAQUE = Op("structured", "opaque")
 
@@ -95,7 +97,7 @@ def opaque_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: M
     raise missing("vjp", call_of(equation), equation)
 
 
-def opaque_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def opaque_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """One call for each example, and a stack of their results."""
     name = call_of(equation).name
     warnings.warn(f"vmap: {name} has no batching rule, so it runs in a loop over {size} examples", LoopWarning, 2)
@@ -104,7 +106,9 @@ def opaque_batch_rule(equation: Equation, batched: Mask, size: int, randomness: 
         builder.input(batched_type(var.type, size) if flag else var.type)
         for var, flag in zip(equation.operands, batched, strict=True)
     ]
-    rows = [_example(builder, equation, inputs, batched, i) for i in range(size)]
+    if isinstance(size, Expr):
+        builder.require([equals_hint(size)])
+    rows = [_example(builder, equation, inputs, batched, i) for i in range(hint_of(size))]
     columns = [_stacked(builder, column) for column in zip(*rows, strict=True)]
     return builder.build(tuple(columns)), (True,) * len(columns)
 

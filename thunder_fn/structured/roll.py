@@ -282,7 +282,7 @@ def add_steps(
     loop = Loop.of(equation)
     consts, carry, xs = loop.parts(operands)
     columns: list[list[Atom]] = [[] for _ in equation.outputs[loop.num_carry :]]
-    for place in reversed(range(loop.length)) if loop.reverse else range(loop.length):
+    for place in reversed(range(loop.steps)) if loop.reverse else range(loop.steps):
         slices = tuple(_slice(builder, x, place, parts) for x in xs)
         carry, ys = loop.results(inline_into(builder, equation.body, (*consts, *carry, *slices), equation.source))
         for column, y in zip(columns, ys, strict=True):
@@ -315,20 +315,20 @@ def _stack(builder: TraceBuilder, column: tuple[Atom, ...], type: TensorType) ->
 def in_blocks(equation: Equation) -> Trace:
     """A scan with `unroll` steps in the body of each step of a shorter scan, and the steps left over after it."""
     loop = Loop.of(equation)
-    count = min(loop.unroll, loop.length)
+    count = min(loop.unroll, loop.steps)
     builder = TraceBuilder("unrolled")
     operands = tuple(builder.input(var.type) for var in equation.operands)
     if count == loop.length:
         return builder.build(add_steps(builder, equation, operands, {}))
     consts, carry, xs = loop.parts(operands)
-    blocks, rest = divmod(loop.length, count)
-    start, stop = (rest, loop.length) if loop.reverse else (0, loop.length - rest)
+    blocks, rest = divmod(loop.steps, count)
+    start, stop = (rest, loop.steps) if loop.reverse else (0, loop.steps - rest)
     body = _block(equation, loop, count)
     main = tuple(_reshaped(builder, _cut(builder, x, start, stop), (blocks, count)) for x in xs)
     found = add_scan(builder, replace(loop, length=blocks, unroll=1), body, (consts, carry, main), equation.source)
     carry, ys = found[: loop.num_carry], [_flattened(builder, y) for y in found[loop.num_carry :]]
     if rest:
-        left = tuple(_cut(builder, x, 0 if loop.reverse else stop, start if loop.reverse else loop.length) for x in xs)
+        left = tuple(_cut(builder, x, 0 if loop.reverse else stop, start if loop.reverse else loop.steps) for x in xs)
         short = _alone(equation, rest)
         results = add_steps(builder, short, (*consts, *carry, *left), {})
         carry, more = results[: loop.num_carry], results[loop.num_carry :]

@@ -32,7 +32,7 @@ from thunder_fn.structured.loop import SCAN, Loop, Parts, active_carry, add_scan
 from thunder_fn.structured.roll import in_blocks
 from thunder_fn.structured.running import body_function
 from thunder_fn.structured.scan_split import scan_split_rule
-from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Trace, TraceBuilder, Type, Var, as_dim
 
 # ---- check ----
 
@@ -40,7 +40,8 @@ from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type,
 def scan_check_rule(equation: Equation) -> None:
     """The body takes consts, carry and slices of xs, and gives the carry's types and slices of ys."""
     loop = Loop.of(equation)
-    if min(loop.num_consts, loop.num_carry, loop.length) < 0:
+    numbers = (loop.num_consts, loop.num_carry, loop.length)
+    if any(isinstance(number, int) and number < 0 for number in numbers):
         raise InvalidTrace(located(f"scan: its numbers are not negative, given {loop}", source=equation.source))
     consts, carry, xs = loop.parts(equation.operands)
     for var in xs:
@@ -66,16 +67,16 @@ def scan_evaluate_rule(
     *args: Any,
     num_consts: int,
     num_carry: int,
-    length: int,
+    length: Any,
     reverse: bool = False,
     unroll: int = 1,
 ) -> tuple[Any, ...]:
     """Run the body step by step; inside a capture, record the loop."""
-    loop, (body,) = Loop(num_consts, num_carry, length, reverse, unroll), bodies
+    loop, (body,) = Loop(num_consts, num_carry, as_dim(length), reverse, unroll), bodies
     recorder = current()
     own_carry, own_ys = loop.results(body.output_types)
     if recorder is not None:
-        types = (*own_carry, *(stacked(type, length) for type in own_ys))
+        types = (*own_carry, *(stacked(type, loop.length) for type in own_ys))
         return bind(recorder, SCAN, args, (body,), types, **loop.literals())
     consts, carry, xs = loop.parts(args)
     slices, run = [x.unbind(0) for x in xs], body_function(body)
@@ -156,7 +157,7 @@ def _jvp_body(loop: Loop, rule: JvpRule, active: Parts[bool]) -> tuple[Trace, Ma
 # ---- vmap ----
 
 
-def scan_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def scan_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """A scan of the batched body. A carry that becomes batched on the way starts expanded."""
     loop, body = Loop.of(equation), equation.body
     consts, given, xs = loop.parts(batched)
@@ -185,7 +186,7 @@ def scan_batch_rule(equation: Equation, batched: Mask, size: int, randomness: st
     return builder.build((*final, *moved)), (*carry, *ys_flags)
 
 
-def _expanded_carry(loop: Loop, body: Trace, own: Mask, carry: Mask, size: int) -> Trace:
+def _expanded_carry(loop: Loop, body: Trace, own: Mask, carry: Mask, size: Dim) -> Trace:
     """The batched body, every batched carry of which stays so."""
     builder = TraceBuilder(body.name)
     results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))

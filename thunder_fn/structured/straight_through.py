@@ -22,7 +22,7 @@ from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
 from thunder_fn.structured.bodies import expand
-from thunder_fn.trace import Equation, Trace, TraceBuilder, Var, type_of_value
+from thunder_fn.trace import Dim, Equation, Trace, TraceBuilder, Var, type_of_value
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -91,7 +91,7 @@ def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_
     return Split(forward, backward, (), tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag))
 
 
-def straight_through_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The same op on batches; what is not batched is expanded."""
     builder = TraceBuilder("straight_through")
     operands: list[Var] = []

@@ -21,7 +21,7 @@ from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.structured import calls
 from thunder_fn.structured.bodies import batched_outputs, expand
 from thunder_fn.structured.calls import Call
-from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.trace import Atom, Dim, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
 
 Places: TypeAlias = tuple[int | None, ...]
 """Which gradient belongs to which tensor of the arguments; None for zero."""
@@ -100,7 +100,7 @@ def _capture_forward_and_backward(
 
 
 @remembered_in_context(4096)
-def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Capture a function's own batching rule; what it closes over become constants."""
     count = sum(call.is_tensor)
     wide = tuple(batched_type(type, size) if flag else type for type, flag in zip(types, batched, strict=True))
@@ -159,7 +159,7 @@ class BatchedCall:
     types: tuple[Type, ...]
     batched: Mask
     outputs: Mask
-    size: int
+    size: Dim
     randomness: str
 
     @property
@@ -187,7 +187,7 @@ class BatchedCall:
 
 
 def batched_rule(
-    fwd: Trace, bwd: Trace, places: Places, batched: Mask, outputs: Mask, size: int, randomness: str
+    fwd: Trace, bwd: Trace, places: Places, batched: Mask, outputs: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Trace]:
     """The forward and the backward of a rule on batches; gradients of unbatched inputs are summed over the batch."""
     differentiable = [is_differentiable(type) for type in fwd.output_types[: len(outputs)]]
@@ -200,7 +200,7 @@ def batched_rule(
     return batched_outputs(fwd, flags, outputs, size), bwd
 
 
-def _gradients_for(trace: Trace, own: Mask, wanted: Sequence[bool], size: int) -> Trace:
+def _gradients_for(trace: Trace, own: Mask, wanted: Sequence[bool], size: Dim) -> Trace:
     builder = TraceBuilder(trace.name)
     results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
     outputs: list[Atom] = []

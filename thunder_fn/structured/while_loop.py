@@ -29,10 +29,12 @@ from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (
     Bodies,
+    agreed,
     capture_bodies,
     described_function,
     tensor_leaves,
     tensor_type,
+    types_of_tensors,
     without_inputs,
 )
 from thunder_fn.structured.carry_at import histories
@@ -52,7 +54,7 @@ from thunder_fn.structured.while_parts import (
     operands_with_tangents,
 )
 from thunder_fn.structured.while_split import while_split_rule
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = torch.ops.aten
 
@@ -127,7 +129,7 @@ def _widened(condition: Trace, loop: While, consts: Mask, carry: Mask) -> Trace:
 # ---- vmap ----
 
 
-def while_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def while_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """One condition for all examples stays one; a condition for each runs until all are done."""
     loop, (condition, body) = While.of(equation), equation.bodies
     consts, given = loop.parts(batched)
@@ -158,7 +160,7 @@ def _add_masked(
     consts: tuple[Atom, ...],
     start: tuple[Atom, ...],
     flags: tuple[Mask, Mask],
-    size: int,
+    size: Dim,
     randomness: str,
 ) -> tuple[Atom, ...]:
     """A loop that also carries which examples run, and on what the body runs for each."""
@@ -336,6 +338,7 @@ def _record(
 
     def captured_with(carry: tuple[Any, ...]) -> tuple[Bodies, Any]:
         bodies = capture_bodies("while_loop", (condition, body), [carry, carry])
+        bodies = agreed(bodies, types_of_tensors(carry), bodies.bodies[1].output_types)
         return bodies, result_types(bodies.captured[1])
 
     carry, bodies = with_moving_numbers(carry, captured_with)

@@ -13,7 +13,7 @@ from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.structured.bodies import body_activity, expand, tensor_type
 from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.trace import Atom, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
 
 T = TypeVar("T")
 WHILE = Op("structured", "while_loop")
@@ -105,7 +105,7 @@ def jvp_body(loop: While, rule: JvpRule, consts: Mask, carry: Mask) -> Trace:
     return builder.build((*results[: len(carry)], *new))
 
 
-def expanded_carry(body: Trace, own: Mask, wanted: Mask, size: int) -> Trace:
+def expanded_carry(body: Trace, own: Mask, wanted: Mask, size: Dim) -> Trace:
     """The batched body, every batched carry of which stays so."""
     builder = TraceBuilder(body.name)
     results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))

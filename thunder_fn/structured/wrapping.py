@@ -13,7 +13,7 @@ from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.structured.bodies import body_activity, without_inputs
-from thunder_fn.trace import Arg, Equation, Op, Source, Trace, TraceBuilder, Var
+from thunder_fn.trace import Arg, Dim, Equation, Op, Source, Trace, TraceBuilder, Var
 
 
 def wrapped(op: Op, kwargs: tuple[tuple[str, Arg], ...], body: Trace, source: Source | None = None) -> Trace:
@@ -45,7 +45,7 @@ def wrapper_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     return JvpRule(wrapped_again(equation, rule.trace), rule.active_outputs)
 
 
-def wrapper_batch_rule(equation: Equation, batched: Mask, size: int, randomness: str) -> tuple[Trace, Mask]:
+def wrapper_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The op around the batched body."""
     body, flags = batch(equation.body, batched, size, randomness)
     return wrapped_again(equation, body), flags

@@ -79,11 +79,11 @@ def _branch(builder: TraceBuilder, equation: Equation, operands: Atoms, known: K
 def _steps(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
     """Every step of a scan, on its slices."""
     loop = Loop.of(equation)
-    if loop.length > MAX_STEPS:
+    if not isinstance(loop.length, int) or loop.length > MAX_STEPS:
         return None
     consts, carry, xs = loop.parts(operands)
     columns: list[list[Atom]] = [[] for _ in equation.outputs[loop.num_carry :]]
-    for step in reversed(range(loop.length)) if loop.reverse else range(loop.length):
+    for step in reversed(range(loop.steps)) if loop.reverse else range(loop.steps):
         slices = tuple(emit(builder, aten.select.int, x, 0, step) for x in xs)
         carry, ys = loop.results(_write_out(builder, equation.body, (*consts, *carry, *slices), {}))
         for column, y in zip(columns, ys, strict=True):
