@@ -2,18 +2,28 @@
 
 An error says what happened, in which equation, at which user line, and what to write instead.
 Each is a subclass of `ThunderError`; those that a Python user expects to be a `TypeError` or a `ValueError` are that too.
+Each has a page with an example, `docs/errors/<name>.md`, which a traceback names in its last line.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from thunder_fn.trace import Source
 
 
+LINK = "Docs: "
+
+
 class ThunderError(Exception):
     """Base class of all errors of thunder_fn."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """The error with a note that names its page: tracebacks show it, `str(error)` is the message alone."""
+        error = super().__new__(cls, *args, **kwargs)
+        error.add_note(f"{LINK}{page_of(cls)}")
+        return error
 
 
 class TraceTypeError(ThunderError, TypeError):
@@ -159,6 +169,17 @@ class VerificationError(ThunderError, ArithmeticError):
 
 class RegionWarning(UserWarning):
     """An executor could not compile a region, which runs on the torch executor instead."""
+
+
+def page_of(kind: type[BaseException]) -> str:
+    """The page about a class of this module, or about the nearest base of a subclass made elsewhere."""
+    name = next(base.__name__ for base in kind.__mro__ if base.__module__ == __name__)
+    return f"docs/errors/{name}.md"
+
+
+def has_note(error: BaseException) -> bool:
+    """Somebody said already where an exception comes from; the link to its page does not count."""
+    return any(not note.startswith(LINK) for note in getattr(error, "__notes__", ()))
 
 
 def located(what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None) -> str:

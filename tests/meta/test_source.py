@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("thunder_fn", "tests", "tutorials")
+FOLDERS = ("thunder_fn", "tests", "tutorials", "docs")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / "thunder_fn")]
 

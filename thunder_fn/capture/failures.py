@@ -161,7 +161,8 @@ def traced_function_error(error: Exception, name: str) -> Exception:
             with suppress(AttributeError, TypeError):  # it cannot be set, or holds nothing
                 if not callable(value := getattr(error, attribute)):
                     setattr(new, attribute, value)
-        new.__dict__.update(error.__dict__)
+        notes = [*getattr(error, "__notes__", ()), *new.__notes__]
+        new.__dict__.update({**error.__dict__, "__notes__": notes})
     except Exception:  # noqa: BLE001 - the exception's class may do what it likes
         new = TracedFunctionError(text)
     new.message = text

@@ -12,7 +12,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.errors import ExecutorError, located
+from thunder_fn.errors import ExecutorError, has_note, located
 from thunder_fn.trace import Equation, Source, TensorType, Type, type_of_value
 
 EQUATIONS = "_equations"
@@ -48,7 +48,7 @@ class Runner:
             try:
                 result = self.fn(*map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
             except Exception as error:
-                if not getattr(error, "__notes__", None):
+                if not has_note(error):
                     error.add_note(located(f"while {self.name} ran its fn", source=source))
                 raise
         tensors = tensors_in(result, len(types))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.errors import MissingRule, TraceTypeError, located
+from thunder_fn.errors import MissingRule, TraceTypeError, has_note, located
 from thunder_fn.rules import rules_of
 from thunder_fn.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
@@ -92,7 +92,7 @@ def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str
     except MissingRule:
         raise
     except Exception as error:
-        if not getattr(error, "__notes__", None):
+        if not has_note(error):
             error.add_note(located("while thunder_fn evaluated", equation=_text(equation), source=equation.source))
         raise
 

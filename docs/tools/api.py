@@ -1,0 +1,97 @@
+"""The API pages: every public name once, its docstring read by mkdocstrings.
+
+`import thunder_fn as tfn` has the names of `GROUPS`; a name that is in none of them is an error. What is imported from a module
+of its own has a page with that module's `__all__`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+
+import thunder_fn
+
+GROUPS: dict[str, tuple[str, str]] = {
+    "Traces": (
+        "What a PyTorch function becomes, what it means, and whether it is well formed.",
+        "trace evaluate check simplify composite",
+    ),
+    "Derivatives": (
+        "Functions on functions, with the signatures of torch.func.",
+        "grad grad_and_value value_and_grad vjp jvp linearize jacrev jacfwd hessian stop_gradient saved_residuals "
+        "custom_vjp custom_jvp",
+    ),
+    "Batches": ("One example in, many out.", "vmap custom_vmap stack_module_state functional_call functionalize"),
+    "Control flow": (
+        "Loops and choices that stay in the trace.",
+        "cond switch scan while_loop fori_loop map associative_scan roll unroll",
+    ),
+    "Memory": ("What is kept for the backward.", "checkpoint checkpoint_name checkpoint_policies"),
+    "Programs": (
+        "From a trace to a program that runs, and what was made on the way.",
+        "jit compile Recipe Transform Lookaside functional_optimizer last_traces last_prologue_traces "
+        "last_backward_traces cache_info explain_claims explain_misses",
+    ),
+    "Numbers and parameters": (
+        "Transforms that change precision, or how parameters are stored.",
+        "autocast autocast_policy quantize lora fsdp ddp",
+    ),
+}
+MODULES = {
+    "thunder_fn.extend": "Executors and operators",
+    "thunder_fn.recipes": "Recipes",
+    "thunder_fn.rewrites": "Rewrites",
+    "thunder_fn.testing": "Laws for your transforms",
+    "thunder_fn.trace": "The data",
+}
+
+
+def public_names() -> set[str]:
+    """What `import thunder_fn as tfn` offers, modules aside."""
+    return {
+        name
+        for name, value in vars(thunder_fn).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by the page's file name.
+
+    Raises:
+        ValueError: a public name is in no group, or a group has a name that is not public.
+    """
+    grouped = {name for _, names in GROUPS.values() for name in names.split()}
+    if grouped != public_names():
+        raise ValueError(f"docs/tools/api.py: these names are on no page, or are no names: {grouped ^ public_names()}")
+    found, written = {}, list[object]()
+    for title, (summary, names) in GROUPS.items():
+        entries = [entry(f"tfn.{name}", getattr(thunder_fn, name)) for name in names.split()]
+        found[f"{title.lower().replace(' ', '_')}.md"] = "\n".join([f"# {title}", "", summary, "", *entries])
+        written += [getattr(thunder_fn, name) for name in names.split()]
+    for name, title in MODULES.items():
+        module = importlib.import_module(name)
+        values = {public: getattr(module, public) for public in members(module)}
+        new = [entry(f"{name}.{public}", value) for public, value in values.items() if value not in written]
+        known = [f"`{public}`" for public, value in values.items() if value in written]
+        also = [f"It also has {', '.join(known)}, which `import thunder_fn as tfn` offers too.", ""] if known else []
+        intro = ["```text", inspect.getdoc(module) or "", "```"]
+        found[f"{name.rpartition('.')[2]}.md"] = "\n".join([f"# {title}", "", f"`{name}`", "", *intro, "", *also, *new])
+    return found
+
+
+def members(module: ModuleType) -> list[str]:
+    """The public functions and classes of a module: its `__all__`, or what is defined in it."""
+    listed = getattr(module, "__all__", None)
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    names = own if listed is None else listed
+    return [name for name in names if not name.startswith("_") and callable(getattr(module, name))]
+
+
+def entry(shown: str, value: object) -> str:
+    """What makes mkdocstrings write about a function or class where it is defined, under the name that users call."""
+    path = f"{value.__module__}.{value.__qualname__}"  # type: ignore[attr-defined]
+    if not path.startswith("thunder_fn."):
+        return f"## {shown}\n\nPyTorch's own `{path}`, which works inside and outside of traced functions.\n"
+    return f"::: {path}\n    options:\n      heading: {shown}\n      toc_label: {shown.rpartition('.')[2]}\n"

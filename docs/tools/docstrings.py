@@ -1,0 +1,26 @@
+"""Docstrings as mkdocstrings reads them: `Example:` is a section of examples, other lists of errors are lists."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+LIST = re.compile(r"^(?P<title>\w[\w ,]* raises):\n(?P<items>(?: {4}.*\n?)+)", re.MULTILINE)
+
+
+class Docstrings(griffe.Extension):
+    """Called by griffe for every object that it reads."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite the docstring, if there is one."""
+        if obj.docstring is not None:
+            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = LIST.sub(_as_list, text)
+
+
+def _as_list(found: re.Match[str]) -> str:
+    items = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", found["items"], flags=re.MULTILINE)
+    items = re.sub(r"^ {8}", "  ", items, flags=re.MULTILINE)
+    return f"{found['title']}:\n\n{items}"

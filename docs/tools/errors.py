@@ -1,0 +1,46 @@
+"""What every page about an error begins with: its name, its docstring, and what it is a subclass of."""
+
+from __future__ import annotations
+
+import inspect
+
+from thunder_fn import errors
+
+FOLDER = "errors"
+KINDS: tuple[type[Exception], ...] = tuple(
+    kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__
+)
+"""Every exception and warning of `thunder_fn.errors`, in the order in which they are written."""
+
+
+def head(kind: type[Exception]) -> str:
+    """The first lines of the page about an error."""
+    return f"# {kind.__name__}\n\n{inspect.getdoc(kind)}\n\nSubclass of {' and '.join(map(_link, kind.__bases__))}.\n"
+
+
+def with_head(kind: type[Exception], page: str) -> str:
+    """The page with what its first lines should be."""
+    _, fence, rest = page.partition("\n```python\n")
+    return f"{head(kind)}{fence}{rest}"
+
+
+def index() -> str:
+    """The page that lists all errors."""
+    rows = (f"| {_link(kind)} | {(inspect.getdoc(kind) or '').splitlines()[0]} |" for kind in KINDS)
+    return "\n".join(
+        [
+            "# Errors",
+            "",
+            "A message says what happened, in which equation, at which line of yours, and what to write instead.",
+            "The last line of a traceback names one of these pages, whose examples are run when the site is built.",
+            "",
+            "| error | what it means |",
+            "|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _link(kind: type) -> str:
+    return f"[`{kind.__name__}`]({kind.__name__}.md)" if kind in KINDS else f"`{kind.__name__}`"

@@ -1,0 +1,66 @@
+"""Markdown whose Python runs: each block's output is what the page says that it prints.
+
+A block of Python is run in the namespace of its page. What it prints, or the error that it ends with as a traceback's
+last lines have it, stands in the next block without a language.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import traceback
+from pathlib import Path
+
+BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
+EXAMPLE = "example.py"
+"""The file that messages name as the reader's own."""
+
+
+def executed(text: str) -> str:
+    """The page with the outputs that its blocks have now.
+
+    Law: a page that is up to date is left as it is.
+
+    Raises:
+        Exception: a block raised, or printed something, and has no place for it.
+    """
+    namespace = {"__name__": "example"}
+    waiting: str | None = None
+    parts, end = list[str](), 0
+    for block in BLOCK.finditer(text):
+        parts.append(text[end : block.start()])
+        end = block.end()
+        parts.append(block[0])
+        if block["language"] == "python":
+            _refuse(waiting)
+            waiting = run(block["body"], namespace)
+        elif not block["language"] and waiting is not None:
+            parts[-1] = f"```\n{waiting}```"
+            waiting = None
+    _refuse(waiting)
+    return "".join([*parts, text[end:]])
+
+
+def run(code: str, namespace: dict[str, object]) -> str:
+    """What a block prints, the error that it ends with last."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, EXAMPLE, "exec"), namespace)
+        except Exception as error:  # noqa: BLE001 - it is what the page shows
+            printed.write("".join(traceback.format_exception_only(error)))
+    text = printed.getvalue().strip()
+    return f"{text}\n" if text else ""
+
+
+def _refuse(output: str | None) -> None:
+    if output:
+        raise ValueError(
+            f"a block's output is shown nowhere; a block without a language after it is its place:\n{output}"
+        )
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages of the project whose code runs."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]

@@ -1,0 +1,164 @@
+"""The site's examples run, every error and every public name has its place, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from docs.tools import api, errors, shown, tutorial
+from thunder_fn.errors import ThunderError, page_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
+def test_page_shows_what_its_code_prints(path: Path, request: pytest.FixtureRequest) -> None:
+    text = path.read_text()
+    new = shown.executed(text)
+    if request.config.getoption("--update-golden"):
+        path.write_text(new)
+    assert text == new, "`make golden` rewrites the outputs"
+
+
+@pytest.mark.parametrize("kind", errors.KINDS, ids=lambda kind: kind.__name__)
+def test_error_has_a_page_with_an_example_of_it(kind: type[Exception], request: pytest.FixtureRequest) -> None:
+    path = ROOT / page_of(kind)
+    text = path.read_text()
+    if request.config.getoption("--update-golden"):
+        path.write_text(errors.with_head(kind, text))
+    assert text == errors.with_head(kind, text), "`make golden` writes its docstring anew"
+    first = next(block["body"] for block in shown.BLOCK.finditer(text) if not block["language"])
+    if kind not in (ThunderError, tfn.errors.TracedFunctionError, tfn.errors.RegionWarning):
+        assert first.startswith(f"thunder_fn.errors.{kind.__name__}: ")
+    if issubclass(kind, ThunderError) and kind is not ThunderError:
+        assert first.endswith(f"\nDocs: docs/errors/{kind.__name__}.md\n")
+
+
+def test_there_are_no_other_pages_of_errors() -> None:
+    assert {path.stem for path in (ROOT / "docs" / "errors").glob("*.md")} == {kind.__name__ for kind in errors.KINDS}
+
+
+# ---- the link in a message ----
+
+
+def test_link_is_a_note_and_no_part_of_the_message() -> None:
+    with pytest.raises(tfn.errors.NonScalarLoss) as info:
+        tfn.grad(torch.sin)(torch.ones(2))
+    assert "Docs" not in str(info.value)
+    last = traceback.format_exception(info.value)[-1].splitlines()[-1]
+    assert last == "Docs: docs/errors/NonScalarLoss.md"
+
+
+def test_copies_of_an_error_have_one_link() -> None:
+    error = tfn.errors.ArgnumError("argnums")
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert other.__notes__ == ["Docs: docs/errors/ArgnumError.md"] and str(other) == "argnums"
+
+
+def test_an_error_of_the_traced_function_keeps_its_notes() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        error = KeyError("w")
+        error.add_note("mine")
+        raise error
+
+    with pytest.raises(KeyError) as info:
+        tfn.trace(f, torch.ones(2))
+    assert info.value.__notes__ == ["mine", "Docs: docs/errors/TracedFunctionError.md"]
+
+
+def test_a_subclass_made_elsewhere_has_the_page_of_its_base() -> None:
+    class Mine(tfn.errors.JitError):
+        pass
+
+    assert page_of(Mine) == "docs/errors/JitError.md"
+
+
+# ---- what is shown ----
+
+PAGE = """\
+```python
+x = 1
+print(x)
+```
+
+Between.
+
+```
+{}```
+
+```text
+untouched
+```
+"""
+
+
+def test_outputs_are_written_and_stay() -> None:
+    page = PAGE.format("1\n")
+    assert shown.executed(PAGE.format("2\n")) == shown.executed(PAGE.format("")) == shown.executed(page) == page
+
+
+def test_an_error_is_shown_as_a_traceback_ends() -> None:
+    assert shown.executed("```python\n1 / 0\n```\n\n```\n```\n").endswith(
+        "```\nZeroDivisionError: division by zero\n```\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "page", ["```python\nprint(1)\n```\n", "```python\n1 / 0\n```\n\n```python\nx = 1\n```\n\n```\n```\n"]
+)
+def test_nothing_is_printed_that_is_not_shown(page: str) -> None:
+    with pytest.raises(ValueError, match="a block's output is shown nowhere"):
+        shown.executed(page)
+
+
+def test_a_tutorial_is_cut_into_prose_and_code() -> None:
+    path = ROOT / "tutorials" / "01_traces.py"
+    cells = tutorial.cells(path)
+    lines = path.read_text().splitlines()
+    assert cells[0].is_prose and cells[0].text.startswith("# What a trace is\n\nthunder_fn turns")
+    for cell in cells:
+        assert cell.is_prose or not cell.text or lines[cell.line] == cell.text.splitlines()[0]
+
+
+def test_teach_is_cut_where_its_headings_are() -> None:
+    cells = tutorial.cells(ROOT / "tutorials" / "teach.py")
+    headings = [cell.text.splitlines()[0] for cell in cells if cell.is_prose]
+    assert headings[1] == "## 1. The data" and len(headings) == 9
+    code = "\n".join(cell.text for cell in cells if not cell.is_prose)
+    compile(code, "teach.py", "exec")
+    assert "def vmap(" in code
+
+
+# ---- the site ----
+
+
+def test_every_public_name_is_on_an_api_page() -> None:
+    text = "\n".join(api.pages().values())
+    headings = re.findall(r"(?:heading: |^## )tfn\.(\w+)$", text, re.MULTILINE)
+    assert sorted(headings) == sorted(api.public_names())
+
+
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Links are checked, and docstrings read. The examples run above, the tutorials in tests/tutorials."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "DOCS_TUTORIALS": "0", "DOCS_EXAMPLES": "0", "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    assert {"index.html", "api/derivatives.html", "errors/CaptureError.html", "tutorials/teach.html"} <= made
+    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
