@@ -76,8 +76,10 @@ def pages() -> dict[str, str]:
         new = [entry(f"{name}.{public}", value) for public, value in values.items() if value not in written]
         known = [f"`{public}`" for public, value in values.items() if value in written]
         also = [f"It also has {', '.join(known)}, which `import thunder_fn as tfn` offers too.", ""] if known else []
-        intro = ["```text", inspect.getdoc(module) or "", "```"]
-        found[f"{name.rpartition('.')[2]}.md"] = "\n".join([f"# {title}", "", f"`{name}`", "", *intro, "", *also, *new])
+        docstring = inspect.getdoc(module) or ""
+        found[f"{name.rpartition('.')[2]}.md"] = "\n".join(
+            [f"# {title}", "", f"`{name}`", "", docstring, "", *also, *new]
+        )
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ def on_files(files: Files, config: Any) -> Files:
     made["errors/index.md"] = errors.index()
     made["architecture.md"] = (ROOT / "ARCHITECTURE.md").read_text()
     made["changelog.md"] = (ROOT / "CHANGELOG.md").read_text()
-    for path in TUTORIALS:
-        made[f"tutorials/{path.stem}.md"] = tutorial_page(path)
-        made[f"tutorials/{path.name}"] = path.read_text()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # of processes that it waits for
+        for path, text in zip(TUTORIALS, pool.map(tutorial_page, TUTORIALS), strict=True):
+            made[f"tutorials/{path.stem}.md"] = text
+            made[f"tutorials/{path.name}"] = path.read_text()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files

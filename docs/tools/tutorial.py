@@ -46,8 +46,8 @@ def _percent_cells(lines: list[str]) -> Iterator[Cell]:
 
 def _parts(lines: list[str]) -> Iterator[Cell]:
     docstring = ast.get_docstring(ast.parse("\n".join(lines))) or ""
-    title, _, rest = docstring.partition("\n")
-    yield Cell(True, f"# {title.rstrip('.')}\n{rest}", 0)
+    title, _, rest = docstring.partition(": ")
+    yield Cell(True, f"# {title}\n\n{rest[:1].upper()}{rest[1:]}", 0)
     first = next(i for i, line in enumerate(lines) if i and line.endswith('"""')) + 1
     headings = [i for i, line in enumerate(lines) if re.match(r"# ---- .* -{4,}$", line)]
     yield Cell(False, "\n".join(lines[first : headings[0]]), first)
