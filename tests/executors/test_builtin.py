@@ -282,5 +282,5 @@ def test_verify_lets_good_programs_pass() -> None:
     torch.manual_seed(3)
     assert torch.equal(found, model(x)), "random numbers are drawn once"
     found.sum().backward()
-    with pytest.raises(JitError, match=r"^jit: verify is True or False, given 'yes'$"):
+    with pytest.raises(JitError, match=r"(?m)^jit: verify is True or False, given 'yes'$"):
         jit(model, verify="yes")

@@ -229,10 +229,12 @@ def test_rules_derived_inside_a_region_are_as_outside() -> None:
 
 def test_bad_input() -> None:
     x = torch.ones(2, 2)
-    with pytest.raises(AutocastError, match=r"^autocast: the lower precision is a floating dtype, given torch.int32$"):
+    with pytest.raises(
+        AutocastError, match=r"(?m)^autocast: the lower precision is a floating dtype, given torch.int32$"
+    ):
         tfn.autocast(torch.mm, torch.int32)
     with pytest.raises(
-        AutocastError, match=r"^autocast: a policy is a function of an equation or a table of answers, given 3$"
+        AutocastError, match=r"(?m)^autocast: a policy is a function of an equation or a table of answers, given 3$"
     ):
         tfn.autocast(torch.mm, policy=3)
     with pytest.raises(AutocastError) as found:
