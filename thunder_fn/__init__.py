@@ -4,7 +4,7 @@ A PyTorch program becomes an immutable trace; grad and the rest are pure functio
 any order; executors turn a trace into a program that runs.
 """
 
-from thunder_fn import errors as errors
+from thunder_fn import errors as errors, inspect as inspect
 from thunder_fn.api import (
     grad as grad,
     grad_and_value as grad_and_value,

@@ -167,6 +167,14 @@ class VerificationError(ThunderError, ArithmeticError):
     """A program computed something else than its trace means, beyond what its executors' labels allow."""
 
 
+class MissingExtra(ThunderError, ImportError):
+    """A package that the inspector draws with is not installed. `pip install thunder_fn[inspect]` brings it."""
+
+
+class InspectError(ThunderError, ValueError):
+    """The inspector was asked for something that there is not. The message names what there is."""
+
+
 class RegionWarning(UserWarning):
     """An executor could not compile a region, which runs on the torch executor instead."""
 

@@ -49,7 +49,7 @@ class Autocast(Transformed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         captured = capture(self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
-        outputs = apply(self.__name__, autocast_trace(captured.trace, self.dtype, self.policy), inputs)
+        outputs = apply(self.__name__, autocast_trace(captured.trace, self.dtype, self.policy), inputs, captured.trace)
         write_back(captured, inputs, outputs[captured.num_results :])
         return captured.result(outputs)
 

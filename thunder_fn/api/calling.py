@@ -8,6 +8,7 @@ from typing import Any
 from thunder_fn import ops
 from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import apply_inside, tensors_of, write_back
+from thunder_fn.capture.watching import made
 from thunder_fn.errors import GradError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit import Jitted
@@ -16,8 +17,9 @@ from thunder_fn.trace import TensorType, Trace
 __all__ = ["Transformed", "apply", "described", "main_only", "main_output", "tensors_of", "transformed", "write_back"]
 
 
-def apply(name: str, new: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Run a transformed trace on tensors, or record it where a capture is going on."""
+def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any, ...]:
+    """Run a trace that was made of another one on tensors, or record it where a capture is going on."""
+    made(name, new, of)
     recorder = current()
     if recorder is None:
         return evaluate(new, inputs)

@@ -24,7 +24,7 @@ class Functionalized(Transformed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         captured = capture(self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
-        outputs = apply(self.__name__, captured.trace, inputs)
+        outputs = apply(self.__name__, captured.trace, inputs, captured.trace)
         write_back(captured, inputs, outputs[captured.num_results :])
         return captured.result(outputs)
 

@@ -37,7 +37,7 @@ class Grad(Transformed):
         inputs = tensors_of(captured, args, kwargs)
         wanted = input_mask(captured, args, kwargs, wrt)
         new = reverse.grad_and_value(captured.trace, wanted)
-        outputs = apply(self.__name__, new, inputs)
+        outputs = apply(self.__name__, new, inputs, captured.trace)
         count = sum(wanted)
         write_back(captured, inputs, outputs[count + captured.num_results :])
         grads = group_gradients(outputs[:count], args, argnums, self.argnums)

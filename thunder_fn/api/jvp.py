@@ -50,7 +50,7 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
     rule = push_forward(captured.trace, active)
     moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
-    outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved))
+    outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved), captured.trace)
     return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
 
 
@@ -124,7 +124,8 @@ class Linear:
     def __call__(self, *tangents: Any) -> Any:
         given = check_tangents(self.primals, tangents, "linearize")
         moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
-        supply = iter(apply(f"{self.captured.trace.name}_linear", self.trace, (*self.residuals, *moved)))
+        of = self.captured.trace
+        supply = iter(apply(f"{of.name}_linear", self.trace, (*self.residuals, *moved), of))
         filled = tuple(
             next(supply) if flag else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
             for type, flag in zip(self.types, self.active_outputs, strict=True)
@@ -146,7 +147,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     count = len(captured.trace.outputs)
     known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
     first, second = partial_eval(rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count))
-    outputs = apply(f"{captured.trace.name}_primal", first, leaves)
+    outputs = apply(f"{captured.trace.name}_primal", first, leaves, captured.trace)
     write_back(captured, leaves, outputs[captured.num_results : count])
     types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[: captured.num_results]
     flags = rule.active_outputs[: captured.num_results]

@@ -36,7 +36,7 @@ class Pullback:
                 "For an output that is a tuple pass a tuple: `pullback((a, b))`."
             )
         given = self._check(cotangents[0])
-        found = apply(f"{self.name}_backward", self.split.backward, (*self.residuals, *given))
+        found = apply(f"{self.name}_backward", self.split.backward, (*self.residuals, *given), self.captured.trace)
         wanted = iter(self.split.gradients)
         leaves: list[torch.Tensor] = []
         for primal in self.primals:
@@ -99,7 +99,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
     wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
     split = reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs)
-    outputs = apply(f"{name}_forward", split.forward, leaves)
+    outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
     count = len(captured.trace.outputs)
     residuals = split.residual_values(leaves, outputs)
     write_back(captured, leaves, outputs[captured.num_results : count])

@@ -45,7 +45,7 @@ class Vmap(Transformed):
         inputs = tensors_of(captured, args, kwargs)
         in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
         new, flags = vmap_trace(captured.trace, in_dims, as_dim(size), self.randomness)
-        outputs = apply(self.__name__, new, inputs)
+        outputs = apply(self.__name__, new, inputs, captured.trace)
         self._write_back(captured, inputs, in_dims, outputs[captured.num_results :], flags[captured.num_results :])
         return self._arrange(captured, outputs[: captured.num_results], flags[: captured.num_results], size)
 

@@ -24,6 +24,7 @@ from thunder_fn.capture.recorder import Decision, Recorder, current
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
 from thunder_fn.capture.supported import is_wrapped
+from thunder_fn.capture.watching import made
 from thunder_fn.errors import CaptureError, ThunderError, TracedFunctionError, UnsupportedOutput, located
 from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
@@ -115,6 +116,7 @@ def capture(
         changes = end.changes
         nested = nest(recorder, (*end.outputs, *(var for _, var in changes)), _identifier(name))
         trace, writes = recorder.settled(rewritten(nested, recorder)), tuple(write for write, _ in changes)
+        made("capture", trace)
         in_statics = tuple(
             TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf for i, leaf in enumerate(leaves)
         )

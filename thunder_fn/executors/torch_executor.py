@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture.watching import made
 from thunder_fn.errors import InvalidTrace, RegionWarning, located
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
@@ -51,11 +52,13 @@ BELOW_AUTOGRAD_FROM = 12
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs: a function of the trace's inputs, the text that it was made from, and what was claimed."""
+    """A program that runs: a function of the trace's inputs, the text that it was made from, what was claimed, and which
+    equations, by position, are computed in their first operand's memory."""
 
     text: str
     run: Callable[..., tuple[Any, ...]]
     claimed: Claimed = field(repr=False)
+    in_place: frozenset[int] = frozenset()
 
     @property
     def trace(self) -> Trace:
@@ -95,6 +98,7 @@ def lower(
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
     claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
     program = _Emitter(claimed, frozen, donated, writes, below_autograd).program()
+    made("program", claimed.trace, trace)
     for executor in reversed(frozen) if whole else ():
         program = executor.finish(program)
     if any(map(_autocasts, claimed.trace.equations)):
@@ -136,7 +140,7 @@ class _Emitter:
 
     def program(self) -> Program:
         text, run = self.names.function(self.name, list(map(str, self.trace.inputs)), list(self.lines()))
-        return Program(text, run, self.claimed)
+        return Program(text, run, self.claimed, self.in_place)
 
     def lines(self) -> Iterator[str]:
         indent = ""
@@ -247,9 +251,8 @@ class _Emitter:
             parts = [_tuple_text(list(map(str, numbers)))] if numbers else []
             parts += [self.arg(arg, own) for arg in equation.args]
             parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
-        targets = _tuple_text([str(var) for var in equation.outputs])
         call = f"{name}({', '.join(parts)})"
-        return f"{targets} = {call}" if equation.outputs else call
+        return f"{_tuple_text([str(var) for var in equation.outputs])} = {call}" if equation.outputs else call
 
     def written(
         self, write: Callable[[FunctionWriter, Equation], Function], equation: Equation, numbers: tuple[str, ...]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.watching import made
 from thunder_fn.derive import Split
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.executors import Executor, Program, lower
@@ -98,7 +99,9 @@ class Bridge:
     @cached_property
     def split(self) -> Split:
         """The trace in two: forward and backward."""
-        return split_vjp(self.trace, self.wanted, self.active)
+        split = split_vjp(self.trace, self.wanted, self.active)
+        made("split", split.forward, self.trace)
+        return split
 
     @cached_property
     def read(self) -> frozenset[int]:

@@ -24,6 +24,7 @@ from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
 from thunder_fn.capture.recorder import Decision
 from thunder_fn.capture.rewriting import rewritten_by
+from thunder_fn.capture.watching import made
 from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import Executor, Program, lower
@@ -135,6 +136,7 @@ def transformed(trace: Trace, options: Options) -> list[Trace]:
     traces = [trace]
     for transform in options.transforms:
         traces.append(_transformed(transform, traces[-1]))
+        made(transform.name, traces[-1], traces[-2])
     return traces
 
 

@@ -75,7 +75,7 @@ class Rewritten(Transformed):
         written = {write.target - count for write in captured.writes if isinstance(write.target, int)}
         # autograd may save a tensor that is written to below, such as the running mean of a batch norm
         given = [tensor.clone() if i in written else tensor for i, tensor in enumerate(tensors)]
-        outputs = apply(self.__name__, compute, [*params.values(), *given])
+        outputs = apply(self.__name__, compute, [*params.values(), *given], captured.trace)
         with torch.no_grad():
             for write, value in zip(captured.writes, outputs[captured.num_results :], strict=True):
                 target = tensors[write.target - count] if isinstance(write.target, int) else write.target

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
 from torch.utils.flop_counter import flop_registry
 
 from thunder_fn import ops
 from thunder_fn.check import types_in
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type
+
+_SAME_AS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+"""Ops for which PyTorch has no formula, and those that compute the same."""
 
 FLOPS_PER_BYTE = 16
 """How many operations take as long as moving a byte: about right for a CPU core, and low for a GPU."""
@@ -42,6 +51,7 @@ def _cost_of_body(trace: Trace) -> int:
 def flops_of(equation: Equation) -> int:
     """The operations of a matrix product, a convolution or an attention; zero for everything else."""
     packet = ops.overload(equation.op).overloadpacket
+    packet = _SAME_AS.get(packet, packet)
     if packet not in flop_registry:
         return 0
     args, kwargs = types_in(equation)

@@ -1,0 +1,138 @@
+"""Memory as computed from traces, beside what PyTorch's allocator is asked for.
+
+The profiler notes each allocation and release of PyTorch's allocator with its bytes; the greatest sum of them over a
+call is the measured peak. What kernels take from elsewhere (oneDNN's scratchpads) is in neither figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+import thunder_fn as tfn
+from thunder_fn import inspect
+from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
+
+
+def measured_peak(call: Callable[[], object]) -> int:
+    """The most bytes that live at a time of those that a call allocates."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    live = peak = 0
+    for event in sorted((one for one in events if one.name() == "[memory]"), key=lambda one: one.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def is_near(computed: int, measured: int) -> bool:
+    return abs(computed - measured) <= 0.1 * measured
+
+
+def gpt() -> tuple[GPT, torch.Tensor]:
+    return GPT(3, 64, context=32), torch.randint(0, 96, (4, 32))
+
+
+def cnn() -> tuple[nn.Module, torch.Tensor]:
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(32, 10)),
+    )
+    return model, torch.randn(8, 3, 32, 32)
+
+
+@pytest.mark.parametrize("make", [gpt, cnn])
+def test_peak_of_training_is_the_measured_one(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
+    """Forward and backward, through autograd."""
+    model, x = make()
+    jitted = tfn.jit(model)
+
+    def step() -> None:
+        jitted(x).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    assert is_near(inspect.memory(model, x).peak, measured_peak(step))
+
+
+@pytest.mark.parametrize("make", [gpt, cnn])
+def test_peak_of_inference_is_the_measured_one(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
+    model, x = make()
+    model.eval()
+    with torch.no_grad():
+        jitted = tfn.jit(model)
+        assert is_near(inspect.memory(model, x).peak, measured_peak(lambda: jitted(x)))
+
+
+def test_peak_of_a_gpts_pure_step_is_the_measured_one() -> None:
+    model, tokens = gpt()
+    loss = gpt_loss(model)
+
+    def step(params: Any, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+        value, gradients = tfn.value_and_grad(loss)(params, tokens, targets)
+        return value, {key: params[key] - 0.1 * gradients[key] for key in params}
+
+    args = params_of(model), tokens, torch.randint(0, 96, (4, 32))
+    jitted = tfn.jit(step)
+    assert is_near(inspect.memory(step, *args).peak, measured_peak(lambda: jitted(*args)))
+
+
+def test_peak_of_a_cnns_gradient_is_the_measured_one() -> None:
+    model, x = cnn()
+
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, params, (x,)).square().sum()
+
+    params = params_of(model)
+    gradient = tfn.jit(tfn.grad(loss))
+    assert is_near(inspect.memory(gradient, params, x).peak, measured_peak(lambda: gradient(params, x)))
+
+
+@pytest.mark.parametrize(
+    ("f", "peak"),
+    [
+        (lambda x: x.sin().cos().exp(), 400),  # one buffer, overwritten twice
+        (lambda x: x.sin() + x.cos(), 800),
+        (lambda x: x.reshape(10, 10).t(), 0),  # views
+        (lambda x: x.reshape(10, 10).t().reshape(-1), 400),  # a copy, as the strides say
+        (lambda x: x[:1].expand(50) * 1.0, 200),
+        (lambda x: x, 0),
+    ],
+)
+def test_peak_by_hand(f: Callable[[torch.Tensor], torch.Tensor], peak: int) -> None:
+    assert inspect.memory(f, torch.ones(100)).peak == peak
+
+
+def test_a_loop_needs_what_a_step_needs() -> None:
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        return tfn.fori_loop(0, 10, lambda i, c: (c.sin() + c.cos()) * c, x)
+
+    found = inspect.memory(loop, torch.ones(100))
+    assert 800 <= found.peak <= 1700
+    assert [buffer.kind for buffer in found.at_peak()].count("scratch") == 1
+
+
+def test_text_of_memory(tmp_path: Path) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.relu(x @ x.t()).sum()
+
+    found = inspect.memory(f, torch.ones(64, 64))
+    lines = str(found).splitlines()
+    assert lines[0] == (
+        "memory of f: peak 16.0 KiB at equation 3 of 4 (aten.sum.default); "
+        "residuals 0 B, outputs 4 B, held by the caller 16.0 KiB"
+    )
+    assert lines[1:3] == ["at the peak:", "    live  kind          made by           module  line"]
+    assert lines[3].startswith("16.0 KiB  intermediate  aten.mm.default           test_inspect_memory.py:")
+    picture = found.save(tmp_path / "memory.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,32 @@
+"""Who watches learns of every trace as it is made, by a capture or by a transform that is called. The inspector does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeAlias
+
+from thunder_fn.trace import Trace
+
+Watcher: TypeAlias = Callable[[str, Trace, Trace | None], None]
+"""Takes what made a trace ("capture" or a transform's name), the trace, and the trace that it was made of."""
+
+_watcher: ContextVar[Watcher | None] = ContextVar("thunder_fn_watcher", default=None)
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Generator[None]:
+    """Inside, `watcher` is called for each trace that is captured or transformed in this thread."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+def made(how: str, trace: Trace, of: Trace | None = None) -> None:
+    """Tell who watches."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(how, trace, of)

@@ -1,0 +1,37 @@
+"""Look at what becomes of a function: its traces step by step, its memory, what it costs.
+
+Every report is a frozen value: `print` of it is plain text, `rich.print` colours it, notebooks draw what has a picture.
+"""
+
+from __future__ import annotations
+
+from thunder_fn.inspect.chain import Chain, Step, chain
+from thunder_fn.inspect.chrome import chrome_trace
+from thunder_fn.inspect.cost import Cost, CostReport, cost
+from thunder_fn.inspect.diff import Diff, diff
+from thunder_fn.inspect.graph import Picture, graph
+from thunder_fn.inspect.machines import Machine, machine_named, measured_machine
+from thunder_fn.inspect.memory import Buffer, Memory, memory
+from thunder_fn.inspect.residuals import Residuals, residuals
+
+__all__ = [
+    "Buffer",
+    "Chain",
+    "Cost",
+    "CostReport",
+    "Diff",
+    "Machine",
+    "Memory",
+    "Picture",
+    "Residuals",
+    "Step",
+    "chain",
+    "chrome_trace",
+    "cost",
+    "diff",
+    "graph",
+    "machine_named",
+    "measured_machine",
+    "memory",
+    "residuals",
+]

@@ -1,0 +1,151 @@
+"""A trace with its composites unfolded: the equations in the order in which they run, and where each one stands.
+
+Values are numbered through all bodies: a composite's results are what its body returns, so nothing has two numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+
+from thunder_fn.rules import lowered
+from thunder_fn.trace import Equation, Literal, Op, Source, Trace, Type, Var
+
+Value = int | Literal
+"""A value of a flat trace by number, or a literal that a body returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An equation of the flat trace.
+
+    `operands` and `outputs` are values. `path` are the positions of the equations around it, outermost first, and its
+    own; `within` are the names of those around it. `module` is the module that was running, as the outermost call knows it.
+    """
+
+    equation: Equation
+    operands: tuple[Value, ...]
+    outputs: tuple[int, ...]
+    path: tuple[int, ...]
+    within: tuple[Op, ...]
+    module: str
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A trace, unfolded. `roots` are the values of its inputs and constants, `types` those of all values."""
+
+    trace: Trace
+    leaves: tuple[Leaf, ...]
+    roots: tuple[int, ...]
+    outputs: tuple[Value, ...]
+    types: tuple[Type, ...]
+    constants: dict[int, torch.Tensor]
+    """The values that closed-over tensors are, those of bodies among them."""
+    calls: dict[Trace, tuple[Value, ...]]
+    """For each body that was unfolded, the operands of its first call."""
+
+
+def held(flat: Flat) -> dict[int, int]:
+    """The value of each closed-over tensor, by the tensor's identity."""
+    return {id(tensor): value for value, tensor in flat.constants.items()}
+
+
+def unfolded(equation: Equation) -> Trace | None:
+    """What an equation stands for, as a trace over its operands; None for one that runs as it is."""
+    return lowered(equation)
+
+
+def flatten(trace: Trace) -> Flat:
+    """Unfold a trace.
+
+    Law: its leaves, run in order, compute what `evaluate(trace)` does.
+    """
+    return _Flattening().flat(trace)
+
+
+class _Flattening:
+    """One unfolding: the leaves and types so far."""
+
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = []
+        self.types: list[Type] = []
+        self.held: dict[int, int] = {}
+        self.constants: dict[int, torch.Tensor] = {}
+        self.calls: dict[Trace, tuple[Value, ...]] = {}
+
+    def flat(self, trace: Trace) -> Flat:
+        inputs = tuple(self.fresh(var.type) for var in trace.inputs)
+        env = self.bound(trace, inputs)
+        roots = (*inputs, *(_number(env[constant.var.index]) for constant in trace.constants))
+        self.walk(trace, env, (), (), "", None)
+        outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+        return Flat(trace, tuple(self.leaves), roots, outputs, tuple(self.types), self.constants, self.calls)
+
+    def fresh(self, type: Type) -> int:
+        self.types.append(type)
+        return len(self.types) - 1
+
+    def bound(self, trace: Trace, inputs: Sequence[Value]) -> list[Value]:
+        """What the inputs and constants of a body are; the list grows as its equations bind variables."""
+        env = list(inputs)
+        for constant in trace.constants:
+            known = self.held.get(id(constant.tensor))
+            if known is None:
+                known = self.held[id(constant.tensor)] = self.fresh(constant.var.type)
+                self.constants[known] = constant.tensor
+            env.append(known)
+        return env
+
+    def walk(
+        self,
+        trace: Trace,
+        env: list[Value],
+        path: tuple[int, ...],
+        within: tuple[Op, ...],
+        module: str,
+        source: Source | None,
+    ) -> None:
+        home = home_of(trace)
+        for position, equation in enumerate(trace.equations):
+            operands = tuple(env[var.index] for var in equation.operands)
+            here = module_at(module, equation.source, home)
+            where = equation.source or source
+            body = unfolded(equation)
+            if body is None:
+                outputs = tuple(self.fresh(var.type) for var in equation.outputs)
+                self.leaves.append(Leaf(equation, operands, outputs, (*path, position), within, here, where))
+                env.extend(outputs)
+            else:
+                self.calls.setdefault(body, operands)
+                inner = self.bound(body, operands)
+                self.walk(body, inner, (*path, position), (*within, equation.op), here, where)
+                env.extend(inner[atom.index] if isinstance(atom, Var) else atom for atom in body.outputs)
+
+
+def _number(value: Value) -> int:
+    assert isinstance(value, int), "constants are values"
+    return value
+
+
+def module_at(around: str, source: Source | None, home: str) -> str:
+    """The path of the module that an equation belongs to, inside a call of the module `around`.
+
+    Calls with equal bodies share one, whose paths are those of the first call, below `home`; here they are those of this
+    call.
+    """
+    own = source.module if source is not None else ""
+    if not own or not around or own == around or own.startswith(f"{around}."):
+        return own or around
+    return around + own.removeprefix(home) if own == home or own.startswith(f"{home}.") else around
+
+
+def home_of(body: Trace) -> str:
+    """What the module paths in a body have in common: the path of the call that was captured first."""
+    paths = [one.source.module.split(".") for one in body.equations if one.source is not None and one.source.module]
+    same = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return ".".join(names[0] for names in same)

@@ -1,0 +1,85 @@
+"""What machines can do at most: operations and bytes in a second, from data sheets or measured."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The peaks of a machine. An equation takes no less than either lets it: `seconds`.
+
+    Source: Williams, Waterman and Patterson, Roofline (2009).
+    """
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+
+    @property
+    def ridge(self) -> float:
+        """The operations for each byte above which operations are the limit."""
+        return self.flops_per_second / self.bytes_per_second
+
+    def seconds(self, flops: float, num_bytes: float) -> float:
+        """The least time that so much work takes."""
+        return max(flops / self.flops_per_second, num_bytes / self.bytes_per_second)
+
+
+KNOWN = {
+    "H100 SXM": ("NVIDIA H100 80GB HBM3", 989e12, 3.35e12),
+    "H100 PCIe": ("NVIDIA H100 PCIe", 756e12, 2.0e12),
+    "H200": ("NVIDIA H200", 989e12, 4.8e12),
+    "A100 80GB": ("NVIDIA A100-SXM4-80GB", 312e12, 2.04e12),
+    "A100 40GB": ("NVIDIA A100-SXM4-40GB", 312e12, 1.56e12),
+    "L40S": ("NVIDIA L40S", 362e12, 0.864e12),
+    "L4": ("NVIDIA L4", 121e12, 0.3e12),
+    "T4": ("Tesla T4", 65e12, 0.32e12),
+}
+"""Dense bfloat16 (T4: float16) tensor-core peaks from NVIDIA's data sheets, by the name that PyTorch gives the device."""
+
+
+def known_machine(device: torch.device) -> Machine | None:
+    """The machine that a device is, where its peaks are known."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((Machine(short, flops, rate) for short, (long, flops, rate) in KNOWN.items() if long == name), None)
+
+
+def machine_named(name: str) -> Machine:
+    """A machine of `KNOWN`.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    _, flops, rate = KNOWN[name]
+    return Machine(name, flops, rate)
+
+
+def measured_machine(dtype: torch.dtype = torch.float32, device: str = "cpu", seconds: float = 0.1) -> Machine:
+    """This machine, by the fastest of some matrix products and copies."""
+    size = 512 if device == "cpu" else 8192
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    big = torch.ones(1 << (23 if device == "cpu" else 27), dtype=torch.float32, device=device)
+    other = torch.empty_like(big)
+    product = _fastest(lambda: torch.mm(a, b, out=None), seconds, device)
+    copy = _fastest(lambda: other.copy_(big), seconds, device)
+    name = f"this {device}, {torch.get_num_threads()} threads" if device == "cpu" else f"this {device}"
+    return Machine(name, 2 * size**3 / product, 2 * big.nbytes / copy)
+
+
+def _fastest(run: object, seconds: float, device: str) -> float:
+    assert callable(run), "a function"
+    run()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
