@@ -58,6 +58,16 @@ assert 0 < (small(x) - model(x)).abs().max() < 0.05
 assert small.state_dict()["0.weight"].shape == (64, 64)
 
 # %% [markdown]
+# Another one shards them over ranks. A rank's rows are cut from the codes, so the order is the same however it was asked for.
+
+# %%
+ranks = tfn.rewrites.simulated(2)
+shards = tfn.recipes.get("fsdp")(ranks[0])
+codes = tfn.recipes.get("quantize_int8")()
+assert order(codes + shards) == order(shards + codes) == ["quantize_int8", "fsdp"]
+print((shards + codes).explain(model))
+
+# %% [markdown]
 # What must not happen is an order that nobody meant. Traits that contradict each other are an error that names both.
 
 # %%

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from thunder_fn.errors import RecipeError, located
 from thunder_fn.jit import Options, jit
 from thunder_fn.jit.module import with_forward
+from thunder_fn.rewrites import RewrittenModule
 
 Compiled = Callable[..., Any]
 
@@ -55,7 +57,16 @@ class DynamoForward:
 
 
 def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
-    """A function or module whose graphs are found by Dynamo; a module stays one of its class, on the same state."""
+    """A function or module whose graphs are found by Dynamo; a module stays one of its class, on the same state.
+
+    Raises:
+        RecipeError: the module's parameters are stored in another way.
+    """
+    if isinstance(model, RewrittenModule):
+        what = (
+            "the frontend 'dynamo' cannot trace what a rewrite such as quantize or fsdp made: it is captured directly"
+        )
+        raise RecipeError(located(what, fix='Leave `frontend="dynamo"` out, or that recipe.'))
     if isinstance(model, torch.nn.Module):
         return with_forward(model, functools.partial(DynamoForward, options=tuple(options.items())))
     return torch.compile(model, backend=backend(**options))

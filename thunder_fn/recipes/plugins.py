@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from thunder_fn.errors import RecipeError, located
+from thunder_fn.executors import Executor
+from thunder_fn.executors.base import Numerics
+from thunder_fn.executors.cudagraphs import EXECUTOR as CUDAGRAPHS, CudaGraphs
 from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
-from thunder_fn.rewrites import quantize
+from thunder_fn.rewrites import Group, ddp, fsdp, quantize
+
+
+def parameters_of(recipe: Recipe, model: Any) -> list[torch.nn.Parameter]:
+    """The parameters of a module.
+
+    Raises:
+        RecipeError: it is no module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        rewrite = recipe.name.partition("_")[0]
+        what = f"{recipe.name}: a {type(model).__name__} has no parameters of its own"
+        raise RecipeError(
+            located(what, fix=f"Give `compile` the module, or call `{rewrite}` on a function of parameters.")
+        )
+    return list(model.parameters())
+
+
+# ---- fewer bits ----
 
 
 class Quantize(Recipe):
@@ -29,13 +52,19 @@ class Quantize(Recipe):
 
     def validate(self, model: Any) -> None:
         """There is something to quantise."""
-        if not isinstance(model, torch.nn.Module):
-            what = f"{self.name}: a {type(model).__name__} has no parameters of its own"
-            raise RecipeError(
-                located(what, fix="Give `compile` the module, or call `quantize` on a function of parameters.")
-            )
-        if not any(param.is_floating_point() and param.dim() >= 2 for param in model.parameters()):
+        self.matrices_of(model)
+
+    def matrices_of(self, model: Any) -> list[torch.nn.Parameter]:
+        """What may be quantised.
+
+        Raises:
+            RecipeError: there is nothing.
+        """
+        parameters = parameters_of(self, model)
+        found = [param for param in parameters if param.is_floating_point() and param.dim() >= 2]
+        if not found:
             raise RecipeError(f"{self.name}: a {type(model).__name__} has no floating parameter of two or more dims")
+        return found
 
     def setup_transforms(self) -> Sequence[Transform]:
         """Of the model: other parameters."""
@@ -58,7 +87,7 @@ class Quantize(Recipe):
         return ("quantized",)
 
 
-SCHEMES = ("int8", "nf4")
+SCHEMES = ("int8", "nf4", "fp8_dynamic")
 
 
 @register
@@ -73,3 +102,110 @@ class QuantizeNF4(Quantize):
     """Four bits a weight, in blocks of 64 (QLoRA)."""
 
     name, scheme = "quantize_nf4", "nf4"
+
+
+@register
+class Fp8(Quantize):
+    """Weights and activations as floats of eight bits, multiplied as such by the hardware."""
+
+    name, scheme = "fp8", "fp8_dynamic"
+
+    def validate(self, model: Any) -> None:
+        """The hardware multiplies e4m3 numbers with a scale for each row, and PyTorch's kernel takes a weight."""
+        fix = 'Quantise without: `quantize(model, "fp8")` stores eight bits on any machine.'
+        matrices = self.matrices_of(model)
+        device = matrices[0].device
+        if device.type != "cuda":
+            raise RecipeError(located(f"fp8: the model is on a {device.type}, which has no fp8 arithmetic", fix=fix))
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (9, 0):
+            has = f"{device} has compute capability {capability[0]}.{capability[1]}"
+            raise RecipeError(located(f"fp8: {has}, and fp8 arithmetic with a scale for each row takes 9.0", fix=fix))
+        if not any(
+            w.dtype == torch.bfloat16 and w.dim() == 2 and all(size % 16 == 0 for size in w.shape) for w in matrices
+        ):
+            what = "fp8: no matrix of the model is in bfloat16 with both sizes multiples of 16, as PyTorch's kernel takes it"
+            raise RecipeError(located(what, fix="Use `model.to(torch.bfloat16)`, or leave fp8 out."))
+
+
+# ---- many ranks ----
+
+
+class Distributed(Recipe):
+    """A model over many ranks, each of which calls it on its own batch.
+
+    Args:
+        mesh: a DeviceMesh of one dim. Left out, all ranks of the process group that is there, on the model's device.
+        options: of `fsdp` or `ddp`.
+    """
+
+    rewrite: ClassVar[Callable[..., Any]]
+    rival: ClassVar[str] = ""
+
+    def __init__(self, mesh: DeviceMesh | Group | None = None, **options: Any) -> None:
+        self.mesh, self.options = mesh, options
+
+    def validate(self, model: Any) -> None:
+        """There are parameters, and ranks."""
+        if not parameters_of(self, model):
+            raise RecipeError(f"{self.name}: a {type(model).__name__} has no parameters")
+        if self.mesh is None and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            fix = f'Start under torchrun and call `torch.distributed.init_process_group`, or pass `get("{self.name}")(mesh)`.'
+            raise RecipeError(located(f"{self.name}: there is no process group, and no mesh was given", fix=fix))
+
+    def spread(self, model: torch.nn.Module) -> Any:
+        """The model over the mesh."""
+        device = next(model.parameters()).device.type
+        mesh = self.mesh or init_device_mesh(device, (torch.distributed.get_world_size(),))
+        return type(self).rewrite(model, mesh, **self.options)
+
+    def setup_transforms(self) -> Sequence[Transform]:
+        """Of the model: other parameters. Sums over ranks come in another order."""
+        numerics: Numerics = "reassociating"
+        return (Transform(self.spread, name=self.name, conflicts=(self.rival,), numerics=numerics, on="model"),)
+
+
+@register
+class Fsdp(Distributed):
+    """Each rank keeps some rows of each parameter. See `fsdp`."""
+
+    name, rival, rewrite = "fsdp", "ddp", staticmethod(fsdp)
+
+
+@register
+class Ddp(Distributed):
+    """Each rank keeps all parameters, and gradients are reduced. See `ddp`."""
+
+    name, rival, rewrite = "ddp", "fsdp", staticmethod(ddp)
+
+
+# ---- fewer launches ----
+
+
+@register
+class ReduceOverhead(Recipe):
+    """Whole programs as CUDA graphs.
+
+    Args:
+        executor: what records them.
+    """
+
+    name = "reduce_overhead"
+
+    def __init__(self, executor: CudaGraphs = CUDAGRAPHS) -> None:
+        self.executor = executor
+
+    def validate(self, model: Any) -> None:
+        """Programs can be recorded where the model is."""
+        fix = "Leave reduce_overhead out on this machine."
+        if (missing := self.executor.recording.missing()) is not None:
+            raise RecipeError(located(f"reduce_overhead: {missing}", fix=fix))
+        tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+        other = next((tensor for tensor in tensors if not self.executor.recording.takes(tensor)), None)
+        if other is not None:
+            what = f"reduce_overhead: the model is on a {other.device.type}, where programs cannot be recorded"
+            raise RecipeError(located(what, fix="Move it to the device first."))
+
+    def setup_executors(self) -> Sequence[Executor]:
+        """What records programs."""
+        return (self.executor,)
