@@ -16,8 +16,15 @@ COMMANDS = {
 }
 """Name, the module that has the command's `main`, and what it does. A new command is a line here."""
 
-USAGE = "usage: python -m thunder_fn COMMAND [--help]\n\ncommands:\n" + "\n".join(
-    f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()
+USAGE = "\n".join(
+    [
+        "usage: python -m thunder_fn COMMAND [--help]",
+        "",
+        "commands:",
+        *(f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()),
+        "",
+        "The beginning of a command's name is enough, such as bench. Exit codes: 0 well, 1 failed, 2 misused, 130 interrupted.",
+    ]
 )
 
 
@@ -27,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
         case [] | ["-h" | "--help", *_]:
             print(USAGE)
             return 0 if argv else 2
-        case [name, *rest] if name in COMMANDS:
-            module, _ = COMMANDS[name]
-            return importlib.import_module(module).main(rest)
-        case _:
-            print(f"thunder_fn: there is no command {argv[0]!r}\n\n{USAGE}", file=sys.stderr)
+        case [name, *rest]:
+            found = [known for known in COMMANDS if known.startswith(name)] if name else []
+            if len(found) == 1:
+                return importlib.import_module(COMMANDS[found[0]][0]).main(rest)
+            print(f"thunder_fn: there is no command {name!r}\n\n{USAGE}", file=sys.stderr)
             return 2
 
 

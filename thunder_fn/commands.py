@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 INTERRUPTED = 130
 
@@ -24,3 +26,16 @@ def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> in
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     return code
+
+
+def output_folder(text: str) -> Path:
+    """The type of an argument that names a folder to write to: made at once, so that nobody waits for an error.
+
+    Raises:
+        ArgumentTypeError: it cannot be made; says why.
+    """
+    try:
+        Path(text).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
+    return Path(text)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import thunder_fn
+from docs.tools import api, errors
 
 
 def public_names() -> dict[str, object]:
@@ -22,3 +25,16 @@ def test_public_names_are_the_committed_list(golden: Callable[[str, str], None])
 def test_public_names_say_what_they_do() -> None:
     missing = [name for name, value in public_names().items() if callable(value) and not inspect.getdoc(value)]
     assert not missing
+
+
+def test_every_public_name_is_on_an_api_page() -> None:
+    """A new name has its place in `docs/tools/api.py`."""
+    text = "\n".join(api.pages().values())
+    headings = re.findall(r"(?:heading: |^## )tfn\.(\w+)$", text, re.MULTILINE)
+    assert sorted(headings) == sorted(api.public_names())
+
+
+def test_every_error_has_a_page() -> None:
+    """A new class has one in `docs/errors/`, whose example raises it; `make golden` writes what it prints."""
+    pages = {path.stem for path in (Path(__file__).parents[2] / "docs" / "errors").glob("*.md")}
+    assert pages == {kind.__name__ for kind in errors.KINDS}

@@ -46,12 +46,12 @@ def test_bad_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixt
 
 def test_commands_pass_their_arguments_on(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["benchmarks", "nothing"])
+        main(["bench", "nothing"])
     assert stopped.value.code == 2
     assert (
         capsys.readouterr()
         .err.splitlines()[-1]
-        .startswith("python -m thunder_fn.benchmarks: error: there is no benchmark 'nothing'; there are call, ")
+        .startswith("python -m thunder_fn benchmarks: error: there is no benchmark 'nothing'; there are call, ")
     )
 
 
@@ -100,3 +100,30 @@ def test_text_is_printable_and_the_same_each_time() -> None:
     text = demo.read_text()
     assert torch.equal(text, demo.read_text()) and int(text.min()) >= 0 and int(text.max()) < len(demo.ALPHABET)
     assert "import" in demo.as_text(text[:100_000].tolist())
+
+
+# ---- every command ----
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_and_unknown_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, code in ((["--help"], 0), (["--no-such-option"], 2)):
+        with pytest.raises(SystemExit) as stopped:
+            main([name, *argv])
+        assert stopped.value.code == code
+        said = capsys.readouterr()
+        assert (said.err if code else said.out).startswith(f"usage: python -m thunder_fn {name} ")
+
+
+def test_no_bug_has_the_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["laws", "no such word"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith("error: no bug's description has one of the words no such word\n")
+
+
+def test_a_result_that_cannot_be_written_is_known_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["benchmarks", "trace", "--json", __file__])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: argument --json: {__file__}: File exists\n")

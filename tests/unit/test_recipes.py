@@ -375,5 +375,34 @@ def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "1 aten.addmm" not in text and "1 addmm.default" in text and (tmp_path / "report.txt").read_text() == text
     assert (tmp_path / "trace.py").read_text().startswith("def Sequential(v0, v1, v2):")
-    assert command.main(["nowhere.json"]) == 1
-    assert capsys.readouterr().err == "thunder_fn compile: nowhere.json is neither a file nor module:function\n"
+
+
+def number() -> int:
+    return 3
+
+
+def unnamed() -> tuple[nn.Module, dict[str, Any]]:
+    return nn.Linear(3, 4), {"tokens": X}
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["nowhere.json"], 2, "nowhere.json is neither a file nor module:function"),
+        (["no_such_module:f"], 2, "no_such_module:f: there is no module 'no_such_module'"),
+        (["os:nothing"], 2, "os:nothing: os has no function 'nothing'"),
+        ([f"{__name__}:number"], 2, f"{__name__}:number must return (model, kwargs), but it returned a int"),
+        ([f"{__name__}:small", "--recipe", "defalt"], 2, "there is no recipe 'defalt'; did you mean 'default'?"),
+        ([f"{__name__}:unnamed"], 1, "Linear raised TypeError while it was traced: "),
+    ],
+)
+def test_command_misused(argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(argv) == code
+    assert capsys.readouterr().err.startswith(f"thunder_fn compile: {message}")
+
+
+def test_command_finds_out_at_once_that_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command.main([f"{__name__}:small", "--report", __file__])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: argument --report: {__file__}: File exists\n")

@@ -1,4 +1,4 @@
-"""`python -m thunder_fn.benchmarks`: run named benchmarks, print medians and ratios, write JSON."""
+"""`python -m thunder_fn benchmarks`: run named benchmarks, print medians and ratios, write JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from thunder_fn.benchmarks.harness import machine, save, show
-from thunder_fn.commands import run_command
+from thunder_fn.commands import output_folder, run_command
 
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "dynamic"),
@@ -21,11 +20,11 @@ NAMES = (
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(
-        prog="python -m thunder_fn.benchmarks",
+        prog="python -m thunder_fn benchmarks",
         description="Run named benchmarks beside every peer that is installed; print medians and ratios.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them by default")
-    parser.add_argument("--json", type=Path, metavar="FOLDER", help="write each result there as JSON")
+    parser.add_argument("--json", type=output_folder, metavar="FOLDER", help="write each result there as JSON")
     parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
     options = parser.parse_args(argv)
     unknown = [name for name in options.names if name not in NAMES]

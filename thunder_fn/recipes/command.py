@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib
+import importlib.util
 import json
 import statistics
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.commands import output_folder
 from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.jit import explain_claims, last_traces
@@ -29,31 +31,46 @@ ROUNDS = 5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse the command line, compile, run, and write the report. The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m thunder_fn compile", description=__doc__)
+    """Parse the command line, compile, run, and write the report.
+
+    Exit code 2 if there is no such model or recipe, 1 if the model cannot be compiled.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m thunder_fn compile",
+        description="What a recipe makes of a model, with its ops, claims, memory and time. "
+        + (__doc__ or "").partition("\n\n")[2],
+    )
     parser.add_argument("model", metavar="MODEL", help="a configuration of transformers, or module:function")
     parser.add_argument(
         "--recipe", action="append", help="a recipe's name, or auto (the default); several are added up"
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="write report.txt, report.json and trace.py there"
+        "--report", type=output_folder, metavar="FOLDER", help="write report.txt, report.json and trace.py there"
     )
     parser.add_argument("--train", action="store_true", help="time forward and backward, not forward alone")
     parser.add_argument("--torch-compile", action="store_true", help="time torch.compile, too, which takes a while")
     options = parser.parse_args(argv)
+    recipe = options.recipe or ["auto"]
     try:
         model, inputs = load(options.model)
-        found = report(model, inputs, options.recipe or ["auto"], options.train, options.torch_compile)
-    except (ThunderError, ValueError, OSError, ImportError, AttributeError) as error:
-        print(f"thunder_fn compile: {error}", file=sys.stderr)
-        return 1
+        chosen(model, recipe)
+    except (ThunderError, ValueError, OSError) as error:
+        return _failed(error, 2)
+    try:
+        found = report(model, inputs, recipe, options.train, options.torch_compile)
+    except (ThunderError, ValueError) as error:
+        return _failed(error, 1)
     print(found["text"])
     if options.report is not None:
-        options.report.mkdir(parents=True, exist_ok=True)
         (options.report / "report.txt").write_text(found.pop("text") + "\n")
         (options.report / "trace.py").write_text(found.pop("trace") + "\n")
         (options.report / "report.json").write_text(json.dumps(found, indent=2) + "\n")
     return 0
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"thunder_fn compile: {error}", file=sys.stderr)
+    return code
 
 
 def load(name: str) -> tuple[Any, dict[str, Any]]:
@@ -61,16 +78,35 @@ def load(name: str) -> tuple[Any, dict[str, Any]]:
 
     Raises:
         ValueError: there is no such model.
+        Exception: what a function of the user raises.
     """
-    module, colon, function = name.partition(":")
-    if colon and not Path(name).exists():
-        sys.path.insert(0, "")
-        model, inputs = getattr(importlib.import_module(module), function)()
-        return model, inputs
-    if not Path(name).exists():
-        raise ValueError(f"{name} is neither a file nor module:function")
-    import transformers  # pyright: ignore[reportMissingImports]
+    if Path(name).exists():
+        return _from_config(name)
+    function = _function(name)
+    made = function()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], dict)):
+        raise ValueError(f"{name} must return (model, kwargs), but it returned a {type(made).__name__}")
+    return made
 
+
+def _function(name: str) -> Callable[[], Any]:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"{name} is neither a file nor module:function")
+    sys.path.insert(0, "")
+    if not module or importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise ValueError(f"{name}: there is no module {module!r}")
+    function = getattr(importlib.import_module(module), attribute, None)
+    if not callable(function):
+        raise ValueError(f"{name}: {module} has no function {attribute!r}")
+    return function
+
+
+def _from_config(name: str) -> tuple[Any, dict[str, Any]]:
+    try:
+        import transformers  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError(f"{name} is a configuration of transformers, which is not installed: {error}") from error
     config = transformers.AutoConfig.from_pretrained(name)
     architectures = config.architectures or []
     torch.manual_seed(0)
