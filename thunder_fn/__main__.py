@@ -30,16 +30,16 @@ USAGE = "\n".join(
 
 def main(argv: Sequence[str]) -> int:
     """Run a command and return its exit code: 0 well, 1 failed, 2 misused, 130 interrupted."""
-    match argv:
-        case [] | ["-h" | "--help", *_]:
-            print(USAGE)
-            return 0 if argv else 2
-        case [name, *rest]:
-            found = [known for known in COMMANDS if known.startswith(name)] if name else []
-            if len(found) == 1:
-                return importlib.import_module(COMMANDS[found[0]][0]).main(rest)
-            print(f"thunder_fn: there is no command {name!r}\n\n{USAGE}", file=sys.stderr)
-            return 2
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    name, *rest = argv
+    found = [known for known in COMMANDS if name and known.startswith(name)]
+    if len(found) != 1:
+        print(f"thunder_fn: there is no command {name!r}\n\n{USAGE}", file=sys.stderr)
+        return 2
+    module, _ = COMMANDS[found[0]]
+    return importlib.import_module(module).main(rest)
 
 
 if __name__ == "__main__":
