@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[str, str]] = {
 }
 MODULES = {
     "thunder_fn.extend": "Executors and operators",
+    "thunder_fn.inspect": "Looking at programs",
     "thunder_fn.recipes": "Recipes",
     "thunder_fn.rewrites": "Rewrites",
     "thunder_fn.testing": "Laws for your transforms",
