@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
 
-from thunder_fn.symbols import Symbol, hint_of, symbols_of
+from thunder_fn.symbols import Substitution, Symbol, hint_of, symbols_of
 from thunder_fn.trace import Expr, TensorType, Trace, Type, subtraces, symbols_of_type
 
 
@@ -44,6 +44,27 @@ def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Ex
 def _is_unknown(type: Type) -> bool:
     """A size of the type depends on data, so that there is no number of the moment."""
     return any(not isinstance(symbol, Symbol) for symbol in symbols_of_type(type))
+
+
+def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic, Expr]:
+    """For the sizes found in data that these types have, what they are called in the wanted types of the same results."""
+    found: dict[sympy.Basic, Expr] = {}
+    for one, other in zip(types, wanted, strict=False):
+        if isinstance(one, TensorType) and isinstance(other, TensorType):
+            for size, its in zip(one.shape, other.shape, strict=True):
+                if size != its and isinstance(size, Expr) and isinstance(its, Expr) and not is_hinted(size):
+                    found[size.value] = its
+    return found
+
+
+def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
+    """A function that gives symbols other names."""
+    return Substitution(lambda expr: Expr(expr.value.xreplace({old: new.value for old, new in names.items()}))).trace
+
+
+def is_hinted(expr: Expr) -> bool:
+    """Nothing in the expression is found in data."""
+    return all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
 def fixes_numbers(trace: Trace) -> bool:

@@ -10,6 +10,7 @@ Every result is memoised by the equation (op, static arguments, input types) and
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
 from thunder_fn.capture.recorder import Leaf, Recorder
-from thunder_fn.constraints import equals_hint
+from thunder_fn.constraints import equals_hint, is_hinted, names_of, renamed
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
@@ -116,7 +117,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
     reasons: list[Exception] = []
     for call in (call_differentiable, call_inplace_twin):
         try:
-            found = _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call)
+            found = _named(_ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call), single)
             if equation.op.name not in ONCE:
                 return found
             return _twofold(found, _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call, again=True))
@@ -131,6 +132,15 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
             f"from:         {equation.source}\n{type(reasons[0]).__name__}: {reasons[0]}"
         ) from reasons[0]
     return found
+
+
+def _named(split: Split, single: Trace) -> Split:
+    """The split with the equation's own names for sizes that are found in data."""
+    names = names_of(split.forward.output_types, single.output_types)
+    if not names:
+        return split
+    rename = renamed(names)
+    return replace(split, forward=rename(split.forward), backward=rename(split.backward))
 
 
 def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
@@ -309,7 +319,7 @@ def pinned(single: Trace) -> Trace | None:
     (equation,) = single.equations
     scalars: list[Any] = [*equation.args, *(arg for _, arg in equation.kwargs)]
     found = dict.fromkeys(arg.value for arg in scalars if _is_symbol(arg))
-    if not found:
+    if not found or not all(map(is_hinted, found)):
         return None
 
     def number(arg: Any) -> Any:
@@ -344,6 +354,8 @@ def decomposition(single: Trace) -> Trace | None:
         if result is NotImplemented:
             return None
         trace = close_recording(recorder, list(ops.flatten_result(result)), equation.op.name)
+    names = names_of(trace.output_types, single.output_types)
+    trace = renamed(names)(trace) if names else trace
     is_itself = any(alone(inner) == single for inner in trace.equations)
     return _constant_statistics(single, trace) if trace.output_types == single.output_types and not is_itself else None
 

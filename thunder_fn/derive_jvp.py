@@ -15,6 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.constraints import names_of, renamed
 from thunder_fn.decompositions import NOT_PUSHED
 from thunder_fn.derive import (
     CANNOT,
@@ -89,6 +90,8 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
         flags = [is_differentiable(type) for type in types]
         results = [*_spread(outputs, present), *(t for t, flag in zip(tangents_out, flags, strict=True) if flag)]
         trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
+    names = names_of(trace.output_types, single.output_types)
+    trace = renamed(names)(trace) if names else trace
     supply = iter(flags)
     return JvpRule(trace, tuple(flag and next(supply) for flag in present))
 

@@ -20,8 +20,9 @@ from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.constraints import equations_between, fixes_numbers
 from thunder_fn.decompositions import NOT_BATCHED
 from thunder_fn.derive import call_leaf, close_recording, decomposition, pinned
+from thunder_fn.errors import located
 from thunder_fn.rules import Mask
-from thunder_fn.symbols import is_symbolic
+from thunder_fn.symbols import is_symbolic, made_by
 from thunder_fn.trace import (
     Dim,
     Equation,
@@ -60,6 +61,8 @@ def batched_type(type: Type, size: Dim) -> Type:
 def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
     """The batched equation, or the op's decomposition."""
     (equation,) = single.equations
+    if made_by(equation):
+        raise_size(equation)
     if ops.is_fill(equation.op):
         return VmapRule(_fill(single, batched, size, randomness))
     if equation.op == ops.STOP_GRADIENT or _is_unary(equation):
@@ -131,6 +134,20 @@ def _cat(single: Trace, batched: Mask, size: Dim) -> Trace:
         ]
         dim = python_arg(equation.args[1], lambda var: var) if len(equation.args) > 1 else 0
         return close_recording(recorder, [torch.cat(wide, dim + 1 if dim >= 0 else dim)], "vmap_aten.cat.default")
+
+
+def raise_size(equation: Equation) -> None:
+    """Raise for a result whose size differs between examples."""
+    from thunder_fn.errors import VmapError
+
+    raise VmapError(
+        located(
+            f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
+            "so that it differs between examples",
+            source=equation.source,
+            fix="Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks.",
+        )
+    )
 
 
 def raise_randomness(name: str) -> None:

@@ -25,7 +25,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.symbols import binders, is_symbolic
+from thunder_fn.symbols import binders, is_symbolic, made_by
 from thunder_fn.trace import Arg, Equation, Expr, Literal, Op, TensorType, Trace, Var, subtraces
 
 _BUILTINS = frozenset({"torch", "flat", "float", "complex", "getattr"})
@@ -231,7 +231,7 @@ class _Printer:
         for equation in trace.equations:
             line, *bodies = self.equation(equation, level, module)
             yield inner + line
-            if level == 0:
+            if level == 0 and made_by(equation):
                 yield from (inner + line for line in binding_lines(equation.outputs, self.known))
             yield from bodies
         yield f"{inner}return {_tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])}"

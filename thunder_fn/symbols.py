@@ -150,17 +150,21 @@ def symbols_of(trace: Trace) -> frozenset[sympy.Basic]:
 
 
 def _made_inside(trace: Trace) -> Iterator[sympy.Basic]:
-    """The symbols that stand bare in the results of leaves and have no hint: sizes that depend on data."""
     for equation in trace.equations:
-        for var in equation.outputs:
-            for _, symbol in _bare(var.type):
-                if not isinstance(symbol, Symbol):
-                    yield symbol
+        yield from made_by(equation)
 
 
-def is_made(type: Type) -> bool:
-    """The type has a size that depends on data, which binds a symbol."""
-    return any(not isinstance(symbol, Symbol) for _, symbol in _bare(type))
+def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
+    """The sizes and numbers that an equation, or the record of one, finds in data.
+
+    They stand bare in its results, have no hint, and nothing that it is given mentions them.
+    """
+    found = [symbol for var in equation.outputs for _, symbol in _bare(var.type) if not isinstance(symbol, Symbol)]
+    if not found:
+        return ()
+    given = set(symbols_in((equation.args, tuple(arg for _, arg in equation.kwargs))))
+    given.update(*(symbols_of(body) for body in equation.bodies if isinstance(body, Trace)))
+    return tuple(dict.fromkeys(symbol for symbol in found if symbol not in given))
 
 
 @_remembered

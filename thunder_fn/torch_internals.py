@@ -47,6 +47,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._traceback import CapturedTraceback
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.trace import Dim, Expr, TensorType, type_of_value
@@ -136,12 +137,19 @@ class RecordingMode(FakeTensorMode):
         """Drop what refers to the recorder, and with it every cycle."""
         self._on_op = _ignore_op
         if self._on_decision is not None and self.shape_env is not None and not self._shared:
-            self.shape_env.on_decision = None
+            self.shape_env.on_decision = self.shape_env.on_assertion = None
         self._on_decision = None
 
     def share_numbers(self, outer: RecordingMode) -> None:
         """Compute with the symbols of the capture around this one."""
         self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
+
+    def allow_data_dependent_sizes(self, on_assertion: Callable[[Expr], None], *, is_rule: bool) -> None:
+        """Sizes and numbers that PyTorch finds in data are symbols from now on; told of what is demanded of them.
+
+        In a rule they count as two or more, as PyTorch itself takes them where nothing depends on it.
+        """
+        self.numbers.on_assertion, self.numbers.least_size = on_assertion, 2 if is_rule else 0
 
     @property
     def numbers(self) -> Numbers:
@@ -201,6 +209,18 @@ class Numbers(ShapeEnv):
     def __init__(self, on_decision: OnDecision | None = None) -> None:
         super().__init__(duck_shape=False)
         self.on_decision = on_decision
+        self.on_assertion: Callable[[Expr], None] | None = None
+        self.least_size = 0
+
+    def guard_or_defer_runtime_assert(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, orig_expr: Any, msg: str, fx_node: Any = None
+    ) -> bool:
+        """What has to hold of sizes that depend on data."""
+        before = self.num_deferred_runtime_asserts
+        result = super().guard_or_defer_runtime_assert(orig_expr, msg, fx_node)
+        if self.num_deferred_runtime_asserts > before and self.on_assertion is not None:
+            self.on_assertion(Expr(orig_expr))
+        return result
 
     def number(self, expr: Expr) -> Any:
         """An expression as PyTorch computes with it. Symbols become known when they are first seen."""
@@ -214,9 +234,8 @@ class Numbers(ShapeEnv):
             return
         hint = getattr(symbol, "hint", None)
         if hint is None:
-            if symbol.name.startswith("u"):
-                self.unbacked_symint_counter = max(self.unbacked_symint_counter, int(symbol.name[1:]) + 1)
-            limits = ValueRanges(0, int_oo)
+            self._know_made(symbol)
+            limits = ValueRanges(self.least_size, int_oo) if symbol.is_integer else ValueRanges(-sympy.oo, sympy.oo)
         elif isinstance(hint, float):
             self.backed_var_to_val[symbol] = sympy.Float(hint)  # pyright: ignore[reportArgumentType]
             limits = ValueRanges(-sympy.oo, sympy.oo)
@@ -227,6 +246,21 @@ class Numbers(ShapeEnv):
         here = self._get_sloc()
         self.var_to_range_sloc[symbol] = ValueRangesSLoc(here, here)
         self.var_to_sources[symbol] = []
+
+    def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> Any:
+        """A size that an op finds in data."""
+        size = super().create_unbacked_symint(*args, **kwargs)
+        if self.least_size:
+            self.var_to_range[size.node.expr] = ValueRanges(self.least_size, int_oo)
+        return size
+
+    def _know_made(self, symbol: Any) -> None:
+        """New symbols get other names than one that depends on data."""
+        self.var_to_stack[symbol] = CapturedTraceback.extract()  # which an error shows
+        if symbol.is_integer:
+            self.unbacked_symint_counter = max(self.unbacked_symint_counter, int(symbol.name[1:]) + 1)
+        else:
+            self.unbacked_symfloat_counter = max(self.unbacked_symfloat_counter, int(symbol.name[3:]) + 1)
 
     def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         before = len(self.guards)

@@ -31,11 +31,6 @@ VALUE = (
     "from:         {here}\n"
     "Keep it a tensor, or pass the number as an argument (see `static_argnums`)."
 )
-SHAPE = (
-    "`{what}` has a result whose shape depends on the values in its input, which are not known while tracing\n"
-    "from:         {here}\n"
-    "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
-)
 MEMORY = (
     "`{what}` needs the memory of a tensor, but a traced tensor has a type and no memory\nfrom:         {here}\n{fix}"
 )
@@ -95,36 +90,16 @@ def test_branch(f: Any) -> None:
 
 
 VALUES: dict[str, tuple[Any, ...]] = {
-    "item": (lambda x: x * x.sum().item(),),
     "__int__": (lambda x: x[: int(x[0, 0])],),
     "__float__": (lambda x: math.sqrt(x.sum()), lambda x: float(x.sum())),
     "__index__": (lambda x: [x for _ in range(x[0, 0].long())], lambda x: [1, 2][x[0, 0].long()]),
     "tolist": (lambda x: x.tolist(),),
-    "__getitem__": (lambda x: x[: x[0, 0].long()],),
-    "arange": (lambda x: torch.arange(x[0, 0].long()),),
-    "full": (lambda x: torch.full((3,), x[0, 0]),),
 }
 
 
 @pytest.mark.parametrize(("what", "f"), [(what, f) for what, fs in VALUES.items() for f in fs])
 def test_value(what: str, f: Any) -> None:
     assert str(error_of(f, kind=errors.DataDependentValue)) == VALUE.format(what=what, here=here(f))
-
-
-SHAPES: dict[str, Any] = {
-    "__getitem__": lambda x: x[x > 1],
-    "nonzero": lambda x: x.nonzero(),
-    "unique": lambda x: torch.unique(x),
-    "masked_select": lambda x: torch.masked_select(x, x > 1),
-    "where": lambda x: torch.where(x > 1),
-    "bincount": lambda x: torch.bincount(x.long().flatten()),
-}
-
-
-@pytest.mark.parametrize("what", SHAPES)
-def test_shape(what: str) -> None:
-    error = error_of(SHAPES[what], kind=errors.DataDependentShape)
-    assert str(error) == SHAPE.format(what=what, here=here(SHAPES[what]))
 
 
 # ---- what a tracer does not have ----
@@ -169,7 +144,6 @@ UNSUPPORTED: tuple[Any, ...] = (
     lambda x: torch.seed(),
     lambda x: (torch.get_rng_state(), torch.rand(2), torch.set_rng_state(torch.get_rng_state() * 1)),
     lambda x: setattr(x, "data", torch.zeros(5)),
-    lambda x: torch.nn.utils.rnn.pack_padded_sequence(x[..., None], torch.tensor([3, 2]), batch_first=True),
 )
 
 

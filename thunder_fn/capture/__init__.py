@@ -25,7 +25,15 @@ from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import CaptureError, ThunderError, TracedFunctionError, UnsupportedOutput, located
+from thunder_fn.errors import (
+    CaptureError,
+    DataDependentShape,
+    DataDependentValue,
+    ThunderError,
+    TracedFunctionError,
+    UnsupportedOutput,
+    located,
+)
 from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
 __all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "named_composite", "pytree"]
@@ -102,11 +110,29 @@ def capture(
         CaptureError: f cannot be traced; the subclass says why. Modules are as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
+    try:
+        return _capture(f, args, kwargs, track_no_grad, symbolic, on_raise, symbolic is not None)
+    except (DataDependentShape, DataDependentValue):
+        outer = current()
+        if symbolic is not None or outer is not None:
+            raise
+    return _capture(f, args, kwargs, track_no_grad, None, on_raise, True)  # sizes that depend on data are symbols
+
+
+def _capture(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    track_no_grad: bool,
+    symbolic: Symbolic | None,
+    on_raise: Callable[[Captured], None] | None,
+    has_symbols: bool,
+) -> Captured:
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for i, leaf in enumerate(leaves):
         check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
-    recorder = Recorder(track_no_grad=track_no_grad, symbolic=symbolic is not None, outer=current())
+    recorder = Recorder(track_no_grad=track_no_grad, symbolic=has_symbols, outer=current())
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)

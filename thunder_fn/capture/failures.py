@@ -16,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.scopes import data_dependent_error, is_internal, user_source
+from thunder_fn.capture.scopes import DATA_DEPENDENT, data_dependent_error, is_internal, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -124,7 +124,7 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
     if recorder.refused is not None and isinstance(error, TypeError):
         return recorder.refused  # operators turn a TypeError of ours into NotImplemented, and Python that into another
-    if isinstance(error, (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE)):
+    if isinstance(error, DATA_DEPENDENT):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):
         text = "PyTorch's own tracer (`make_fx`) cannot run inside a traced function"

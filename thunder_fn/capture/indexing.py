@@ -16,6 +16,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 def getitem(x: Tensor, index: Any) -> Tensor:
     """`x[index]`."""
+    index = _with_numbers(index)
     placed = _in_front(x, index)
     if placed is None:
         return Tensor.__getitem__(x, index)
@@ -25,6 +26,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
+    index = _with_numbers(index)
     placed = _in_front(x, index)
     if placed is None:
         Tensor.__setitem__(x, index, value)
@@ -32,6 +34,18 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
     view, scalars = placed
     new = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
     torch.ops.aten.index_put_.default(view, scalars, new)
+
+
+def _with_numbers(index: Any) -> Any:
+    """The index with numbers for tensors in slices, which eager PyTorch reads."""
+    parts = index if isinstance(index, tuple) else (index,)
+    new = tuple(_slice_of_numbers(part) if isinstance(part, slice) else part for part in parts)
+    return new if isinstance(index, tuple) else new[0]
+
+
+def _slice_of_numbers(part: slice) -> slice:
+    bounds: tuple[Any, ...] = (part.start, part.stop, part.step)
+    return slice(*(bound.item() if isinstance(bound, Tensor) else bound for bound in bounds))
 
 
 def _in_front(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor]] | None:

@@ -10,9 +10,11 @@ import dataclasses
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from thunder_fn import ops
 from thunder_fn.capture.recorder import Leaf, Recorder, Scope
+from thunder_fn.symbols import made_by, symbols_in, symbols_of
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Var, canonical, map_arg, vars_in
 
 Item = Leaf | Scope
@@ -33,7 +35,7 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     root = recorder.root
     _drop_unread_states(recorder)
     _drop_unread_vectors(root, {atom.index for atom in outputs if isinstance(atom, Var)})
-    live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)})
+    live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)}, set(symbols_in(outputs)))
     context = _Context(recorder, live, _traffic(root, live, outputs), {})
     equations = _equations(root, context)
     if len(equations) == 1 and equations[0].op == ops.composite(name):
@@ -105,13 +107,16 @@ def _uses(leaf: Leaf) -> list[Var]:
     return vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
 
 
-def _live(root: Scope, wanted: set[int]) -> set[int]:
+def _live(root: Scope, wanted: set[int], symbols: set[Any]) -> set[int]:
     """Indices of the variables that are needed. Random ops count as needed: eager would have drawn their numbers."""
     for leaf, _ in reversed(list(_leaves(root))):
-        needed = any(var.index in wanted for var in leaf.outputs)
+        needed = any(var.index in wanted for var in leaf.outputs) or not symbols.isdisjoint(made_by(leaf))
         if needed or not leaf.outputs or ops.changes_the_world(leaf):
             wanted.update(var.index for var in leaf.outputs)
             wanted.update(var.index for var in _uses(leaf))
+            symbols.update(symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs)))
+            for body in leaf.bodies:
+                symbols.update(symbols_of(body))
     return wanted
 
 
@@ -180,6 +185,8 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
     equations = _equations(scope, context)
     if not equations:
         return []
+    if any(map(made_by, equations)):
+        return equations  # the symbols that they make are known to all that follows
     imports, exports = context.traffic.imports.get(scope, {}), context.traffic.exports.get(scope, {})
     if len(equations) == 1 and _says_nothing(scope, equations[0]):
         return equations

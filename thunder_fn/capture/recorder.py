@@ -38,7 +38,7 @@ from thunder_fn.capture.supported import (
 from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
 from thunder_fn.pure_twins import pure_call
-from thunder_fn.symbols import Substitution
+from thunder_fn.symbols import Substitution, Symbol, made_by, replaced
 from thunder_fn.trace import (
     Arg,
     Constant,
@@ -70,6 +70,7 @@ SAME: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
 }
 """Ops that are recorded as another that does the same: what PyTorch's Python decompositions call has no derivative, and forward
 AD's zero tensors cannot be written to."""
+ASSERT = ops.leaf(torch.ops.aten._assert_scalar.default)
 LIFTS = {"aten.lift_fresh.default", "aten.lift_fresh_copy.default"}
 
 
@@ -150,7 +151,10 @@ class Recorder:
             self.mode.share_numbers(outer.mode)
         self.outer = outer
         self.symbolic = symbolic or (outer is not None and outer.symbolic)
+        if self.symbolic and self.mode.shape_env is None:
+            self.mode.allow_data_dependent_sizes(self._on_assertion, is_rule=not track_no_grad)
         self.decisions: dict[Expr, Decision] = {}
+        self._made: set[sympy.Basic] = set()
         on_change = self._on_change if track_no_grad else None
         self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, on_change, pure_call)
         self.track_no_grad = track_no_grad
@@ -262,9 +266,27 @@ class Recorder:
             if isinstance(constraint.value, sympy.Eq):  # of a rule that holds for one number only
                 bool(self.mode.size(constraint))
                 self.decisions.setdefault(constraint, Decision(constraint, True))
-        new = Substitution(self.mode.numbers.simplified)
+        new = Substitution(self._settled)
         trace = dataclasses.replace(trace, constraints=(*trace.constraints, *self.constraints))
         return new.trace(trace)
+
+    def _settled(self, expr: Expr) -> Any:
+        """Sizes that depend on data keep their names, each of which an equation binds."""
+        given = {symbol for symbol in expr.value.free_symbols if isinstance(symbol, Symbol)}
+        if given == expr.value.free_symbols:
+            return self.mode.numbers.simplified(expr)
+        return replaced(expr, {symbol: self.mode.numbers.simplified(Expr(symbol)) for symbol in given})
+
+    def _on_assertion(self, relation: Expr) -> None:
+        """PyTorch or `torch._check` demands something of sizes that depend on data: the program checks it.
+
+        What PyTorch knows of a size that the op at hand finds is true of the op.
+        """
+        if not all(isinstance(symbol, Symbol) or symbol in self._made for symbol in relation.value.free_symbols):
+            return
+        source = self.where() if self.where is not None else None
+        message = located(f"{relation} does not hold, where u stands for sizes that depend on data", source=source)
+        self.emit(ASSERT, (Literal(relation), Literal(message)), (), ())
 
     def _on_decision(self, question: Expr, answer: bool | float) -> None:
         if question not in self.decisions:
@@ -454,6 +476,7 @@ class Recorder:
         outputs = tuple(self.fresh(type_of_value(value)) for value in values)
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
         self.scope.items.append(leaf)
+        self._made.update(made_by(leaf) if self.symbolic else ())
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
         if not self._is_tracking() and (op == RESHAPE or ops.is_view(op)):

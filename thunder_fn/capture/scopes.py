@@ -28,7 +28,7 @@ from thunder_fn.errors import (
     UnsupportedCall,
     located,
 )
-from thunder_fn.trace import Arg, Literal, Source, Var, as_dim, type_of_value
+from thunder_fn.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +59,10 @@ DETACHES = {
     *(Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, _DATA.__get__),
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
 }
+DATA_DEPENDENT = (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE, internals.NEEDS_A_NUMBER)
+"""What PyTorch raises where it needs to know what is in a tensor."""
+PYTHON_NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "__contains__"}
+"""Methods of tensors that give a number of Python's, which cannot be a symbol."""
 BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
 UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
 
@@ -131,7 +135,8 @@ class ScopeMode(TorchFunctionMode):
             args, kwargs = lift_call(recorder, args, kwargs)
             instead = replacement(func)
             if instead is None:
-                return self._scoped(func, args, kwargs)
+                result = self._scoped(func, args, kwargs)
+                return as_python(result) if func is Tensor.item else result
             with self:
                 return instead(*args, **kwargs)
         except ThunderError as error:
@@ -148,7 +153,7 @@ class ScopeMode(TorchFunctionMode):
             if name is None:
                 return self._run(func, args, kwargs)
             return in_scope(recorder, name, "function", lambda: self._run(func, args, kwargs), args, kwargs)
-        except (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE) as error:
+        except DATA_DEPENDENT as error:
             raise data_dependent_error(func, error, recorder.source) from None
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -283,6 +288,8 @@ def function_name(func: Any) -> str | None:
 def data_dependent_error(func: Any, error: Exception | None, source: Source | None) -> Exception:
     """The error for Python code that needs to know what is in a tensor."""
     name = getattr(func, "__name__", str(func))
+    if isinstance(error, internals.NEEDS_A_NUMBER) and name not in PYTHON_NUMBERS:
+        return decision_error(error, source)
     if isinstance(error, internals.DATA_DEPENDENT_SHAPE):
         text = (
             f"`{name}` has a result whose shape depends on the values in its input, which are not known while tracing"
@@ -299,6 +306,20 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
     text = f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing"
     fix = "Keep it a tensor, or pass the number as an argument (see `static_argnums`)."
     return DataDependentValue(located(text, source=source, fix=fix))
+
+
+def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
+    """The error for Python code that asks about a size or number that is found in data."""
+    asked = Expr(error.cond)
+    what = f"whether {asked}" if asked.kind is bool else f"which number {asked} is"
+    return DataDependentBranch(
+        located(
+            f"Python asked {what}, where {', '.join(sorted(map(str, error.cond.free_symbols)))} is found in a tensor's "
+            "values, which are not known while tracing",
+            source=source,
+            fix="Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`.",
+        )
+    )
 
 
 def memory_error(func: Any, source: Source | None) -> UnsupportedCall:

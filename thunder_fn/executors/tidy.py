@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from thunder_fn import ops
 from thunder_fn.executors.reuse import CLONE
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.interpreters.simplify import is_kept, makes_symbols
 from thunder_fn.trace import Arg, Equation, Trace, Var, canonical, map_arg
 
 
@@ -64,7 +64,7 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     need = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     gone = list[int]()
     for position, equation in reversed(list(enumerate(trace.equations))):
-        if is_kept(equation) or any(var.index in need for var in equation.outputs):
+        if is_kept(equation) or makes_symbols(equation) or any(var.index in need for var in equation.outputs):
             need.update(var.index for var in equation.operands)
         else:
             gone.append(position)
@@ -102,7 +102,7 @@ def _identity(
 
 def _key(equation: Equation) -> object:
     """Equal for equations that compute the same; those that must run get a key of their own."""
-    if is_kept(equation) or equation.op.kind != "leaf":
+    if is_kept(equation) or makes_symbols(equation) or equation.op.kind != "leaf":
         return id(equation)
     return equation.op, equation.args, equation.kwargs
 

@@ -43,7 +43,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
 from thunder_fn.rules import rules_of
 from thunder_fn.structured.barrier import BARRIER
-from thunder_fn.symbols import binders, is_made, symbols_read, unbound_symbols
+from thunder_fn.symbols import binders, made_by, symbols_read, unbound_symbols
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
 
 BELOW_AUTOGRAD_FROM = 12
@@ -179,7 +179,7 @@ class _Emitter:
         for position, equation in enumerate(self.trace.equations):
             yield from (f"# {note}" for note in self.notes.get(position, ()))
             yield self.line(position, equation)
-            yield from self.bindings(tuple(var for var in equation.outputs if is_made(var.type)))
+            yield from self.bindings(equation.outputs) if made_by(equation) else ()
             if equation.op.kind == "composite" and equation.body not in self.shown:
                 self.shown.add(equation.body)
                 yield from as_comment(equation.body.renamed(ops.short_name(equation.op)))

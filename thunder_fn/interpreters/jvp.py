@@ -85,7 +85,8 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
     if isinstance(rule, JvpRule):
         return rule
     if isinstance(rule, Trace):
-        return push_forward(rule, active) if ops.draws(equation) else _beside(single, rule, active)
+        with suppress(MissingRule):
+            return push_forward(rule, active) if ops.draws(equation) else _beside(single, rule, active)
     try:
         return transposed_twice(single, active)
     except MissingRule:

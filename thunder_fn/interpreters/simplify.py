@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from thunder_fn import ops
 from thunder_fn.rules import Mask, memo, rules_of
+from thunder_fn.symbols import made_by
 from thunder_fn.trace import Arg, Atom, Equation, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
 
 
@@ -45,6 +46,8 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     kept: list[Equation] = []
     for equation in reversed(trace.equations):
         flags = tuple(var.index in need for var in equation.outputs)
+        if makes_symbols(equation):  # which anything may read
+            flags = (True,) * len(flags)
         if not any(flags) and not is_kept(equation):
             continue
         new, reads = _dce_equation(equation, flags)
@@ -121,6 +124,11 @@ def is_kept(equation: Equation) -> bool:
     return any(_body_is_kept(body) for body in equation.bodies)
 
 
+def makes_symbols(equation: Equation) -> bool:
+    """A size or number of its results depends on data."""
+    return bool(made_by(equation))
+
+
 # ---- cse ----
 
 
@@ -142,7 +150,7 @@ def cse(trace: Trace) -> Trace:
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
         bodies = tuple(cse(body) for body in equation.bodies)
         key = (equation.op, args, kwargs, bodies)
-        if key in seen and not is_kept(equation):
+        if key in seen and not is_kept(equation) and not makes_symbols(equation):
             names.update((var.index, known) for var, known in zip(equation.outputs, seen[key], strict=True))
             continue
         seen[key] = equation.outputs

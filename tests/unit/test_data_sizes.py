@@ -1,0 +1,150 @@
+"""Sizes and numbers that are found in data: symbols that an equation binds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import thunder_fn as tfn
+from thunder_fn import errors
+from thunder_fn.capture import capture, pytree
+from thunder_fn.check import check
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.simplify import cse, dce
+from thunder_fn.jit import cache_info, jit
+
+Tensor = torch.Tensor
+INPUTS = [
+    torch.tensor(values) for values in ([1.0, -2, 3, 0, 4], [-1.0, -2, -3, 0, -5], [2.0, -1, -1, -3, 0], [1.0] * 5)
+]
+
+
+def same(mine: Any, its: Any) -> None:
+    torch.testing.assert_close(mine, its)
+    for a, b in zip(pytree.flatten(mine)[0], pytree.flatten(its)[0], strict=True):
+        assert type(a) is type(b)
+
+
+def _filled(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[x > 0] = 7
+    return x
+
+
+def _checked(x: Tensor) -> Tensor:
+    count = x[x > 0].shape[0]
+    torch._check(count <= 9)
+    return x.new_zeros(9)[:count] + x[x > 0]
+
+
+def _routed(x: Tensor) -> Tensor:
+    """Some rows go through a layer, as a mixture of experts sends them."""
+    rows = x.outer(x.exp())
+    chosen = (rows[:, 0] > 0).nonzero()[:, 0]
+    return torch.zeros_like(rows).index_add(0, chosen, torch.nn.functional.gelu(rows[chosen]))
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0] * 2,
+    "two masks": lambda x: torch.cat([x[x > 0], x[x < 0]]) * x[x > 0].shape[0],
+    "masked_select": lambda x: torch.masked_select(x, x > 0).exp(),
+    "set": _filled,
+    "where": lambda x: torch.where(x > 0),
+    "unique": lambda x: torch.unique(x, return_inverse=True, return_counts=True),
+    "item": lambda x: x * (x.max().item() * 2 + 1) - 3,
+    "item as a size": lambda x: torch.arange(x.argmax().item() + 1),
+    "item as an index": lambda x: x[: x.argmax().item()],
+    "results": lambda x: (x.argmax().item(), x.sum().item() + 1, x[x > 0].shape[0]),
+    "torch._check": _checked,
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, (x > 0) + 1),
+    "rows": _routed,
+    "cond": lambda x: tfn.cond(x.sum() > 0, lambda x: x[x > 0].sum(), lambda x: x[x < 0].sum(), (x,)),
+    "map": lambda x: tfn.map(lambda row: row[row > 0].sum(), torch.stack([x, -x])),
+    "jit": lambda x: jit(lambda x: x[x > 0] * 2)(x).sum(),
+    "grad": tfn.grad(lambda x: (x[x > 0] ** 2).sum() + (x[x < 0] ** 3).sum() * x[x < 0].shape[0]),
+    "grad(masked_select)": tfn.grad(lambda x: torch.masked_select(x, x > 0).exp().sum()),
+    "grad(nonzero)": tfn.grad(lambda x: x[x.nonzero()[:, 0]].exp().sum()),
+    "grad(checkpoint)": tfn.grad(lambda x: checkpoint(lambda x: (x[x > 0] ** 2).sum(), x, use_reentrant=False)),
+    "jvp": lambda x: tfn.jvp(lambda x: x[x > 0] ** 3, (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_program_for_all_data(name: str) -> None:
+    f = PROGRAMS[name]
+    g = jit(f)
+    for x in INPUTS:
+        same(g(x), f(x))
+    assert cache_info(g).misses == 1
+    trace = capture(f, (INPUTS[0],)).trace
+    for other in (trace, dce(trace), cse(trace)):
+        check(other)
+        for x in INPUTS:
+            torch.testing.assert_close(evaluate(other, (x,)), evaluate(trace, (x,)))
+
+
+def test_autograd() -> None:
+    f: Callable[[Tensor], Tensor] = lambda x: (x[x > 0] * x[x > 0].shape[0]).sum() * 3 + x[x < 0].exp().sum()
+    g = jit(f)
+    for x in INPUTS:
+        grads = [torch.autograd.grad(run(leaf), leaf)[0] for run in (f, g) for leaf in [x.clone().requires_grad_()]]
+        same(*grads)
+
+
+DECISIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "if": (lambda x: x if x.nonzero().shape[0] > 2 else -x, "whether u0 > 2, where u0 is"),
+    "if item": (lambda x: x if x.sum().item() > 2 else -x, "whether zuf0 > 2.0, where zuf0 is"),
+    "range": (lambda x: [x for _ in range(x.argmax().item())], "which number u0 is, where u0 is"),
+    "text": (lambda x: f"{x.argmax().item()}", "which number u0 is, where u0 is"),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_python_cannot_decide(name: str) -> None:
+    f, what = DECISIONS[name]
+    with pytest.raises(errors.DataDependentBranch) as caught:
+        jit(f)(INPUTS[0])
+    line = f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in <lambda>"
+    assert str(caught.value) == (
+        f"Python asked {what} found in a tensor's values, which are not known while tracing\nfrom:         {line}\n"
+        "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`."
+    )
+
+
+def test_what_is_checked_is_checked_in_every_call() -> None:
+    def f(x: Tensor) -> Tensor:
+        torch._check(x.argmax().item() < 3)
+        return x * 2
+
+    g = jit(f)
+    same(g(INPUTS[1].flip(0)), f(INPUTS[1].flip(0)))
+    with pytest.raises(RuntimeError, match=r"u0 < 3 does not hold.*\nfrom: .*test_data_sizes.py:\d+ in f"):
+        g(INPUTS[0])
+
+
+def test_vmap_has_one_size_for_all_examples() -> None:
+    with pytest.raises(errors.VmapError, match=r"vmap: aten.index.Tensor has a result whose size .* differs between"):
+        tfn.vmap(lambda x: x[x > 0])(torch.stack(INPUTS))
+
+
+def test_composites_stay_around_what_only_uses_such_sizes() -> None:
+    trace = capture(lambda x: torch.nn.functional.layer_norm(x[x > 0][:, None], (1,)), (INPUTS[0],)).trace
+    assert any("layer_norm" in equation.op.name and equation.bodies for equation in trace.equations)
+
+
+def test_static_programs_are_traced_once() -> None:
+    calls: list[int] = []
+
+    def f(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x + 1
+
+    with warnings.catch_warnings():
+        jit(f)(INPUTS[0])
+    assert len(calls) == 1
