@@ -11,6 +11,7 @@ from thunder_fn.commands import run_command
 COMMANDS = {
     "demo": ("thunder_fn.demo", "train a small GPT on Python's own source with one jitted train step"),
     "compile": ("thunder_fn.recipes.command", "compile a model by its configuration and report what was done"),
+    "inspect": ("thunder_fn.inspect.command", "write the inspector's page of a function, or print a report"),
     "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside its peers"),
     "laws": ("thunder_fn.testing.mutations.__main__", "plant bugs in the rules and print which law catches each"),
 }

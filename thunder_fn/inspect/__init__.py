@@ -12,6 +12,7 @@ from thunder_fn.inspect.diff import Diff, diff
 from thunder_fn.inspect.graph import Picture, graph
 from thunder_fn.inspect.machines import Machine, machine_named, measured_machine
 from thunder_fn.inspect.memory import Buffer, Memory, memory
+from thunder_fn.inspect.page import Page, show
 from thunder_fn.inspect.residuals import Residuals, residuals
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Diff",
     "Machine",
     "Memory",
+    "Page",
     "Picture",
     "Residuals",
     "Step",
@@ -34,4 +36,5 @@ __all__ = [
     "measured_machine",
     "memory",
     "residuals",
+    "show",
 ]

@@ -17,11 +17,12 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.apply import close_over
 from thunder_fn.capture.watching import watched_by
 from thunder_fn.derive import Split
-from thunder_fn.executors import Program
+from thunder_fn.executors import Decision, Program
 from thunder_fn.inspect.diff import Diff, Pairs, diff_flat
 from thunder_fn.inspect.flat import Flat, Value, flatten
 from thunder_fn.jit import Jitted, jit
 from thunder_fn.jit.call import read_call
+from thunder_fn.jit.explain import decisions_of
 from thunder_fn.jit.module import as_function
 from thunder_fn.jit.program import Entry, build
 from thunder_fn.trace import Trace
@@ -66,6 +67,7 @@ class Chain:
         arguments: how one writes the call's tensors, `args[0]['w']`, in the order of the inputs of `trace`.
         trace: what was captured of the whole function, after all transforms.
         split: forward and backward, where an argument requires a gradient.
+        decisions: which executor takes what and why others do not, as `explain_claims` has them.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Chain:
     arguments: tuple[str, ...]
     trace: Trace
     split: Split | None = None
+    decisions: tuple[Decision, ...] = ()
 
     def diff(self, position: int) -> Diff | None:
         """What a step changed; None for one that starts from nothing."""
@@ -170,7 +173,17 @@ def chain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Chain:
     paths = (*pytree.paths(call.args, "args"), *pytree.paths(call.kwargs, "kwargs"))
     known = {id(tensor): name for name, tensor in _tensors_of(f)}
     arguments = tuple(known.get(id(tensor), paths[position]) for position, tensor in call.tensors)
-    return _Assembly(events, entry).chain(name, arguments)
+    executors = jitted.options.chosen_executors()
+    halves = () if not executors else _lowered(entry)
+    decisions = tuple(one for trace in halves for one in decisions_of(trace, executors))
+    return _Assembly(events, entry).chain(name, arguments, decisions)
+
+
+def _lowered(entry: Entry) -> tuple[Trace, ...]:
+    """What was lowered: the whole function, or its forward and its backward."""
+    if entry.bridge is not None:
+        return entry.bridge.split.forward, entry.bridge.split.backward
+    return tuple(stage for stage in entry.stages if isinstance(stage, Trace))[-1:]
 
 
 def _tensors_of(f: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -198,7 +211,7 @@ class _Assembly:
         self.made: dict[int, _Event] = {id(event.trace): event for event in events}
         self.clock = events[0].at
 
-    def chain(self, name: str, arguments: tuple[str, ...]) -> Chain:
+    def chain(self, name: str, arguments: tuple[str, ...], decisions: tuple[Decision, ...]) -> Chain:
         traces = [stage for stage in self.entry.stages if isinstance(stage, Trace)]
         transforms = {id(trace) for trace in traces[1:]}
         for event in self.events:
@@ -210,7 +223,7 @@ class _Assembly:
         self.captured(traces[0])
         self.lowered(traces[-1])
         split = self.entry.bridge.split if self.entry.bridge else None
-        return Chain(name, tuple(self.steps), arguments, traces[-1], split)
+        return Chain(name, tuple(self.steps), arguments, traces[-1], split, decisions)
 
     def add(self, name: str, kind: Kind, trace: Trace, at: float, **more: Any) -> int:
         self.steps.append(Step(name, kind, trace, max(0.0, at - self.clock), **more))

@@ -107,7 +107,7 @@ class _Matching:
         self.partner: list[int | None] = [None] * len(after.leaves)
         self.free = [True] * len(before.leaves)
         self.numbers: dict[Hashable, int] = {}
-        pairs = _paired(before, after) if inputs is None else inputs
+        pairs = paired(before, after) if inputs is None else inputs
         self.values: dict[int, int] = {theirs: mine for mine, theirs in pairs}
         seeds = {theirs: ("root", mine) for mine, theirs in pairs}
         self.keys = (
@@ -197,7 +197,7 @@ class _Matching:
         return ", ".join(parts)
 
 
-def _paired(before: Flat, after: Flat) -> list[tuple[int, int]]:
+def paired(before: Flat, after: Flat) -> list[tuple[int, int]]:
     """Inputs by position, and closed-over tensors by identity, which another trace may have as inputs."""
     pairs = dict(zip(after.roots, before.roots, strict=False))
     known = held(before)

@@ -71,18 +71,18 @@ def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
     )
     return ClaimReport(
         closed.name,
-        _decisions(forward, executors),
-        () if bridged is None else _decisions(bridged.split.backward, executors),
+        decisions_of(forward, executors),
+        () if bridged is None else decisions_of(bridged.split.backward, executors),
         out,
     )
 
 
-def _decisions(trace: Trace, executors: Sequence[Executor], depth: int = 0) -> tuple[Decision, ...]:
+def decisions_of(trace: Trace, executors: Sequence[Executor], depth: int = 0) -> tuple[Decision, ...]:
     """The log of a claiming, then those of the bodies of structured ops, which are programs of their own."""
     claimed = claim(dce(trace), executors, below_autograd=True)
     found = [replace(decision, depth=decision.depth + depth) for decision in claimed.log]
     for equation in claimed.trace.equations:
         if equation.op.kind == "structured":
             for body in dict.fromkeys(equation.bodies):
-                found += _decisions(body, executors, depth + 1)
+                found += decisions_of(body, executors, depth + 1)
     return tuple(found)

@@ -1,0 +1,227 @@
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { bytesText, countText } from "./data.js";
+
+export function Charts(props) {
+  const { chart, setChart, model } = props;
+  return (
+    <section class="charts" aria-label="charts">
+      <div class="tabs" role="tablist">
+        {["memory", "roofline"].map((name) => (
+          <button role="tab" aria-selected={chart === name} class={chart === name ? "on" : ""} onClick={() => setChart(name)}>{name === "memory" ? "Memory" : "Roofline"}</button>
+        ))}
+        <span class="quiet">{chart === "memory" ? `peak ${bytesText(model.data.memory.peak)} · residuals ${bytesText(model.data.memory.residuals)} · click to go to an equation` : roofText(model)}</span>
+      </div>
+      {chart === "memory" ? <Memory {...props} /> : <Roofline {...props} />}
+    </section>
+  );
+}
+
+const MODULES = 5;
+const BYTES = Array.from({ length: 40 }, (_, k) => 2 ** k); // distances of ticks
+
+// Live bytes over the programs in parts: what is saved for the backward, the modules that have most at the peak, the rest.
+function stacks(data) {
+  const { memory, modules } = data;
+  const { buffers, kinds, length, peakAt } = memory;
+  const top = (one) => modules[one[5]].split(".").slice(0, 2).join(".");
+  const at = new Map();
+  for (const one of buffers) {
+    if (kinds[one[3]] !== "input" && kinds[one[3]] !== "residual" && one[0] <= peakAt && peakAt <= one[1]) at.set(top(one), (at.get(top(one)) ?? 0) + one[2]);
+  }
+  const largest = [...at].filter(([name]) => name).sort((a, b) => b[1] - a[1]).slice(0, MODULES).map(([name]) => name);
+  const names = [...(memory.residuals ? ["saved for backward"] : []), ...largest, "other"];
+  const partOf = (one) => {
+    if (kinds[one[3]] === "residual") return "saved for backward";
+    return largest.includes(top(one)) ? top(one) : "other";
+  };
+  const parts = new Map(names.map((name) => [name, new Float64Array(length + 1)]));
+  for (const one of buffers) {
+    if (kinds[one[3]] === "input") continue;
+    const part = parts.get(partOf(one));
+    part[one[0]] += one[2];
+    part[Math.min(one[1], length - 1) + 1] -= one[2];
+  }
+  const sums = [];
+  let below = new Float64Array(length);
+  for (const name of names) {
+    const [change, line] = [parts.get(name), new Float64Array(length)];
+    for (let i = 0, live = 0; i < length; i++) line[i] = below[i] + (live += change[i]);
+    sums.push(line);
+    below = line;
+  }
+  return { names, sums };
+}
+
+function Memory({ model, step, node, reveal, theme }) {
+  const box = useRef(null);
+  const plot = useRef(null);
+  const { names, sums } = useMemo(() => stacks(model.data), [model]);
+  const { length, starts } = model.data.memory;
+  const sent = useMemo(() => collectives(model), [model]);
+  const marked = useRef(null);
+  marked.current = useMemo(() => (node ? model.positionOf(step, node) : null), [model, step, node]);
+
+  useEffect(() => {
+    const style = getComputedStyle(document.documentElement);
+    const color = (name) => style.getPropertyValue(name).trim();
+    const fills = names.map((name, k) => (name === "saved for backward" ? color("--residual") : name === "other" ? color("--other") : color(`--part${k % 6}`)));
+    const order = names.map((_, k) => names.length - 1 - k); // the highest sum is drawn first, the lower ones over it
+    const stepped = uPlot.paths.stepped({ align: 1 });
+    const series = [{ label: "equation" }, ...order.map((k) => ({ label: names[k], fill: fills[k], stroke: fills[k], width: 0, paths: stepped, points: { show: false } }))];
+    const line = (u, at, stroke, dash) => {
+      const x = Math.round(u.valToPos(at, "x", true));
+      u.ctx.save();
+      u.ctx.strokeStyle = stroke;
+      u.ctx.lineWidth = devicePixelRatio;
+      u.ctx.setLineDash(dash);
+      u.ctx.beginPath();
+      u.ctx.moveTo(x, u.bbox.top);
+      u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+      u.ctx.stroke();
+      u.ctx.restore();
+    };
+    const draw = (u) => {
+      for (const start of starts.slice(1)) {
+        line(u, start, color("--text"), [2, 3]);
+        u.ctx.fillStyle = color("--text");
+        u.ctx.font = `${11 * devicePixelRatio}px system-ui`;
+        u.ctx.textAlign = "right";
+        u.ctx.fillText("forward", u.valToPos(start, "x", true) - 6 * devicePixelRatio, u.bbox.top + 10 * devicePixelRatio);
+        u.ctx.textAlign = "left";
+        u.ctx.fillText("backward", u.valToPos(start, "x", true) + 6 * devicePixelRatio, u.bbox.top + 10 * devicePixelRatio);
+      }
+      if (marked.current !== null) line(u, marked.current, color("--accent"), []);
+      u.ctx.fillStyle = color("--send");
+      for (const [at] of sent) u.ctx.fillRect(u.valToPos(at, "x", true), u.bbox.top + u.bbox.height - 6, Math.max(2, u.bbox.width / length), 6);
+      const { peak, peakAt } = model.data.memory;
+      u.ctx.fillStyle = color("--text");
+      u.ctx.beginPath();
+      u.ctx.arc(u.valToPos(peakAt, "x", true), u.valToPos(peak, "y", true), 3 * devicePixelRatio, 0, 7);
+      u.ctx.fill();
+    };
+    const options = {
+      width: box.current.clientWidth, height: 150, series,
+      padding: [10, 12, 0, 0],
+      cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
+      legend: { show: true, live: false },
+      scales: { x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] }, y: { range: (_, low, high) => [0, (high || 1) * 1.14] } },
+      axes: [
+        { stroke: color("--quiet"), grid: { show: false }, ticks: { show: false }, size: 22, font: "11px system-ui", values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) },
+        { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, size: 64, font: "11px system-ui", incrs: BYTES, values: (_, ticks) => ticks.map(bytesText) },
+      ],
+      hooks: {
+        draw: [draw],
+        ready: [(u) => u.over.addEventListener("click", () => {
+          const found = u.cursor.idx !== null && model.atPosition(u.cursor.idx);
+          if (found) reveal(found.step, found.node);
+        })],
+        setCursor: [(u) => {
+          const at = u.cursor.idx;
+          const found = at === null || at === undefined ? null : model.atPosition(at);
+          tip.textContent = found ? `${at}  ${model.op(found.node).name}  ${model.module(found.step, found.node)}  ${bytesText(sums.at(-1)[at])}` : "";
+        }],
+      },
+    };
+    const tip = document.createElement("div");
+    tip.className = "tip";
+    const u = new uPlot(options, [Float64Array.from({ length }, (_, i) => i), ...order.map((k) => sums[k])], box.current);
+    u.over.appendChild(tip);
+    plot.current = u;
+    const watch = new ResizeObserver(() => u.setSize({ width: box.current.clientWidth, height: 150 }));
+    watch.observe(box.current);
+    return () => {
+      watch.disconnect();
+      u.destroy();
+    };
+  }, [model, theme]);
+  useEffect(() => plot.current?.redraw(false), [marked.current]);
+  return <div class="memory" ref={box} data-testid="memory" />;
+}
+
+// Positions on the timeline where values go to other ranks, and how many bytes.
+function collectives(model) {
+  const found = [];
+  model.programs().forEach((step, number) => {
+    for (const node of model.flat(step).nodes) {
+      const { sent } = model.cost(node);
+      if (sent && node.live && node.depth === 0) found.push([model.data.memory.starts[number] + node.position, sent]);
+    }
+  });
+  return found;
+}
+
+const roofText = ({ data }) => (data.machine ? `${data.machine[0]}: ${countText(data.machine[1])}FLOP/s, ${bytesText(data.machine[2])}/s` : "the machine's peaks are not known: pass machine=inspect.measured_machine()");
+
+function Roofline({ model, reveal }) {
+  const { machine } = model.data;
+  const points = useMemo(() => byOp(model), [model]);
+  const [width, height, left, bottom] = [900, 168, 64, 26];
+  const xs = points.map((one) => one.flops / one.bytes);
+  const low = Math.min(-2, Math.floor(Math.log10(Math.min(...xs, machine ? 1 : 0.1))));
+  const high = Math.ceil(Math.log10(Math.max(...xs, machine ? (machine[1] / machine[2]) * 4 : 10)));
+  const reach = (x) => (machine ? Math.min(machine[1], x * machine[2]) : null);
+  const value = (one) => (machine ? reach(one.flops / one.bytes) : one.flops);
+  const top = Math.ceil(Math.log10(Math.max(...points.map(value), machine ? machine[1] : 1, 1)));
+  const base = Math.floor(Math.log10(Math.max(1, Math.min(...points.map(value), machine ? reach(10 ** low) : Infinity))));
+  const px = (x) => left + ((Math.log10(x) - low) / (high - low || 1)) * (width - left - 16);
+  const py = (y) => 22 + (1 - (Math.log10(y) - base) / (top - base || 1)) * (height - bottom - 22);
+  const most = Math.max(...points.map((one) => one.weight), 1e-30);
+  const ticks = Array.from({ length: high - low + 1 }, (_, k) => low + k);
+  const ridge = machine && machine[1] / machine[2];
+  return (
+    <svg class="roofline" viewBox={`0 0 ${width} ${height}`} role="img" aria-label="roofline" data-testid="roofline">
+      {ticks.map((tick) => [
+        <line x1={px(10 ** tick)} x2={px(10 ** tick)} y1="10" y2={height - bottom} class="grid" />,
+        <text x={px(10 ** tick)} y={height - bottom + 14} text-anchor="middle">{tick < 0 ? (10 ** tick).toFixed(-tick) : countText(10 ** tick)}</text>,
+      ])}
+      <text x={width - 16} y={height - 2} text-anchor="end">FLOP per byte</text>
+      <text x="4" y="18">{machine ? "FLOP/s, at most" : "FLOP"}</text>
+      {machine && [
+        <path class="roof" d={`M${px(10 ** low)} ${py(reach(10 ** low))}L${px(ridge)} ${py(machine[1])}L${px(10 ** high)} ${py(machine[1])}`} />,
+        <text x={px(ridge) + 6} y={py(machine[1]) + 12}>{countText(machine[1])}FLOP/s</text>,
+      ]}
+      {points.map((one) => (
+        <circle cx={px(one.flops / one.bytes)} cy={py(value(one))} r={3 + 9 * Math.sqrt(one.weight / most)} onClick={() => reveal(one.step, one.node)}>
+          <title>{`${one.name}\n${one.times} times, ${countText(one.flops)} FLOP, ${bytesText(one.bytes)}\n${(one.flops / one.bytes).toFixed(2)} FLOP per byte${machine ? `, at least ${(one.weight * 1e6).toFixed(1)} µs` : ""}`}</title>
+        </circle>
+      ))}
+      {labels(points.map((one) => ({ text: one.name.replace(/^aten\.|\.\w+$/g, ""), x: px(one.flops / one.bytes), y: py(value(one)) - 13 })))}
+    </svg>
+  );
+}
+
+// Names of the dearest ops, where there is room for them.
+function labels(wanted) {
+  const placed = [];
+  for (const one of wanted.slice(0, 24)) {
+    const half = 3.3 * one.text.length;
+    const box = { ...one, low: one.x - half, high: one.x + half };
+    const isFree = placed.every((other) => Math.abs(other.y - box.y) > 12 || other.high < box.low || other.low > box.high);
+    if (isFree && placed.length < 9) placed.push(box);
+  }
+  return placed.map((one) => <text class="name" x={one.x} y={one.y} text-anchor="middle">{one.text}</text>);
+}
+
+// The ops of the programs, dearest first.
+function byOp(model) {
+  const { machine } = model.data;
+  const found = new Map();
+  for (const step of model.programs()) {
+    const flat = model.flat(step);
+    for (const i of flat.leaves) {
+      const node = flat.nodes[i];
+      const { flops, bytes } = model.cost(node);
+      if (!flops || !bytes) continue;
+      const name = model.op(node).name;
+      const known = found.get(name) ?? { name, step, node, times: 0, flops: 0, bytes: 0 };
+      known.times += 1;
+      known.flops += flops;
+      known.bytes += bytes;
+      found.set(name, known);
+    }
+  }
+  const points = [...found.values()];
+  for (const one of points) one.weight = machine ? Math.max(one.flops / machine[1], one.bytes / machine[2]) : one.bytes;
+  return points.sort((a, b) => b.weight - a.weight).slice(0, 60);
+}

@@ -1,0 +1,108 @@
+// Which rows a step shows, and how an equation reads.
+
+export const pathOf = (flat, node) => {
+  const path = [];
+  for (let at = node; at; at = flat.nodes[at.parent]) path.unshift(at.position);
+  return path.join(".");
+};
+
+export const nodeAt = (flat, path) => {
+  const wanted = path.split(".").map(Number);
+  let [from, to, parent] = [0, flat.nodes.length, -1];
+  let found = null;
+  for (const position of wanted) {
+    found = null;
+    for (let i = from; i < to; i = flat.nodes[i].end) {
+      if (flat.nodes[i].position === position && flat.nodes[i].parent === parent) {
+        found = flat.nodes[i];
+        break;
+      }
+    }
+    if (!found) return null;
+    [from, to, parent] = [found.i + 1, found.end, found.i];
+  }
+  return found;
+};
+
+export const hasInside = (node) => node.end > node.i + 1;
+
+// Nodes that are open at first: levels are opened while everything fits on a screen.
+export const openAtFirst = (flat, limit = 44) => {
+  let open = new Set();
+  for (let depth = 0; depth < 12; depth++) {
+    const next = new Set(open);
+    for (const node of flat.nodes) if (node.depth <= depth && hasInside(node) && node.live) next.add(node.i);
+    if (next.size === open.size) break;
+    if (countVisible(flat, next) > limit) {
+      const tops = flat.nodes.filter((node) => node.depth === depth && hasInside(node) && (depth === 0 || open.has(node.parent)));
+      const whole = tops.filter((node) => node.le - node.ls > 0.8 * flat.leaves.length);
+      if (whole.length === 1) {
+        open.add(whole[0].i);
+        continue;
+      }
+      break;
+    }
+    open = next;
+  }
+  return open;
+};
+
+const countVisible = (flat, open) => {
+  let count = 0;
+  for (let i = 0; i < flat.nodes.length; count++) i = open.has(i) ? i + 1 : flat.nodes[i].end;
+  return count;
+};
+
+export const rowsOf = (model, step, open, showInputs) => {
+  const flat = model.flat(step);
+  const { gone } = model.changes(step);
+  const rows = [{ kind: "inputs" }];
+  if (showInputs) flat.roots.forEach((value, at) => rows.push({ kind: "root", value, at }));
+  const ghosts = (place, depth) => {
+    for (const leaf of gone.get(place) ?? []) rows.push({ kind: "ghost", leaf, depth });
+  };
+  let shown = -1;
+  let i = 0;
+  while (i < flat.nodes.length) {
+    const node = flat.nodes[i];
+    if (node.live && node.ls > shown) {
+      ghosts(node.ls, node.depth);
+      shown = node.ls;
+    }
+    rows.push({ kind: "node", i });
+    if (open.has(i)) i += 1;
+    else {
+      if (node.le > node.ls) shown = Math.max(shown, node.le - 1);
+      i = node.end;
+    }
+  }
+  ghosts(flat.leaves.length, 0);
+  rows.push({ kind: "return" });
+  return rows;
+};
+
+export const textOf = (model, step, node) => {
+  const flat = model.flat(step);
+  const name = (value) => flat.values.get(value)?.name ?? value;
+  const arg = (one) => (typeof one === "number" ? name(one) : Array.isArray(one) ? `(${one.map(arg).join(", ")})` : one);
+  const parts = [...node.args.map(arg), ...(node.kwargs ?? []).map(([key, one]) => `${key}=${arg(one)}`)];
+  return `${node.outs.map(name).join(", ")} = ${model.op(node).name}(${parts.join(", ")})`;
+};
+
+// The nodes that a query is found in: op, names, module, types and the user's line.
+export const search = (model, step, query) => {
+  const wanted = query.trim().toLowerCase();
+  if (!wanted) return [];
+  const flat = model.flat(step);
+  const found = [];
+  for (const node of flat.nodes) {
+    if (node.label) continue;
+    const source = model.source(node);
+    const where = source ? `${source.path}:${source.line} ${source.text}` : "";
+    const types = node.outs.map((value) => model.type(flat, value)).join(" ");
+    const names = node.outs.map((value) => flat.values.get(value)?.name ?? "").join(" ");
+    const text = `${model.op(node).name} ${names} ${types} ${model.module(step, node)} ${where}`.toLowerCase();
+    if (text.includes(wanted)) found.push(node.i);
+  }
+  return found;
+};

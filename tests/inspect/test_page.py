@@ -1,0 +1,299 @@
+"""The inspector's page in Chromium: what it shows is what the chain says, and every way through it works."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thunder_fn as tfn
+from thunder_fn import inspect
+from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
+from thunder_fn.executors import FusionExecutor
+from thunder_fn.inspect.chain import Chain, chain
+from thunder_fn.inspect.encode import encode
+from thunder_fn.inspect.memory import memory_of
+from thunder_fn.inspect.page import asset, page_of
+from thunder_fn.inspect.tables import bytes_text
+
+ROOT = Path(__file__).parents[2]
+MACHINE = inspect.Machine("toy", 1e10, 1e9)
+
+
+def loops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    carry, ys = tfn.scan(lambda c, a: ((c * w).sin() + a, c), x[0], x)
+    twice = carry.sin().sin() + carry.sin().sin()
+    return tfn.cond(twice.sum() > 0, lambda y: y * 2, lambda y: y.cos(), (twice,)) + ys.sum(0)
+
+
+def fused_loops() -> tuple[Any, ...]:
+    fuser = FusionExecutor("fuser", fuse=lambda region: region.python_callable())
+    fuser.register_supported(torch.sin, checker=lambda x: x.dim() == 1)
+    fuser.register_supported(torch.cos, checker=lambda x: False)
+    return tfn.jit(loops, transforms=[tfn.simplify], executors=[fuser]), torch.ones(5, 3), torch.ones(3)
+
+
+def gradient() -> tuple[Any, ...]:
+    model = GPT(2, 16, context=8)
+    tokens = torch.randint(0, 96, (2, 8))
+    return tfn.grad(gpt_loss(model)), params_of(model), tokens, tokens
+
+
+def module() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(3, 4)
+
+
+CASES = {"loops": fused_loops, "gradient": gradient, "module": module, "three": lambda: (torch.sin, torch.ones(2))}
+
+
+@pytest.fixture(scope="module")
+def made() -> Callable[[str], tuple[Chain, inspect.Page]]:
+    known: dict[str, tuple[Chain, inspect.Page]] = {}
+
+    def make(name: str) -> tuple[Chain, inspect.Page]:
+        if name not in known:
+            args = CASES[name]()
+            known[name] = chain(*args), inspect.show(*args, machine=MACHINE)
+        return known[name]
+
+    return make
+
+
+def steps(tab: Any) -> Any:
+    return tab.locator("nav .step")
+
+
+def test_bundle_is_made_of_the_sources() -> None:
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "inspector" / "src").iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    for name in ("inspector.js", "inspector.css"):
+        found = re.match(r"/\* sources (\w+);", asset(name))
+        assert found is not None and found[1] == digest.hexdigest()[:16], "run `npm ci && npm run build` in inspector/"
+
+
+def test_page_of_a_12_layer_gpt_is_small_and_alone() -> None:
+    model = GPT(12, 16, context=8)
+    tokens = torch.randint(0, 96, (2, 8))
+    page = inspect.show(tfn.grad(gpt_loss(model)), params_of(model), tokens, tokens)
+    assert len(page.html.encode()) < 2 * 2**20
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page.html)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_page_unfolds_as_python_does(name: str, made: Any, opened: Any) -> None:
+    """Leaves, values and what they are called with have the same numbers on both sides."""
+    found, page = made(name)
+    tab = opened(page)
+    script = """step => { const flat = inspector.flat(step); return [
+        flat.leaves.map(i => [flat.nodes[i].outs, flat.nodes[i].operands.filter(v => typeof v === "number")]),
+        flat.leaves.map(i => inspector.module(step, flat.nodes[i])), flat.outputs.filter(v => typeof v === "number")] }"""
+    for position, step in enumerate(found.steps):
+        leaves, modules, outputs = tab.evaluate(script, position)
+        assert leaves == [
+            [list(leaf.outputs), [one for one in leaf.operands if isinstance(one, int)]] for leaf in step.flat.leaves
+        ]
+        assert tuple(modules) == found.modules(position)
+        assert outputs == [value for value in step.flat.outputs if isinstance(value, int)]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_steps_say_what_they_changed(name: str, made: Any, opened: Any) -> None:
+    found, page = made(name)
+    tab = opened(page)
+    assert steps(tab).count() == len(found.steps)
+    for position, step in enumerate(found.steps):
+        steps(tab).nth(position).click()
+        assert step.name in steps(tab).nth(position).inner_text()
+        tab.keyboard.press("e")
+        diff = found.diff(position)
+        for mark, key in (("ghost", "removed"), ("changed", "changed")):
+            shown = tab.evaluate("() => inspector.data.steps.map(one => one.counts ?? null)")[position]
+            assert shown == (None if diff is None else diff.counts)
+            if diff is not None and len(step.flat.leaves) < 20:
+                assert tab.locator(f".row.{mark}").count() == diff.counts[key]
+
+
+def test_composites_fold_and_unfold_in_place(made: Any, opened: Any) -> None:
+    _, page = made("module")
+    tab = opened(page)
+    before = tab.locator(".row.node").count()
+    fold = tab.locator(".row.node button.fold").first
+    assert fold.get_attribute("aria-expanded") == "true"
+    fold.click()
+    assert tab.locator(".row.node").count() < before and fold.get_attribute("aria-expanded") == "false"
+    fold.click()
+    assert tab.locator(".row.node").count() == before
+
+
+def test_equation_has_type_line_cost_and_who_runs_it(made: Any, opened: Any) -> None:
+    _, page = made("loops")
+    tab = opened(page)
+    tab.keyboard.press("e")
+    row = tab.locator(".row.node", has_text="sin(v3)").first
+    assert "f32[3]" in row.locator(".type").inner_text()
+    assert "test_page.py:" in row.locator(".line").inner_text() and "carry.sin()" in row.locator(".line").inner_text()
+    row.click()
+    details = tab.locator("aside")
+    assert (
+        "fuser" in details.locator(".who").inner_text()
+        and "carry.sin().sin()" in details.locator(".code .on").inner_text()
+    )
+    assert "bound by memory" in details.inner_text()
+    tab.locator(".row.node:has(.op[title='aten.cos.default'])").first.click()
+    assert "fuser did not: the checker <lambda> said no" in details.inner_text()
+    assert details.locator(".who").inner_text() == "torch"
+
+
+def test_variable_is_followed_through_all_steps(made: Any, opened: Any) -> None:
+    _, page = made("module")
+    tab = opened(page)
+    tab.keyboard.press("e")
+    relu = tab.locator(".row.node", has_text="relu").first
+    relu.locator("var").first.click()
+    life = tab.locator(".life li")
+    assert life.count() == steps(tab).count()
+    texts = life.all_inner_texts()
+    assert "made by" in texts[0] and all("not there" not in text for text in texts)
+    assert "saved for the backward" in texts[1] and "saved for the backward" in texts[3] and "an input" in texts[4]
+    assert tab.locator(".rows var.on").count() > 1
+    life.nth(2).locator("button.stepname").click()
+    assert steps(tab).nth(2).get_attribute("aria-current") == "true" and tab.locator(".rows var.on").count() > 1
+    tab.keyboard.press("Escape")
+    assert tab.locator(".life").count() == 0
+
+
+def test_memory_is_a_timeline_that_leads_to_equations(made: Any, opened: Any) -> None:
+    found, page = made("gradient")
+    tab = opened(page)
+    assert f"peak {bytes_text(memory_of(found).peak)}" in tab.locator(".tabs").inner_text()
+    over = tab.locator(".memory .u-over")
+    box = over.bounding_box()
+    over.hover(position={"x": box["width"] * 0.5, "y": 40})
+    assert re.search(r"^\d+  aten", tab.locator(".memory .tip").inner_text())
+    over.click(position={"x": box["width"] * 0.5, "y": 40})
+    assert steps(tab).last.get_attribute("aria-current") == "true"
+    assert tab.locator(".row.selected").count() == 1
+
+
+def test_roofline_has_the_ops_under_the_machines_peaks(made: Any, opened: Any) -> None:
+    _, page = made("gradient")
+    tab = opened(page, "#chart=roofline")
+    assert "toy: 10.0 GFLOP/s" in tab.locator(".tabs").inner_text()
+    assert tab.locator(".roofline circle").count() > 5 and tab.locator(".roofline .roof").count() == 1
+    assert "FLOP per byte" in tab.locator(".roofline circle title").first.text_content()
+
+
+def test_search_goes_from_hit_to_hit(made: Any, opened: Any) -> None:
+    _, page = made("gradient")
+    tab = opened(page)
+    tab.keyboard.press("/")
+    tab.keyboard.type("layer_norm.default")
+    tab.wait_for_function("document.querySelector('[data-testid=hits]')?.textContent === '5'")
+    picked = set()
+    for _ in range(5):
+        tab.keyboard.press("Enter")
+        tab.locator(".row.selected", has_text="native_layer_norm").wait_for()
+        picked.add(tab.locator(".row.selected").get_attribute("data-node"))
+    assert len(picked) == 5
+
+
+def test_address_says_where_one_is(made: Any, opened: Any) -> None:
+    _, page = made("gradient")
+    first = opened(page)
+    first.keyboard.press("]")
+    for _ in range(3):
+        first.keyboard.press("n")
+    first.locator(".row.selected var").first.click()
+    fragment = first.evaluate("location.hash")
+    assert "step=1" in fragment and "at=" in fragment and "var=" in fragment
+    second = opened(page, fragment)
+    second.wait_for_selector(".row.selected")
+    for what in (".row.selected", ".variable h2"):
+        assert second.locator(what).inner_text() == first.locator(what).inner_text()
+
+
+def test_keys(made: Any, opened: Any) -> None:
+    _, page = made("gradient")
+    tab = opened(page)
+    tab.keyboard.press("j")
+    tab.keyboard.press("j")
+    first = tab.locator(".row.selected").inner_text()
+    tab.keyboard.press("k")
+    assert tab.locator(".row.selected").inner_text() != first
+    tab.keyboard.press("]")
+    assert steps(tab).nth(1).get_attribute("aria-current") == "true"
+    tab.keyboard.press("n")
+    assert "added" in tab.locator(".row.selected").get_attribute("class")
+    tab.keyboard.press("c")
+    assert tab.locator(".row.node button[aria-expanded=true]").count() == 0
+    tab.keyboard.press("?")
+    assert tab.locator("[role=dialog]").count() == 1
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("m")
+    tab.keyboard.press("m")
+    assert tab.locator(".charts").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(scheme: str, made: Any, opened: Any) -> None:
+    tab = opened(made("three")[1], color_scheme=scheme)
+    color = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    assert tab.locator("html").get_attribute("data-theme") == scheme
+    assert (max(tab.evaluate(color)) < 80) == (scheme == "dark")
+    tab.keyboard.press("t")
+    assert (max(tab.evaluate(color)) < 80) != (scheme == "dark")
+
+
+def test_print_has_all_rows_and_black_on_white(made: Any, opened: Any) -> None:
+    _, page = made("gradient")
+    tab = opened(page, color_scheme="dark")
+    tab.keyboard.press("]")
+    tab.keyboard.press("e")
+    wanted = tab.evaluate("inspector.flat(1).nodes.length")
+    assert tab.locator(".row.node").count() < wanted
+    tab.emulate_media(media="print")
+    tab.wait_for_function(f"document.querySelectorAll('.row.node').length === {wanted}")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert len(tab.pdf()) > 10_000
+
+
+def test_50000_equations_are_a_few_rows_at_a_time(opened: Any) -> None:
+    """The trace is made long in the data: to capture so many equations takes a minute."""
+    found = chain(lambda x: x.sin(), torch.ones(2))
+    data = encode(found, memory_of(found))
+    for step in data["steps"]:
+        body = data["bodies"][step["body"]]
+        first = body[3][0]
+        body[3] = [[first[0], [position], *first[2:]] for position in range(50_000)]
+        body[4] = [50_000]
+        step["modules"] = [0] * 50_000
+    data["steps"][1] |= {"matches": list(range(50_000)), "status": "s" * 49_999 + "c", "whys": {"49999": "all"}}
+    data["memory"] |= {"length": 50_000}
+    tab = opened(page_of("long", data))
+    assert tab.locator(".row").count() < 100
+    tab.keyboard.press("]")
+    tab.keyboard.press("n")
+    assert "v50000" in tab.locator(".row.selected").inner_text() and tab.locator(".row").count() < 100
+    tab.locator(".row.selected var").first.click()
+    assert tab.locator(".life li").count() == 2
+    tab.keyboard.press("/")
+    tab.keyboard.type("v49998")
+    tab.wait_for_function("document.querySelector('[data-testid=hits]')?.textContent === '1'")
+    tab.keyboard.press("Enter")
+    tab.locator(".row.selected", has_text="v49998").wait_for()
+
+
+def test_notebooks_get_the_page_in_a_frame(made: Any, opened: Any) -> None:
+    _, page = made("three")
+    tab = opened(page)
+    tab.set_content(page._repr_html_())
+    frame = tab.frame_locator("iframe")
+    frame.locator(".row.node").first.wait_for()
+    assert "sin" in frame.locator(".row.node").first.inner_text()

@@ -1,0 +1,81 @@
+"""`python -m thunder_fn inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thunder_fn.__main__ import main
+
+EXAMPLE = """
+import torch
+
+def f(x):
+    return (x @ x.t()).relu()
+
+def example():
+    return f, (torch.ones(8, 8),)
+
+def wrong():
+    return 3
+
+def needs(x):
+    return x
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "an_example_to_inspect.py"
+    path.write_text(EXAMPLE)
+    return path
+
+
+def test_writes_a_page(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{file}:example"]) == 0
+    assert capsys.readouterr().out.startswith("f.html (")
+    assert Path("f.html").read_text().startswith("<!doctype html>")
+    assert main(["inspect", "an_example_to_inspect:example", "--out", "page.html"]) == 0
+    assert Path("page.html").exists()
+
+
+@pytest.mark.parametrize("report", ["chain", "memory", "residuals", "cost"])
+def test_prints_a_report(report: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{file}:example", "--report", report]) == 0
+    text = capsys.readouterr().out
+    assert "aten." in text or report == "chain"
+    assert "\x1b[" not in text
+
+
+def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{file}:example", "--chrome-trace", "run.json"]) == 0
+    assert capsys.readouterr().out == "run.json\n" and Path("run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("nothing", "'nothing' names no function\nWrite FILE:FUNCTION, such as `model.py:example`."),
+        ("none.py:f", "there is no file none.py\nGive the path of a Python file."),
+        (
+            "an_example_to_inspect.py:g",
+            "an_example_to_inspect.py has no function 'g'\nIt has f, example, wrong, needs.",
+        ),
+        (
+            "an_example_to_inspect.py:wrong",
+            "an_example_to_inspect.py:wrong returned a int\nReturn (f, args) or (f, args, kwargs).",
+        ),
+        (
+            "no_such_module:f",
+            "there is no module no_such_module: No module named 'no_such_module'\nOr give a path that ends in .py.",
+        ),
+    ],
+)
+def test_bad_arguments_have_a_message_and_no_stack_trace(
+    where: str, message: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", where]) == 1
+    assert capsys.readouterr().err == f"thunder_fn inspect: {message}\n"

@@ -1,0 +1,129 @@
+"""`python -m thunder_fn inspect FILE:FUNCTION`: the inspector's page of a function, or a report in the terminal.
+
+FUNCTION takes no argument and returns what to look at: `(f, args)`, `(f, args, kwargs)`, or a callable that needs none.
+FILE is a Python file or the name of a module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from thunder_fn.errors import InspectError, ThunderError, located
+from thunder_fn.inspect.chain import chain
+from thunder_fn.inspect.chrome import chrome_trace
+from thunder_fn.inspect.cost import cost
+from thunder_fn.inspect.machines import Machine, measured_machine
+from thunder_fn.inspect.memory import memory
+from thunder_fn.inspect.page import show
+from thunder_fn.inspect.residuals import residuals
+
+REPORTS: dict[str, Callable[..., Any]] = {"chain": chain, "memory": memory, "residuals": residuals, "cost": cost}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parse the command line and write what was asked for. The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m thunder_fn inspect", description=__doc__)
+    parser.add_argument("function", metavar="FILE:FUNCTION", help="returns (f, args) or (f, args, kwargs)")
+    parser.add_argument("--out", type=Path, metavar="PAGE", help="where the page goes; NAME.html if left out")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument("--report", choices=sorted(REPORTS), help="print a report and write no page")
+    parser.add_argument("--chrome-trace", type=Path, metavar="JSON", help="run it, and write a trace for Perfetto")
+    parser.add_argument("--measure", action="store_true", help="measure this machine's peaks for the roofline")
+    options = parser.parse_args(argv)
+    try:
+        f, args, kwargs = load(options.function)
+        if options.report is not None:
+            return _print(REPORTS[options.report](f, *args, **kwargs))
+        if options.chrome_trace is not None:
+            print(chrome_trace(options.chrome_trace, f, *args, **kwargs))
+            return 0
+        machine: Machine | None = measured_machine() if options.measure else None
+        page = show(f, *args, machine=machine, **kwargs)
+        path = page.save(options.out or Path(f"{_file_name(page.name)}.html"))
+    except (ThunderError, OSError) as error:
+        print(f"thunder_fn inspect: {error}", file=sys.stderr)
+        return 1
+    print(f"{path} ({len(page.html) / 1024:.0f} KiB)")
+    if options.open:
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def _print(report: Any) -> int:
+    """With colours in a terminal that has `rich`, as plain text otherwise."""
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        from rich.console import Console
+
+        Console().print(report)
+    else:
+        print(report)
+    return 0
+
+
+def _file_name(name: str) -> str:
+    return "".join(char if char.isalnum() else "_" for char in name).strip("_") or "page"
+
+
+def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The function and arguments that FILE:FUNCTION names.
+
+    Raises:
+        InspectError: there is no such file, module or function, or it returns something else; says which.
+    """
+    place, colon, name = where.rpartition(":")
+    if not colon or not place:
+        raise InspectError(
+            located(f"{where!r} names no function", fix="Write FILE:FUNCTION, such as `model.py:example`.")
+        )
+    module = _module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise InspectError(located(f"{place} has no function {name!r}", fix=f"It has {', '.join(known) or 'none'}."))
+    return _call(where, function)
+
+
+def _module(place: str) -> Any:
+    path = Path(place)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise InspectError(located(f"there is no file {place}", fix="Give the path of a Python file."))
+        sys.path.insert(0, str(path.parent.resolve()))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None, "a Python file has a loader"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise InspectError(
+            located(f"there is no module {place}: {error}", fix="Or give a path that ends in .py.")
+        ) from None
+
+
+def _call(where: str, function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    try:
+        found: Any = function()
+    except TypeError as error:
+        fix = "It takes no argument and returns (f, args), the function and what it is called with."
+        raise InspectError(located(f"{where} could not be called: {error}", fix=fix)) from error
+    match found:
+        case (f, tuple() | list() as args) if callable(f):
+            return f, tuple(args), {}
+        case (f, tuple() | list() as args, dict() as kwargs) if callable(f):
+            return f, tuple(args), kwargs
+        case f if callable(f):
+            return f, (), {}
+        case _:
+            fix = "Return (f, args) or (f, args, kwargs)."
+            raise InspectError(located(f"{where} returned a {type(found).__name__}", fix=fix))

@@ -1,0 +1,234 @@
+"""A chain as the compact data that the page reads.
+
+Everything that repeats is in a table and has a number there: types, ops, sources, modules, costs, claims, and bodies,
+which are as shared in the data as they are in the traces. The page unfolds them the way `flat.py` does, so leaves and
+values have the same numbers on both sides.
+"""
+
+from __future__ import annotations
+
+import linecache
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+from thunder_fn.executors import Decision
+from thunder_fn.inspect.chain import Chain, Step
+from thunder_fn.inspect.cost import cost_of
+from thunder_fn.inspect.diff import Diff, paired
+from thunder_fn.inspect.flat import unfolded
+from thunder_fn.inspect.machines import Machine
+from thunder_fn.inspect.memory import Memory
+from thunder_fn.pretty import literal_text, object_name
+from thunder_fn.structured.cost import bytes_of
+from thunder_fn.trace import Equation, Literal, Source, Trace, Type, Var
+
+CONTEXT = 3
+"""How many lines of source are shown before and after the user's line."""
+
+KINDS = ("leaf", "composite", "structured")
+LETTERS = {"same": "s", "changed": "c", "added": "a"}
+
+
+class _Table:
+    """Things with numbers, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Hashable, int] = {}
+        self.entries: list[Any] = []
+
+    def number(self, key: Hashable, entry: Any) -> int:
+        if key not in self.numbers:
+            self.numbers[key] = len(self.entries)
+            self.entries.append(entry)
+        return self.numbers[key]
+
+
+class _Encoding:
+    def __init__(self, found: Chain) -> None:
+        self.found = found
+        self.types, self.ops, self.files, self.modules = _Table(), _Table(), _Table(), _Table()
+        self.sources, self.costs, self.claims, self.tensors = _Table(), _Table(), _Table(), _Table()
+        self.bodies, self.known = list[Any](), dict[Hashable, int]()
+        self.decisions = dict(_decisions(found))
+        self.modules.number("", "")
+
+    def type(self, type: Type) -> int:
+        return self.types.number(type, [str(type), bytes_of(type)])
+
+    def op(self, equation: Equation) -> int:
+        op = equation.op
+        return self.ops.number(op, [op.name, KINDS.index(op.kind)])
+
+    def module(self, name: str) -> int:
+        return self.modules.number(name, name)
+
+    def source(self, source: Source | None) -> int:
+        if source is None:
+            return -1
+        file = self.files.number(source.file, source.file)
+        return self.sources.number(source, [file, source.line, source.function, self.module(source.module)])
+
+    def claim(self, equation: Equation) -> int:
+        decision = self.decisions.get((equation.op.name, str(equation.source or "")))
+        if decision is None:
+            return -1
+        entry = [decision.taken_by, decision.how, list(map(list, decision.refusals)), decision.times]
+        return self.claims.number(decision, entry)
+
+    def body(self, trace: Trace) -> int:
+        key = (trace, trace.origin)
+        if key not in self.known:
+            equations = [self.equation(equation) for equation in trace.equations]
+            constants = [
+                [self.type(one.var.type), self.tensors.number(id(one.tensor), None)] for one in trace.constants
+            ]
+            inputs = [self.type(var.type) for var in trace.inputs]
+            outputs = [_arg(atom) for atom in trace.outputs]
+            self.known[key] = len(self.bodies)
+            self.bodies.append([trace.name, inputs, constants, equations, outputs])
+        return self.known[key]
+
+    def equation(self, equation: Equation) -> list[Any]:
+        body = unfolded(equation)
+        own = (
+            [] if body is not None and equation.op.kind == "composite" else [self.body(one) for one in equation.bodies]
+        )
+        spent = cost_of(equation)
+        return [
+            self.op(equation),
+            [_arg(arg) for arg in equation.args],
+            [[key, _arg(arg)] for key, arg in equation.kwargs] or 0,
+            [self.type(var.type) for var in equation.outputs],
+            self.source(equation.source),
+            -1 if body is None else self.body(body),
+            own or 0,
+            self.costs.number(spent, [spent.flops, spent.num_bytes, spent.sent]),
+            self.claim(equation),
+        ]
+
+    def step(self, position: int, step: Step) -> dict[str, Any]:
+        diff = self.found.diff(position)
+        entry: dict[str, Any] = {
+            "name": step.name,
+            "kind": step.kind,
+            "ms": round(step.seconds * 1e3, 3),
+            "body": self.body(step.trace),
+            "modules": [self.module(name) for name in self.found.modules(position)],
+        }
+        split = self.found.split
+        if split is not None and step.name.startswith("forward"):
+            entry["results"] = len(split.forward.outputs) - split.num_extra
+        if step.program is not None:
+            entry["inPlace"] = sorted(step.program.in_place)
+        if diff is not None and step.before is not None:
+            entry |= self.changes(step, diff)
+        return entry
+
+    def changes(self, step: Step, diff: Diff) -> dict[str, Any]:
+        pairs = paired(diff.before, diff.after) if step.inputs is None else step.inputs
+        return {
+            "before": step.before,
+            "matches": [-1 if at is None else at for at in diff.matches],
+            "status": "".join(LETTERS[status] for status in diff.status),
+            "whys": {position: why for position, why in enumerate(diff.whys) if why},
+            "removed": [[leaf, place] for leaf, place in zip(diff.removed, _anchors(diff), strict=True)],
+            "inputs": [list(pair) for pair in pairs],
+            "counts": diff.counts,
+        }
+
+    def lines(self) -> dict[str, dict[str, str]]:
+        """The user's lines with those around them, by file and line."""
+        wanted: dict[int, set[int]] = {}
+        for file, line, *_ in self.sources.entries:
+            wanted.setdefault(file, set()).update(range(max(1, line - CONTEXT), line + CONTEXT + 1))
+        found: dict[str, dict[str, str]] = {}
+        for file, numbers in wanted.items():
+            texts = {str(line): linecache.getline(self.files.entries[file], line).rstrip() for line in sorted(numbers)}
+            found[str(file)] = {line: text for line, text in texts.items() if text}
+        return found
+
+    def memory(self, memory: Memory) -> dict[str, Any]:
+        names, kinds = _Table(), _Table()
+        return {
+            "starts": list(memory.starts),
+            "length": len(memory.names),
+            "peak": memory.peak,
+            "peakAt": memory.peak_at,
+            "inputs": memory.input_bytes,
+            "residuals": memory.residual_bytes,
+            "outputs": memory.output_bytes,
+            "buffers": [
+                [
+                    *(one.born, one.dies, one.num_bytes, kinds.number(one.kind, one.kind)),
+                    *(names.number(one.what, one.what), self.module(one.module), one.program, one.var),
+                ]
+                for one in memory.buffers
+            ],
+            "names": names.entries,
+            "kinds": kinds.entries,
+        }
+
+
+def encode(found: Chain, memory: Memory, machine: Machine | None = None) -> dict[str, Any]:
+    """The data of a page."""
+    encoding = _Encoding(found)
+    steps = [encoding.step(position, step) for position, step in enumerate(found.steps)]
+    live = encoding.memory(memory)
+    return {
+        "name": found.name,
+        "arguments": list(found.arguments),
+        "steps": steps,
+        "saved": [list(pair) for pair in found.saved],
+        "memory": live,
+        "machine": machine and [machine.name, machine.flops_per_second, machine.bytes_per_second],
+        "types": encoding.types.entries,
+        "ops": encoding.ops.entries,
+        "modules": encoding.modules.entries,
+        "files": [_short(file) for file in encoding.files.entries],
+        "lines": encoding.lines(),
+        "sources": encoding.sources.entries,
+        "costs": encoding.costs.entries,
+        "claims": encoding.claims.entries,
+        "bodies": encoding.bodies,
+    }
+
+
+def _short(file: str) -> str:
+    """The path from the working directory, where the file is below it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _arg(arg: Any) -> Any:
+    """A variable by its number, a literal by its text, a tuple as a list."""
+    match arg:
+        case Var():
+            return arg.index
+        case Literal():
+            text = literal_text(arg.value, lambda value: f"<{object_name(value)}>")
+            return text if len(text) <= 200 else f"{text[:199]}…"
+        case _:
+            return [_arg(item) for item in arg]
+
+
+def _decisions(found: Chain) -> Iterator[tuple[tuple[str, str], Decision]]:
+    """What was decided about each op at each line, the first time that it was asked about."""
+    seen = set[tuple[str, str]]()
+    for decision in found.decisions:
+        key = decision.op, decision.source
+        if key not in seen:
+            seen.add(key)
+            yield key, decision
+
+
+def _anchors(diff: Diff) -> list[int]:
+    """For each leaf that was removed, the leaf of the new trace before which it would be."""
+    pairs = sorted((match, position) for position, match in enumerate(diff.matches) if match is not None)
+    places = [match for match, _ in pairs]
+    found: list[int] = []
+    for leaf in diff.removed:
+        at = bisect_left(places, leaf)
+        found.append(pairs[at - 1][1] + 1 if at else 0)
+    return found
