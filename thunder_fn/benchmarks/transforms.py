@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,49 +32,74 @@ def cnn() -> nn.Module:
 
 
 def run(quick: bool = False) -> Iterator[Result]:
-    """Every case: ours jitted on the torch executor, torch.func eager, torch.compile of torch.func."""
-    for name, f, args in cases():
-        yield run_case(Case(f"transforms: {name}", _peers(f, args), rounds=11, target="1.0 x torch.func eager"), quick)
+    """Every case: ours jitted on the torch executor, torch.func eager, torch.compile of torch.func, jax.jit."""
+    for name, args, f, in_jax in cases():
+        peers = _peers(args, f, in_jax)
+        yield run_case(Case(f"transforms: {name}", peers, rounds=11, target="1.0 x torch.func eager"), quick)
 
 
-def _peers(f: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+def _peers(args: tuple[Any, ...], f: Any, in_jax: Any) -> dict[str, Any]:
     jitted, eager, compiled = tfn.jit(f(tfn)), f(torch.func), torch.compile(f(torch.func))
-    return {
+    found = {
         OURS: lambda: jitted(*args),
         "torch.func eager": lambda: eager(*args),
         "torch.compile of torch.func": lambda: compiled(*args),
     }
+    with contextlib.suppress(ImportError):
+        import jax  # pyright: ignore[reportMissingImports]
+
+        g, given = jax.jit(in_jax(jax)), jax.tree.map(lambda x: jax.numpy.asarray(x.numpy()), args)
+        found["jax.jit"] = lambda: jax.block_until_ready(g(*given))
+    return found
 
 
-def cases() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Name, a function from a namespace of transforms to the function to measure, and its arguments."""
+def cases() -> Iterator[tuple[str, tuple[Any, ...], Any, Any]]:
+    """Name, arguments, and what to measure: functions of a namespace of transforms, in PyTorch and in JAX."""
     for kind, model, shape in (("MLP", mlp(64, 64, 10), (64,)), ("CNN", cnn(), (1, 16, 16))):
         loss = sample_loss(model)
         args = (params_of(model), torch.randn(64, *shape), torch.randint(0, 10, (64,)))
-        yield f"per-sample gradients, {kind}, batch 64", lambda t, loss=loss: t.vmap(t.grad(loss), (None, 0, 0)), args
+        yield (
+            f"per-sample gradients, {kind}, batch 64",
+            args,
+            lambda t, loss=loss: t.vmap(t.grad(loss), (None, 0, 0)),
+            lambda jax, model=model: jax.vmap(jax.grad(jax_sample_loss(model)), (None, 0, 0)),
+        )
     scalar = mlp(64, 64, 1)
     params = params_of(scalar)
     energy = lambda x: torch.func.functional_call(scalar, params, (x,)).sum()
+    energy_in_jax = lambda x: jax_apply(scalar, params, x).sum()
     point = torch.randn(64)
-    yield "Hessian of a 3-layer MLP of 64 inputs", lambda t: t.hessian(energy), (point,)
+    yield (
+        "Hessian of a 3-layer MLP of 64 inputs",
+        (point,),
+        lambda t: t.hessian(energy),
+        lambda jax: jax.hessian(energy_in_jax),
+    )
     yield (
         "Hessian-vector product",
-        lambda t: lambda x, v: t.jvp(t.grad(energy), (x,), (v,))[1],
         (point, torch.randn(64)),
+        lambda t: lambda x, v: t.jvp(t.grad(energy), (x,), (v,))[1],
+        lambda jax: lambda x, v: jax.jvp(jax.grad(energy_in_jax), (x,), (v,))[1],
     )
     many = mlp(64, 64, 32)
     fixed = params_of(many)
     yield (
         "Jacobian, 64 inputs and 32 outputs",
-        lambda t: t.jacrev(lambda x: torch.func.functional_call(many, fixed, (x,))),
         (point,),
+        lambda t: t.jacrev(lambda x: torch.func.functional_call(many, fixed, (x,))),
+        lambda jax: jax.jacrev(lambda x: jax_apply(many, fixed, x)),
     )
     models = [mlp(64, 64, 10) for _ in range(16)]
     stacked, _ = torch.func.stack_module_state(models)
     stacked = {name: value.detach() for name, value in stacked.items()}
     base = models[0]
     predict = lambda p, x: torch.func.functional_call(base, p, (x,))
-    yield "ensemble of 16 MLPs, batch 64", lambda t: t.vmap(predict, (0, None)), (stacked, torch.randn(64, 64))
+    yield (
+        "ensemble of 16 MLPs, batch 64",
+        (stacked, torch.randn(64, 64)),
+        lambda t: t.vmap(predict, (0, None)),
+        lambda jax: jax.vmap(lambda p, x: jax_apply(base, p, x), (0, None)),
+    )
 
 
 def sample_loss(model: nn.Module) -> Any:
@@ -83,3 +109,34 @@ def sample_loss(model: nn.Module) -> Any:
         return F.cross_entropy(torch.func.functional_call(model, params, (x[None],)), y[None])
 
     return loss
+
+
+def jax_sample_loss(model: nn.Module) -> Any:
+    """The same in JAX."""
+    import jax  # pyright: ignore[reportMissingImports]
+
+    return lambda params, x, y: -jax.nn.log_softmax(jax_apply(model, params, x[None])[0])[y]
+
+
+def jax_apply(model: nn.Module, params: Any, x: Any) -> Any:
+    """A sequential model in JAX, on the same parameters."""
+    import jax  # pyright: ignore[reportMissingImports]
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+
+    held = {
+        name: value if isinstance(value, jax.Array) else jnp.asarray(value.numpy()) for name, value in params.items()
+    }
+    for name, layer in model.named_children():
+        weight, bias = held.get(f"{name}.weight"), held.get(f"{name}.bias")
+        match layer:
+            case nn.Linear():
+                x = x @ weight.T + bias
+            case nn.Conv2d():
+                x = jax.lax.conv_general_dilated(x, weight, layer.stride, "VALID") + bias[:, None, None]
+            case nn.Tanh():
+                x = jnp.tanh(x)
+            case nn.ReLU():
+                x = jax.nn.relu(x)
+            case _:
+                x = x.reshape(x.shape[0], -1)
+    return x

@@ -1,7 +1,7 @@
 """Before a flat trace becomes a program: equations that a program need not run.
 
 - `detach` of an intermediate, where the program runs below autograd;
-- `clone` of what nobody writes to, where the copy is only read;
+- `clone` of what nobody writes to, where the copy is only read, and whatever else gives back what it was given;
 - what has been computed already.
 
 Two outputs of a program never become one tensor: whoever writes to one of them must not change the other.
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from thunder_fn import ops
 from thunder_fn.executors.reuse import CLONE
+from thunder_fn.interpreters.noops import same_as
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
 from thunder_fn.trace import Arg, Equation, Trace, Var, canonical, map_arg
 
@@ -28,7 +29,7 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
     escaping = escaping_vars(trace)
     computed = {var.index for equation in trace.equations for var in equation.outputs}
     names, seen = dict[int, Arg](), dict[object, Equation]()
-    kept, gone = list[Equation](), list[int]()
+    kept, gone, makers = list[Equation](), list[int](), dict[int, Equation]()
 
     def read(var: Var) -> Arg:
         return names.get(var.index, var)
@@ -38,6 +39,8 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
         new = replace(equation, args=args, kwargs=kwargs)
         same = _identity(new, equation, escaping, computed, below_autograd)
+        if same is None and not any(var.index in escaping for var in equation.outputs):
+            same = same_as(new, makers)
         known = seen.get(_key(new))
         if same is not None:
             names[equation.outputs[0].index] = same
@@ -49,6 +52,7 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
         else:
             kept.append(new)
             seen.setdefault(_key(new), new)
+            makers.update((var.index, new) for var in new.outputs)
             continue
         gone.append(position)
     outputs = tuple(map_arg(read, atom) for atom in trace.outputs)

@@ -42,7 +42,7 @@ def drop_noops(trace: Trace) -> Trace:
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
         bodies = tuple(map(drop_noops, equation.bodies))
         new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
-        same = _same_as(new, makers)
+        same = same_as(new, makers)
         if same is not None and (is_alias(new.op) or _may_go(new.outputs[0], same, leaving, makers)):
             names[new.outputs[0].index] = same
             continue
@@ -79,7 +79,7 @@ def is_alias(op: Op) -> bool:
     return op.kind != "leaf" or ops.is_view(op) or internals.is_decomposed(ops.overload(op))
 
 
-def _same_as(equation: Equation, makers: Makers) -> Var | None:
+def same_as(equation: Equation, makers: Makers) -> Var | None:
     """The variable that the equation's only result equals, if one is known."""
     if equation.op.kind != "leaf" or len(equation.outputs) != 1:
         return None

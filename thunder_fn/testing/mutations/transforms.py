@@ -126,7 +126,7 @@ TRANSFORMS = (
     ),
     Mutation(
         "a view of another shape passes for its source",
-        f"{NOOPS}:_same_as",
+        f"{NOOPS}:same_as",
         "found.type == equation.outputs[0].type",
         "True",
         "drop_noops gives checked traces",
