@@ -123,9 +123,7 @@ def jax_apply(model: nn.Module, params: Any, x: Any) -> Any:
     import jax  # pyright: ignore[reportMissingImports]
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
-    held = {
-        name: value if isinstance(value, jax.Array) else jnp.asarray(value.numpy()) for name, value in params.items()
-    }
+    held: Any = {key: p if isinstance(p, jax.Array) else jnp.asarray(p.numpy()) for key, p in params.items()}
     for name, layer in model.named_children():
         weight, bias = held.get(f"{name}.weight"), held.get(f"{name}.bias")
         match layer:
