@@ -8,6 +8,8 @@ Inductor is imported when it is first used: that takes seconds.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -177,6 +179,17 @@ def build_command(source: Path, target: Path) -> str:
 def data_pointer_function() -> int:
     """The address of a C function that gives the data pointer of a tensor as a PyObject."""
     return torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+
+
+@functools.cache
+def gemm_address(dtype: torch.dtype) -> int:
+    """The address of the BLAS function `sgemm_` or `dgemm_` that PyTorch's own products call; 0 where it has none."""
+    try:
+        library = ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"))))
+        function = getattr(library, {torch.float32: "sgemm_", torch.float64: "dgemm_"}[dtype])
+    except (StopIteration, OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def cpu_capability() -> str:

@@ -19,6 +19,7 @@ from thunder_fn.trace import Trace, subtraces
 
 Tensor = torch.Tensor
 EAGER = "Python loop, eager"
+COMPILED = f"{OURS}, inductor executor"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,9 @@ def forwards(net: Net, quick: bool) -> dict[str, Callable[[], Any]]:
     args = (net.weights, net.carry, net.xs)
     jitted, eager = tfn.jit(forward(net, tfn.scan)), forward(net, loop)
     peers = {OURS: lambda: jitted(*args), EAGER: lambda: eager(*args)}
+    if not quick:
+        compiled = tfn.jit(forward(net, tfn.scan), executors=["inductor"])
+        peers[COMPILED] = lambda: compiled(*args)
     for name, f in _compiled(net, quick).items():
         peers[name] = lambda f=f: f(*args)
     return peers | _jax(net, lambda jax, f: jax.jit(f))
@@ -128,6 +132,9 @@ def gradients(net: Net, quick: bool) -> dict[str, Callable[[], Any]]:
     total = lambda weights: forward(net, tfn.scan)(weights, net.carry, net.xs)[1].sum()
     jitted = tfn.jit(tfn.grad(total))
     peers: dict[str, Callable[[], Any]] = {OURS: lambda: jitted(net.weights)}
+    if not quick:
+        compiled = tfn.jit(tfn.grad(total), executors=["inductor"])
+        peers[COMPILED] = lambda: compiled(net.weights)
     for name, f in {EAGER: forward(net, loop), **_compiled(net, quick)}.items():
         peers[name] = lambda f=f: _backward(f, net)
     return peers | _jax(net, lambda jax, f: jax.jit(jax.grad(lambda w, c, x: f(w, c, x)[1].sum())))

@@ -311,6 +311,10 @@ class FusionExecutor(Executor):
         """A function of the region's inputs that returns its outputs as a tuple."""
         raise NotImplementedError
 
+    def fuse_loop(self, loop: Trace) -> RunFunction | None:
+        """A function for a loop every op of whose body this executor takes; None if it compiles steps only."""
+        return None
+
     def compiled(self, region: Trace) -> RunFunction:
         """`fuse(region)`, made once for equal regions."""
         known = self._programs.get(region)

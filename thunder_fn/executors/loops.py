@@ -25,12 +25,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import ops
+from thunder_fn.derive import alone
+from thunder_fn.executors.base import Fuse, FusionExecutor
 from thunder_fn.executors.reuse import find_aliases
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.interpreters.simplify import inline, is_kept
+from thunder_fn.pretty import as_comment
 from thunder_fn.structured.carry_at import CARRY_AT, histories
 from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.loop import SCAN, Loop
 from thunder_fn.structured.while_parts import WHILE, While
+from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
 
 if TYPE_CHECKING:
@@ -57,12 +61,50 @@ def function_of(equation: Equation) -> Callable[[FunctionWriter, Equation], Func
     return {WHILE: _while, COND: _cond, SWITCH: _switch}.get(equation.op)
 
 
+# ---- loops that an executor compiles whole ----
+
+
+def _compiled(writer: FunctionWriter, equation: Equation, bodies: Sequence[Claimed]) -> Function | None:
+    """A call of the loop as one executor compiles it, if there is one that takes everything in its bodies."""
+    fusion = next((one for one in writer.executors if isinstance(one, FusionExecutor) and _takes(one, bodies)), None)
+    if fusion is None:
+        return None
+    whole = replace(equation, bodies=tuple(inline(body.trace) for body in bodies))
+    loop = alone(whole)
+    is_open = is_symbolic(loop) or any(body.constants for body in whole.bodies)
+    run = None if is_open else fusion.fuse_loop(loop)
+    if run is None:
+        return None
+    name = writer.bind((fusion, loop), f"{fusion.name}_loop", run)
+    parameters = tuple(f"a{i}" for i in range(len(loop.inputs)))
+    lines = [f"# by {fusion.name}, all steps of:"]
+    lines += [line for body in loop.equations[0].bodies for line in as_comment(body)]
+    given = [parameters[var.index] for var in loop.inputs]
+    return Function(parameters, (*lines, f"return {name}({', '.join(given)})"))
+
+
+def _takes(fusion: FusionExecutor, bodies: Sequence[Claimed]) -> bool:
+    """Each equation is in a region of the executor, or might be."""
+
+    def takes(body: Claimed, equation: Equation) -> bool:
+        if equation.op.kind == "composite":
+            claim = body.claim_of(equation)
+            return claim.region is not None and claim.executor is fusion
+        return equation.op.kind == "leaf" and isinstance(fusion.answer(equation), Fuse)
+
+    equations = [(body, equation) for body in bodies for equation in body.trace.equations]
+    return bool(equations) and all(takes(body, equation) for body, equation in equations)
+
+
 # ---- scan ----
 
 
 def _scan(writer: FunctionWriter, equation: Equation) -> Function:
-    loop = Loop.of(equation)
-    once, step = split_invariant(writer.flat(equation.body), loop.num_consts)
+    loop, flat = Loop.of(equation), writer.flat(equation.body)
+    whole = _compiled(writer, equation, (flat,))
+    if whole is not None:
+        return whole
+    once, step = split_invariant(flat, loop.num_consts)
     body, num_hoisted = step.trace, len(once.trace.outputs)
     loop = replace(loop, num_consts=loop.num_consts + num_hoisted)
     block = writer.block(step, private_carries(body, loop.num_consts, loop.num_carry))
@@ -154,8 +196,12 @@ def private_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[int, 
 
 def _while(writer: FunctionWriter, equation: Equation) -> Function:
     loop = While.of(equation)
-    once, step = split_invariant(writer.flat(equation.bodies[1]), loop.num_consts, only_views=True)
-    body, test = step.trace, writer.flat(equation.bodies[0])
+    test, flat = map(writer.flat, equation.bodies)
+    whole = _compiled(writer, equation, (test, flat))
+    if whole is not None:
+        return whole
+    once, step = split_invariant(flat, loop.num_consts, only_views=True)
+    body = step.trace
     num_consts = loop.num_consts + len(once.trace.outputs)
     hoisted, carry = body.inputs[loop.num_consts : num_consts], body.inputs[num_consts:]
     test = replace(test, trace=with_more_inputs(test.trace, loop.num_consts, hoisted))

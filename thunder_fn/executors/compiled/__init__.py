@@ -47,6 +47,15 @@ class Inductor(RegionCompiler):
         found = Region(region)
         return found.on_torch if found.has_private_outputs() else found
 
+    def fuse_loop(self, loop: Trace) -> RunFunction | None:
+        """The loop as compiled code, so that no step runs Python."""
+        (equation,) = loop.equations
+        results = [atom for body in equation.bodies for atom in body.outputs]
+        atoms = (*equation.operands, *equation.outputs, *results)
+        if not all(isinstance(atom, Var) and self.refused(atom) is None for atom in atoms):
+            return None
+        return Region(loop) if self.has_fuel(loop) else None
+
     def finish(self, program: Program) -> Program:
         """The program, which compiles its regions when it is first called."""
         run = program.run

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from thunder_fn.executors.compiled import store
-from thunder_fn.executors.compiled.codegen import Code, Job, Kernel, RegionError, generate
+from thunder_fn.executors.compiled.codegen import Code, Job, Kernel, RegionError
+from thunder_fn.executors.compiled.loops import generate
 from thunder_fn.executors.compiled.native import build, load
 from thunder_fn.executors.compiled.progress import Progress
 

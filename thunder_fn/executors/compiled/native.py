@@ -2,6 +2,9 @@
 
 Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one, so kernels are compiled in as few
 files as there are processors.
+
+`quick_tanh` stands for PyTorch's: cephes' series near zero, an exponential farther out.
+Source: S. Moshier, cephes `tanhf.c`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +39,20 @@ template <typename T> static inline T argument(PyObject* value) {{
     }} else {{
         return static_cast<T>(PyLong_AsLongLong(value));
     }}
+}}
+
+// tanh within two units in the last place, in a fraction of the time of the library's, which is within one.
+template <typename T> static inline T quick_tanh(const T& x) {{ return x.tanh(); }}
+static inline at::vec::Vectorized<float> quick_tanh(const at::vec::Vectorized<float>& x) {{
+    using Vec = at::vec::Vectorized<float>;
+    const Vec size = x.abs(), square = x * x;
+    Vec series(-5.70498872745e-3f);
+    for (float next : {{2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}})
+        series = at::vec::fmadd(series, square, Vec(next));
+    const Vec small = at::vec::fmadd(series * square, x, x);
+    const Vec far = Vec(1.0f) - Vec(2.0f) / ((size + size).exp_u20() + Vec(1.0f));
+    const Vec large = Vec::blendv(far, far.neg(), x < Vec(0.0f));
+    return Vec::blendv(Vec::blendv(large, small, size < Vec(0.625f)), x, (x != x) | (square == Vec(0.0f)));
 }}
 """
 _KERNEL = """
@@ -75,6 +93,7 @@ def module_source(kernels: Sequence[Kernel], name: str) -> str:
     for kernel in kernels:
         arguments = ", ".join(f"argument<{type}>(args[{i}])" for i, type in enumerate(kernel.types))
         source = kernel.source.replace(_INCLUDE, "").replace('extern "C"', "static", 1)
+        source = re.sub(r"\b(\w+)\.tanh\(\)", r"quick_tanh(\1)", source)
         parts.append(_KERNEL.format(key=kernel.key, source=source, count=len(kernel.types), arguments=arguments))
     methods = "\n".join(
         f'    {{"{kernel.key}", (PyCFunction)(void*)call_{kernel.key}, METH_FASTCALL, ""}},' for kernel in kernels

@@ -24,6 +24,7 @@ from thunder_fn import torch_internals as internals, torch_internals_inductor as
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.compiled.codegen import Job, Strides, closed_region
 from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
+from thunder_fn.executors.compiled.loop_plan import is_loop, loop_on_fakes
 from thunder_fn.executors.compiled.parts import Part, join, parts_of
 from thunder_fn.executors.compiled.worker import WORKER
 from thunder_fn.executors.reuse import find_aliases
@@ -75,8 +76,12 @@ class Region:
             known[layout] = ()
             return self.on_torch(*inputs)
         if layout not in known:  # tensors without values are all alike
-            known[layout] = evaluate(self.trace, inputs)
+            known[layout] = self.on_fakes(inputs)
         return known[layout]
+
+    def on_fakes(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The region on tensors without values."""
+        return loop_on_fakes(self.trace, inputs) if is_loop(self.trace) else evaluate(self.trace, inputs)
 
     def jobs(self, strides: tuple[Strides, ...]) -> dict[Part, Job]:
         """What there is to compile for inputs with these strides."""

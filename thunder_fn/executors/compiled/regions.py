@@ -60,10 +60,12 @@ class RegionCompiler(FusionExecutor):
 
     def fuse(self, region: Trace) -> RunFunction:
         """The region, compiled while there is fuel."""
+        return self.compile(region) if self.has_fuel(region) else lower(region, below_autograd=True).run
+
+    def has_fuel(self, region: Trace) -> bool:
+        """The region is one of those that are compiled. It counts as one from here on."""
         self.taken.append(region)
-        if self.fuel is not None and len(self.taken) > self.fuel:
-            return lower(region, below_autograd=True).run
-        return self.compile(region)
+        return self.fuel is None or len(self.taken) <= self.fuel
 
     def compile(self, region: Trace) -> RunFunction:
         """A function of the region's inputs that returns its outputs as a tuple."""

@@ -33,7 +33,7 @@ from thunder_fn.executors.compiled.codegen import Code, Job
 from thunder_fn.executors.compiled.native import load
 from thunder_fn.trace import Equation, Literal, Trace, Var
 
-FORMAT = "1"
+FORMAT = "2"
 """Changes whenever what is written, or how code is made, does."""
 
 Functions = dict[str, Callable[..., Any]]
