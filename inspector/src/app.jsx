@@ -6,7 +6,7 @@ import { Charts } from "./charts.jsx";
 import { Model, load, msText } from "./data.js";
 import { Details } from "./details.jsx";
 import { Rows, ROW } from "./table.jsx";
-import { hasInside, nodeAt, openAtFirst, pathOf, rowsOf, search } from "./rows.js";
+import { hasInside, nodeAt, openAtFirst, pathOf, rowsOf, search, textRows } from "./rows.js";
 
 const readHash = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 
@@ -32,13 +32,17 @@ function App({ model }) {
   const [chart, setChart] = useState(initial.chart ?? "memory");
   const [theme, setTheme] = useState(() => storedTheme() ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
   const [help, setHelp] = useState(false);
+  const [asText, setAsText] = useState(false); // a program as the Python that runs
   const [target, setTarget] = useState(null); // a row to bring into view
   const box = useRef(null);
   const flat = model.flat(step);
   const open = opened.get(step) ?? openAtFirst(flat);
   const node = selected === null ? null : flat.nodes[selected];
 
-  const rows = useMemo(() => rowsOf(model, step, open, inputs), [model, step, open, inputs]);
+  const rows = useMemo(
+    () => (asText && data.steps[step].text ? textRows(data.steps[step].text) : rowsOf(model, step, open, inputs)),
+    [model, step, open, inputs, asText],
+  );
   const hits = useMemo(() => search(model, step, asked), [model, step, asked]);
   const followed = useMemo(() => (value === null ? null : model.follow(step, value)), [model, step, value]);
 
@@ -84,6 +88,7 @@ function App({ model }) {
       for (let up = there.nodes[one.parent]; up; up = there.nodes[up.parent]) next.add(up.i);
       return next;
     });
+    setAsText(false);
     setStep(at);
     setSelected(one.i);
     setTarget({ i: one.i });
@@ -158,6 +163,7 @@ function App({ model }) {
     n: () => nextChange(1), p: () => nextChange(-1),
     e: () => unfoldAll(true), c: () => unfoldAll(false), i: () => setInputs((was) => !was),
     m: () => setChart((was) => (was === "memory" ? "roofline" : was === "roofline" ? "none" : "memory")),
+    s: () => setAsText((was) => !was),
     t: () => setTheme((was) => (was === "dark" ? "light" : "dark")),
     "?": () => setHelp((was) => !was),
     "/": () => document.getElementById("search").focus(),
@@ -209,7 +215,7 @@ function App({ model }) {
       <Steps model={model} step={step} followed={followed} goTo={goTo} />
       <main>
         {chart !== "none" && <Charts model={model} step={step} node={node} chart={chart} setChart={setChart} reveal={reveal} theme={theme} />}
-        <Rows {...{ model, step, flat, rows, open, selected, value, hits, box, toggle, pick, pickValue, inputs, setInputs }} />
+        <Rows {...{ model, step, flat, rows, open, selected, value, hits, box, toggle, pick, pickValue, inputs, setInputs, asText, setAsText }} />
       </main>
       <Details {...{ model, step, flat, node, value, followed, reveal, goTo, pickValue }} />
       {help && <Help close={() => setHelp(false)} />}
@@ -250,7 +256,7 @@ function Steps({ model, step, followed, goTo }) {
 const KEYS = [
   ["j k ↓ ↑", "next, previous row"], ["→ ← Enter", "unfold, fold"], ["[ ]", "previous, next step"],
   ["n p", "next, previous change"], ["/", "search; Enter goes from hit to hit"], ["e c", "unfold all, fold all"],
-  ["i", "inputs"], ["m", "memory, roofline, neither"], ["t", "light, dark"], ["Esc", "let go of variable and row"],
+  ["i", "inputs"], ["s", "a program as the Python that runs"], ["m", "memory, roofline, neither"], ["t", "light, dark"], ["Esc", "let go of variable and row"],
 ];
 
 function Help({ close }) {

@@ -59,6 +59,8 @@ function Memory({ model, step, node, reveal, theme }) {
   const { names, sums } = useMemo(() => stacks(model.data), [model]);
   const { length, starts } = model.data.memory;
   const sent = useMemo(() => collectives(model), [model]);
+  const mostSent = Math.max(1, ...sent.map(([, bytes]) => bytes));
+  const totalSent = sent.reduce((sum, [, bytes]) => sum + bytes, 0);
   const marked = useRef(null);
   marked.current = useMemo(() => (node ? model.positionOf(step, node) : null), [model, step, node]);
 
@@ -93,7 +95,10 @@ function Memory({ model, step, node, reveal, theme }) {
       }
       if (marked.current !== null) line(u, marked.current, color("--accent"), []);
       u.ctx.fillStyle = color("--send");
-      for (const [at] of sent) u.ctx.fillRect(u.valToPos(at, "x", true), u.bbox.top + u.bbox.height - 6, Math.max(2, u.bbox.width / length), 6);
+      for (const [at, bytes] of sent) {
+        const tall = (6 + 22 * (bytes / mostSent)) * devicePixelRatio;
+        u.ctx.fillRect(u.valToPos(at, "x", true), u.bbox.top + u.bbox.height - tall, Math.max(2 * devicePixelRatio, u.bbox.width / length), tall);
+      }
       const { peak, peakAt } = model.data.memory;
       u.ctx.fillStyle = color("--text");
       u.ctx.beginPath();
@@ -136,7 +141,11 @@ function Memory({ model, step, node, reveal, theme }) {
     };
   }, [model, theme]);
   useEffect(() => plot.current?.redraw(false), [marked.current]);
-  return <div class="memory" ref={box} data-testid="memory" />;
+  return (
+    <div class="memory" ref={box} data-testid="memory">
+      {sent.length > 0 && <span class="sends"><i /> {sent.length} collectives send {bytesText(totalSent)}</span>}
+    </div>
+  );
 }
 
 // Positions on the timeline where values go to other ranks, and how many bytes.

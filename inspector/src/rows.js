@@ -81,6 +81,9 @@ export const rowsOf = (model, step, open, showInputs) => {
   return rows;
 };
 
+// A program's Python, line by line.
+export const textRows = (text) => text.trimEnd().split("\n").map((line, at) => ({ kind: "text", line, at }));
+
 export const textOf = (model, step, node) => {
   const flat = model.flat(step);
   const name = (value) => flat.values.get(value)?.name ?? value;

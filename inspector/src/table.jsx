@@ -37,10 +37,12 @@ export function Rows(props) {
   const first = printing ? 0 : Math.max(0, Math.floor(top / ROW) - OVERSCAN);
   const last = printing ? Math.min(rows.length, PRINTED) : Math.min(rows.length, Math.ceil((top + height) / ROW) + OVERSCAN);
   const found = new Set(hits);
+  const isProgram = Boolean(props.model.data.steps[props.step].text);
   return (
     <section class="table" aria-label="equations">
       <div class="row head">
-        <span class="mark" /><span class="eq">equation</span><span class="type">type</span><span class="num">FLOP</span><span class="num">bytes</span><span class="line">your line</span>
+        <span class="mark" /><span class="eq">{props.asText && isProgram ? "Python" : "equation"}{isProgram && <button class="tag" onClick={() => props.setAsText((was) => !was)} title="the Python that runs (s)">{props.asText ? "equations" : "Python"}</button>}</span>
+        {!(props.asText && isProgram) && [<span class="type">type</span>, <span class="num">FLOP</span>, <span class="num">bytes</span>, <span class="line">your line</span>]}
       </div>
       <div class="rows" ref={box} onScroll={(event) => setTop(event.currentTarget.scrollTop)} tabIndex={-1}>
         <div class="all" style={{ height: `${rows.length * ROW}px` }}>
@@ -53,13 +55,14 @@ export function Rows(props) {
   );
 }
 
-const keyOf = (row, at) => (row.kind === "node" ? row.i : row.kind === "ghost" ? `g${row.leaf}` : row.kind === "root" ? `r${row.at}` : row.kind + (at === 0));
+const keyOf = (row, at) => (row.kind === "node" ? row.i : row.kind === "ghost" ? `g${row.leaf}` : row.kind === "root" || row.kind === "text" ? `r${row.at}` : row.kind + (at === 0));
 
 function Row(props) {
   const { row, flat } = props;
   if (row.kind === "inputs") return <Inputs {...props} />;
   if (row.kind === "root") return <Root {...props} />;
   if (row.kind === "ghost") return <Ghost {...props} />;
+  if (row.kind === "text") return <Python row={row} />;
   if (row.kind === "return") {
     return (
       <div class="row return">
@@ -68,6 +71,12 @@ function Row(props) {
     );
   }
   return <Equation {...props} node={flat.nodes[row.i]} />;
+}
+
+function Python({ row }) {
+  const at = row.line.indexOf("# ");
+  const [code, note] = at < 0 ? [row.line, ""] : [row.line.slice(0, at), row.line.slice(at)];
+  return <div class="row python"><span class="mark">{row.at + 1}</span><span class="code-line">{code}<span class="quiet">{note}</span></span></div>;
 }
 
 function Inputs({ flat, inputs, setInputs }) {

@@ -297,3 +297,44 @@ def test_notebooks_get_the_page_in_a_frame(made: Any, opened: Any) -> None:
     frame = tab.frame_locator("iframe")
     frame.locator(".row.node").first.wait_for()
     assert "sin" in frame.locator(".row.node").first.inner_text()
+
+
+def distributed() -> tuple[Any, ...]:
+    """A sharded MLP. The group is never asked: nothing is run."""
+    from torch import distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(3, 4)
+
+        def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(model, params, (x,)).square().sum()
+
+        sharded = tfn.fsdp(loss, dist.init_device_mesh("cpu", (2,)))
+        args = tfn.grad(sharded), sharded.prepare(params_of(model)), x
+        return chain(*args), inspect.show(*args)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_communication_is_on_the_timeline(opened: Any) -> None:
+    found, page = distributed()
+    tab = opened(page)
+    sent = [leaf for leaf in found.steps[-1].flat.leaves if inspect.is_collective(leaf.equation.op.name)]
+    assert len(sent) > 3
+    assert f"{len(sent)} collectives send" in tab.locator(".memory .sends").inner_text()
+
+
+def test_program_is_shown_as_the_python_that_runs(made: Any, opened: Any) -> None:
+    found, page = made("module")
+    tab = opened(page)
+    assert tab.locator(".row.head button").count() == 0
+    steps(tab).nth(2).click()
+    tab.locator(".row.head button", has_text="Python").click()
+    program = found.steps[2].program
+    assert program is not None
+    lines = program.text.rstrip().splitlines()
+    assert tab.locator(".row.python .code-line").all_inner_texts() == lines
+    tab.keyboard.press("s")
+    tab.locator(".row.node").first.wait_for()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from thunder_fn.inspect.chain import Chain, Step, chain
 from thunder_fn.inspect.chrome import chrome_trace
-from thunder_fn.inspect.cost import Cost, CostReport, cost
+from thunder_fn.inspect.cost import Cost, CostReport, cost, is_collective
 from thunder_fn.inspect.diff import Diff, diff
 from thunder_fn.inspect.graph import Picture, graph
 from thunder_fn.inspect.machines import Machine, machine_named, measured_machine
@@ -32,6 +32,7 @@ __all__ = [
     "cost",
     "diff",
     "graph",
+    "is_collective",
     "machine_named",
     "measured_machine",
     "memory",

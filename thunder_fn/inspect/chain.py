@@ -18,7 +18,7 @@ from thunder_fn.capture.apply import close_over
 from thunder_fn.capture.watching import watched_by
 from thunder_fn.derive import Split
 from thunder_fn.executors import Decision, Program
-from thunder_fn.inspect.diff import Diff, Pairs, diff_flat
+from thunder_fn.inspect.diff import Diff, Pairs, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
 from thunder_fn.jit import Jitted, jit
 from thunder_fn.jit.call import read_call
@@ -235,13 +235,11 @@ class _Assembly:
         """A capture: a step, unless it only calls what the step before has made."""
         if id(trace) in self.places:
             return
-        flat = flatten(trace)
-        found = next((one for one in reversed(range(len(self.steps))) if self.operands(one, flat) is not None), None)
-        at = self.made[id(trace)].at if id(trace) in self.made else self.clock
+        flat, at = flatten(trace), self.time_of(trace)
+        found, pairs = self.origin(flat)
         if found is None:
             self.add(f"capture {trace.name}", "capture", trace, at)
             return
-        pairs = _pairs(self.steps[found].flat, self.operands(found, flat) or ())
         known = self.steps[found].flat
         is_wrapper = all(mine == theirs for mine, theirs in pairs) and len(flat.leaves) == len(known.leaves)
         if is_wrapper and len(flat.roots) == len(known.roots) and diff_flat(known, flat, pairs).is_empty:
@@ -249,9 +247,24 @@ class _Assembly:
             return
         self.add(f"capture {trace.name}", "capture", trace, at, before=found, inputs=pairs)
 
-    def operands(self, position: int, flat: Flat) -> tuple[Value, ...] | None:
-        """What a step's trace is called with, somewhere in another one."""
-        return flat.calls.get(close_over(self.steps[position].trace)[0])
+    def origin(self, flat: Flat) -> tuple[int | None, tuple[tuple[int, int], ...]]:
+        """The latest step whose trace is called in this one, and which of their values are equal.
+
+        A trace that was replayed op by op has no call; then a transform's of the same inputs is what was replayed.
+        """
+        for position in reversed(range(len(self.steps))):
+            known = self.steps[position]
+            operands = flat.calls.get(close_over(known.trace)[0])
+            if operands is not None:
+                return position, _pairs(known.flat, operands)
+        last = len(self.steps) - 1
+        if (
+            last < 0
+            or self.steps[last].kind != "transform"
+            or self.steps[last].trace.input_types != flat.trace.input_types
+        ):
+            return None, ()
+        return last, tuple(paired(self.steps[last].flat, flat))
 
     def transformed(self, event: _Event) -> None:
         assert event.trace is not None, "only the start has no trace"

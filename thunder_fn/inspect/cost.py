@@ -44,6 +44,7 @@ class Cost:
 
 
 FREE = Cost()
+_FREE = ("aten.reshape.default", "_c10d_functional.wait_tensor.default")
 COLLECTIVES = ("_c10d_functional.", "_dtensor.", "c10d_functional.")
 
 
@@ -59,7 +60,7 @@ def cost_of(equation: Equation) -> Cost:
     """
     if equation.op.kind != "leaf":
         return _cost_of_bodies(equation)
-    if ops.is_view(equation.op) or equation.op.name == "aten.reshape.default":
+    if ops.is_view(equation.op) or equation.op.name in _FREE:
         return FREE
     sizes = sum(bytes_of(var.type) for var in dict.fromkeys(equation.operands))
     sizes += sum(bytes_of(var.type) for var in equation.outputs)

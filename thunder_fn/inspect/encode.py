@@ -122,6 +122,7 @@ class _Encoding:
             entry["results"] = len(split.forward.outputs) - split.num_extra
         if step.program is not None:
             entry["inPlace"] = sorted(step.program.in_place)
+            entry["text"] = step.program.text
         if diff is not None and step.before is not None:
             entry |= self.changes(step, diff)
         return entry

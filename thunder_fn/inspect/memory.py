@@ -29,7 +29,7 @@ from thunder_fn.inspect.chain import Chain, Step, chain
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Equation, NoneType, Source, TensorType, Trace, Var, python_arg
+from thunder_fn.trace import Equation, NoneType, Op, Source, TensorType, Trace, Var, python_arg
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,9 @@ class Memory:
 
         return memory_png(self)
 
+
+WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
+"""Returns its operand, whatever fake tensors say."""
 
 _HEADER = ("live", "kind", "made by", "module", "line")
 
@@ -321,6 +324,8 @@ class _Run:
 
     def results(self, mode: Any, equation: Equation) -> Sequence[Any]:
         """What an equation gives, by PyTorch's own rules for views and layouts; by its types where that takes values."""
+        if equation.op == WAIT:
+            return (self.env[equation.operands[0].index],)
         if equation.op.kind == "leaf":
             try:
                 return _on_fakes(mode, equation, self.env)
