@@ -47,35 +47,42 @@ Number = bool | int | float
 Values = Mapping[sympy.Basic, Number]
 
 
+Bounds = tuple[float | None, float | None]
+"""The least and the greatest number that a symbol can be; None where it has no such bound."""
+
+UNBOUND: Bounds = (None, None)
+
+
 class Symbol(sympy.Symbol):
-    """A number that a trace takes, and what it was when the trace was made. Two are equal if both are."""
+    """A number that a trace takes, what it was when the trace was made, and its bounds. Two are equal if all are."""
 
-    __slots__ = ("hint",)
+    __slots__ = ("bounds", "hint")
     hint: Number
+    bounds: Bounds
 
-    def __new__(cls, name: str, hint: Number, **assumptions: bool) -> Symbol:
+    def __new__(cls, name: str, hint: Number, bounds: Bounds = UNBOUND, **assumptions: bool) -> Symbol:
         """Assumptions are sympy's."""
         self = sympy.Symbol.__xnew__(cls, name, **assumptions)
-        self.hint = hint
+        self.hint, self.bounds = hint, bounds
         return self
 
     def _hashable_content(self) -> tuple[Any, ...]:
-        return (self.name, repr(self.hint), *sorted(self.assumptions0.items()))
+        return (self.name, repr(self.hint), self.bounds, *sorted(self.assumptions0.items()))
 
     def __getnewargs_ex__(self) -> Any:
-        return (self.name, self.hint), self._assumptions_orig
+        return (self.name, self.hint, self.bounds), self._assumptions_orig
 
 
-def size_symbol(index: int, hint: int) -> Symbol:
+def size_symbol(index: int, hint: int, bounds: Bounds = UNBOUND) -> Symbol:
     """A size of at least two: sizes 0 and 1 broadcast or hold nothing, and are never symbols."""
-    return Symbol(f"s{index}", hint, integer=True, positive=True)
+    return Symbol(f"s{index}", hint, bounds, integer=True, positive=True)
 
 
-def number_symbol(index: int, hint: float) -> Symbol:
+def number_symbol(index: int, hint: float, bounds: Bounds = UNBOUND) -> Symbol:
     """A number that the function is called with: an int or a float."""
     if isinstance(hint, int):
-        return Symbol(f"s{index}", hint, integer=True)
-    return Symbol(f"zf{index}", hint, real=True)
+        return Symbol(f"s{index}", hint, bounds, integer=True)
+    return Symbol(f"zf{index}", hint, bounds, real=True)
 
 
 # ---- expressions as Python ----

@@ -238,10 +238,10 @@ class Numbers(ShapeEnv):
             limits = ValueRanges(self.least_size, int_oo) if symbol.is_integer else ValueRanges(-sympy.oo, sympy.oo)
         elif isinstance(hint, float):
             self.backed_var_to_val[symbol] = sympy.Float(hint)  # pyright: ignore[reportArgumentType]
-            limits = ValueRanges(-sympy.oo, sympy.oo)
+            limits = _between(symbol.bounds, -sympy.oo, sympy.oo, sympy.Float)
         else:
             self.backed_var_to_val[symbol] = sympy.Integer(hint)
-            limits = ValueRanges(2, int_oo) if symbol.is_positive else ValueRanges(-int_oo, int_oo)
+            limits = _between(symbol.bounds, 2 if symbol.is_positive else -int_oo, int_oo, sympy.Integer)
         self.var_to_range[symbol] = limits
         here = self._get_sloc()
         self.var_to_range_sloc[symbol] = ValueRangesSLoc(here, here)
@@ -282,6 +282,12 @@ class Numbers(ShapeEnv):
     def holds(self, relation: Any) -> bool:
         """A relation follows from what has been decided."""
         return self._maybe_evaluate_static(relation) == sympy.true
+
+
+def _between(bounds: Any, least: Any, greatest: Any, kind: Callable[[Any], Any]) -> Any:
+    """The range of a symbol with these bounds."""
+    low, high = (None if bound is None else kind(bound) for bound in bounds)
+    return ValueRanges(least if low is None else max(low, least), greatest if high is None else high)
 
 
 def as_number(value: Any) -> bool | int | float:

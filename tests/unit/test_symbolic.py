@@ -276,3 +276,89 @@ def test_nothing_is_traced_for_a_decoding_position() -> None:
         cache, x = torch.randn(2, 10, 3), torch.randn(2, 1, 3)
         agrees(step, write, cache, x, position)
     assert cache_info(step).misses == 2
+
+
+# ---- what the user says of an argument ----
+
+
+def scaled(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x * n if x.shape[0] < 600 else x - n
+
+
+MARKS: dict[str, tuple[Any, int]] = {
+    "nothing": ({}, 3),
+    "all": ({"x": True, "n": True}, 1),
+    "a dim": ({"x": {0: True}, "n": False}, 2),
+    "by position": ({0: {0: True}, 1: True}, 1),
+    "from the end": ({-2: {-2: True}, -1: True}, 1),
+    "bounds": ({"x": {0: (2, 512)}, "n": (0, 10)}, 1),
+    "bounds that some calls leave": ({"x": {0: (2, 6)}, "n": True}, 2),
+    "half a bound": ({"x": {0: (4, None)}, "n": True}, 2),
+    "never": ({"x": False, "n": True}, 4),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_marks(name: str) -> None:
+    dynamic, misses = MARKS[name]
+    f = jit(scaled, dynamic=dynamic)
+    for rows in (2, 5, 9, 500):
+        for n in (2, 3):
+            agrees(f, scaled, torch.randn(rows, 3), n)
+    assert cache_info(f).misses == misses
+
+
+def test_bounds_are_known_and_checked() -> None:
+    f = jit(scaled, dynamic={"x": {0: (2, 512)}, "n": True})
+    agrees(f, scaled, torch.randn(5, 3), 2)
+    trace = last_traces(f)[0]
+    assert isinstance(trace, Trace) and [str(constraint) for constraint in trace.constraints] == [
+        "s0 >= 2",
+        "s0 <= 512",
+    ]
+    agrees(f, scaled, torch.randn(700, 3), 2)
+    agrees(f, scaled, torch.randn(550, 3), 2)
+    assert [miss.what for miss in explain_misses(f)] == [
+        "s0 <= 512 (s0 is args[0].shape[0])",
+        "s0 < 600 (s0 is args[0].shape[0])",
+    ]
+    with pytest.raises(TraceTypeError, match="the trace holds where s0 <= 512, and not where s0 = 513"):
+        evaluate(trace, [torch.randn(513, 3), 2])
+
+
+BAD_MARKS: dict[str, tuple[Any, str]] = {
+    "y": ({"y": True}, "jit: unknown argument in dynamic 'y'; did you mean 'x'?\nThere are x, n."),
+    "key": ({1.5: True}, "jit: dynamic names arguments by position or name, given 1.5"),
+    "mark": ({"x": 3}, "jit: a mark is a flag or bounds (least, greatest), where None is no bound; given 3"),
+    "empty": ({"x": (5, 2)}, "jit: the bounds (5, 2) hold nothing between them"),
+    "dim": ({"x": {"a": True}}, "jit: dynamic has a dim that is no int: 'a'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MARKS)
+def test_marks_that_mean_nothing(name: str) -> None:
+    dynamic, text = BAD_MARKS[name]
+    with pytest.raises((tfn.errors.JitError, tfn.errors.ArgnumError)) as caught:
+        jit(scaled, dynamic=dynamic)
+    assert str(caught.value).startswith(text)
+
+
+def test_a_mark_for_a_dim_that_is_not_there() -> None:
+    with pytest.raises(tfn.errors.ArgnumError, match="jit: dynamic has dim 7 of 'x', which has a tensor of 2 dims"):
+        jit(scaled, dynamic={"x": {7: True}})(torch.randn(2, 3), 2)
+
+
+def test_a_miss_says_why_no_symbol_could_stand_for_a_number() -> None:
+    def exact(x: torch.Tensor, n: int) -> torch.Tensor:
+        if type(n) is not int:
+            raise TypeError("an int, please")
+        return x * n
+
+    f = jit(exact, cache=SYMBOLIC)
+    for n in (2, 3):
+        agrees(f, exact, torch.ones(2), n)
+    (miss,) = explain_misses(f)
+    assert str(miss) == (
+        "args[1]: it was 2, and is 3 now; no symbol stands for it, since then: "
+        "exact raised TypeError while it was traced: an int, please"
+    )

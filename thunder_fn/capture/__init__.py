@@ -7,6 +7,7 @@ thread-safe: everything it keeps lives in one Recorder, found through a context 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,11 @@ def _capture(
         in_statics = tuple(
             TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf for i, leaf in enumerate(leaves)
         )
-        decisions = tuple(recorder.decisions.values())
+        bounds = symbolic.decisions if symbolic is not None else ()
+        decisions = (*bounds, *recorder.decisions.values())
+        if bounds:
+            relations = (decision.relation for decision in bounds)
+            trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
         return Captured(trace, in_spec, in_statics, end.out_spec, end.out_leaves, writes, decisions)
 
     unfinished: _End | None = None

@@ -7,14 +7,15 @@ them differ from those of larger sizes. Strides that a tensor's sizes explain ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
-from thunder_fn.capture.recorder import Layout
-from thunder_fn.symbols import Symbol, number_symbol, size_symbol
+from thunder_fn.capture.recorder import Decision, Layout
+from thunder_fn.symbols import UNBOUND, Bounds, Symbol, number_symbol, size_symbol
 from thunder_fn.trace import Dim, Expr
 
 Place = tuple[int, int | None]
@@ -26,11 +27,13 @@ class Symbolic:
     """The arguments of a call with symbols in them.
 
     `places` says where each symbol is read from: a leaf with its dim, a number with None, a stride with -1 - dim.
+    `decisions` are what the bounds of symbols ask of them.
     """
 
     layouts: Mapping[int, Layout]
     numbers: Mapping[int, Expr]
     places: Mapping[Symbol, Place]
+    decisions: tuple[Decision, ...] = ()
 
     @property
     def inputs(self) -> tuple[tuple[Symbol, Place], ...]:
@@ -38,26 +41,50 @@ class Symbolic:
         return tuple((symbol, place) for symbol, place in self.places.items() if place[1] is None or place[1] < 0)
 
 
-def symbolic_leaves(leaves: Sequence[Any], dynamic: Collection[Place]) -> Symbolic:
-    """Symbols for the dynamic places of a call's leaves, numbered in order."""
+def symbolic_leaves(
+    leaves: Sequence[Any], dynamic: Collection[Place], bounds: Mapping[Place, Bounds] | None = None
+) -> Symbolic:
+    """Symbols for the dynamic places of a call's leaves, numbered in order; some have bounds."""
     layouts, numbers, places = dict[int, Layout](), dict[int, Expr](), dict[Symbol, Place]()
+    given = bounds or {}
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             if (index, None) in dynamic:
-                symbol = number_symbol(len(places), leaf)
+                symbol = number_symbol(len(places), leaf, _around(leaf, given.get((index, None), UNBOUND)))
                 numbers[index], places[symbol] = Expr(symbol), (index, None)
             continue
         shape: list[Dim] = []
         for dim, size in enumerate(leaf.shape):
             if (index, dim) in dynamic and size > 1:
-                symbol = size_symbol(len(places), size)
+                symbol = size_symbol(len(places), size, _around(size, given.get((index, dim), UNBOUND)))
                 places[symbol] = (index, dim)
                 shape.append(Expr(symbol))
             else:
                 shape.append(size)
         if any(isinstance(size, Expr) for size in shape):
             layouts[index] = Layout(tuple(shape), _strides(leaf, shape, index, places))
-    return Symbolic(layouts, numbers, places)
+    asked = (decision for symbol, place in places.items() for decision in _asked(symbol, given.get(place, UNBOUND)))
+    return Symbolic(layouts, numbers, places, tuple(asked))
+
+
+def _around(value: float, bounds: Bounds) -> Bounds:
+    """The bounds that hold for a value."""
+    low, high = bounds
+    return low if low is not None and value >= low else None, high if high is not None and value <= high else None
+
+
+def _asked(symbol: Symbol, bounds: Bounds) -> Iterator[Decision]:
+    """What bounds ask of a symbol, and the answers."""
+    low, high = bounds
+    relations = (
+        sympy.Ge(symbol, low) if low is not None else None,
+        sympy.Le(symbol, high) if high is not None else None,
+    )
+    for relation, holds in zip(
+        relations, (low is None or symbol.hint >= low, high is None or symbol.hint <= high), strict=True
+    ):
+        if relation is not None and relation.free_symbols:
+            yield Decision(Expr(relation), holds)
 
 
 def stride_pattern(shape: Sequence[int], stride: Sequence[int]) -> tuple[int | None, ...]:

@@ -110,6 +110,14 @@ class Decision:
     answer: bool | float
     source: Source | None = field(default=None, compare=False)
 
+    @property
+    def relation(self) -> Expr:
+        """What it demands of the symbols, such as `s0 > 5` or `s0 % 2 == 1`."""
+        value = self.question.value
+        if self.answer is True:
+            return self.question
+        return Expr(sympy.Not(value) if self.answer is False else sympy.Eq(value, self.answer))
+
 
 class Inputs(tuple[Any, ...]):
     """The inputs of a running `torch.autograd.Function`, which alone refers to them: they go when it ends."""

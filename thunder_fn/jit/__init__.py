@@ -121,7 +121,10 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
             all values of these; `"symbolic values"` traces for all sizes and numbers at once. Decisions of f that depend
             on them are checked, and f is traced again where they come out otherwise. `"same input"` checks nothing
             after the first call, the caller promises that all arguments are alike; `"no caching"` traces every call.
-        dynamic: False traces `"constant values"` anew for every size and number.
+        dynamic: False traces `"constant values"` anew for every size and number. A dict says it by argument, which is a position
+            or a name: `{"x": {0: (2, 512), 1: True}, "n": False}` makes the first dim of x a symbol from the first call
+            on, between bounds, the second without, and n never. Programs are made knowing the bounds, `x.shape[0] < 1000`
+            is no question then; a call outside them gets a program of its own.
         static_argnums: positional arguments that are baked in, by hash and equality. They can be any hashable value.
         donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
 

@@ -13,6 +13,7 @@ from thunder_fn.errors import located
 from thunder_fn.jit.cache import Cache
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.families import Family, Question, family_key, places_of
+from thunder_fn.jit.marks import Marked, marked
 from thunder_fn.jit.options import Options
 from thunder_fn.jit.program import Entry, build
 from thunder_fn.jit.prologue import argument_name
@@ -30,16 +31,21 @@ class RetraceWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why a call was traced: what did not hold, the user's line that asked for it, and the old and new value."""
+    """Why a call was traced: what did not hold, the user's line that asked for it, and the old and new value.
+
+    `refused` says why no symbol could stand for the number.
+    """
 
     what: str
     old: Any = None
     new: Any = None
     source: Source | None = None
+    refused: str = ""
 
     def __str__(self) -> str:
         change = "" if self.old is None and self.new is None else f": it was {self.old}, and is {self.new} now"
-        return f"{self.what}{change}" + (f" (asked at {self.source})" if self.source is not None else "")
+        where = f" (asked at {self.source})" if self.source is not None else ""
+        return f"{self.what}{change}{where}" + (f"; {self.refused}" if self.refused else "")
 
 
 def find(cache: Cache, call: Call, key: Any) -> Entry | None:
@@ -68,9 +74,11 @@ def _with_symbols(f: Callable[..., Any], options: Options, family: Family, call:
 
     Where f cannot be traced with symbols for numbers, it is without, and then without symbols for sizes.
     """
-    wanted = frozenset(places_of(call)) if options.cache == "symbolic values" else family.dynamic | family.changed(call)
-    wanted -= family.refused
-    symbolic = symbolic_leaves(call.leaves, wanted)
+    marks = marked(f, options.dynamic, call) if isinstance(options.dynamic, tuple) else Marked()
+    every = options.cache == "symbolic values"
+    wanted = frozenset(places_of(call)) if every else family.dynamic | family.changed(call) | marks.always
+    wanted -= family.refused | marks.never
+    symbolic = symbolic_leaves(call.leaves, wanted, dict(marks.bounds))
     if not symbolic.places:
         return None
     try:
@@ -78,6 +86,7 @@ def _with_symbols(f: Callable[..., Any], options: Options, family: Family, call:
     except Exception as error:  # noqa: BLE001 - not all code takes symbols for numbers; what is wrong without them, is raised then
         numbers = frozenset(place for place in wanted if place[1] is None)
         family.refused |= numbers or wanted
+        family.refusal = f"no symbol stands for it, since then: {str(error).splitlines()[0]}"
         _log.info("%s is traced for constant %s: %s", _name(f), "numbers" if numbers else "sizes", error)
         return _with_symbols(f, options, family, call)
     family.insert(call, symbolic, wanted, entry.decisions, entry)
@@ -109,7 +118,8 @@ def _number_reason(family: Family, call: Call) -> Miss:
         )
     for place, value in places_of(call).items():
         if value != family.latest[place]:
-            return Miss(_place_text(call, place), family.latest[place], value)
+            refused = family.refusal if place in family.refused else ""
+            return Miss(_place_text(call, place), family.latest[place], value, refused=refused)
     return Miss("the layout of an argument in memory has changed")
 
 

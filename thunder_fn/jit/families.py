@@ -167,6 +167,7 @@ class Family:
         self.dynamic: frozenset[Place] = frozenset()
         self.count = 0
         self.refused: frozenset[Place] = frozenset()
+        self.refusal = ""
         self.classes: OrderedDict[Any, Class] = OrderedDict()
 
     def find(self, call: Call) -> Any:

@@ -25,7 +25,6 @@ from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
 from thunder_fn.jit.program import Entry
-from thunder_fn.jit.prologue import relation
 from thunder_fn.trace import Literal
 
 
@@ -94,7 +93,7 @@ def _symbols(entry: Entry, symbolic: Symbolic, names: Namespace) -> Iterator[str
     conditions = [f"{symbol} > 1" for symbol, (_, dim) in symbolic.places.items() if dim is not None]
     for index, layout in symbolic.layouts.items():
         conditions.append(f"l{index}.stride() == ({', '.join(map(str, layout.stride))},)")
-    conditions += [str(relation(decision)) for decision in entry.decisions]
+    conditions += [str(decision.relation) for decision in entry.decisions]
     names.values["math"] = math
     yield f"    if not ({' and '.join(f'({condition})' for condition in conditions)}): return MISS"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from thunder_fn.executors.grad_transforms import GradTransforms
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.executors.verify import VERIFIER
+from thunder_fn.jit.marks import Marks, read_marks
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
 
 CACHES = ("constant values", "symbolic values", "same input", "no caching")
@@ -31,14 +32,14 @@ class Options:
     numerics: Numerics = "precision-changing"
     verify: bool = False
     cache: str = "constant values"
-    dynamic: bool = True
+    dynamic: bool | Marks = True
     static_argnums: tuple[int, ...] = ()
     donate_argnums: tuple[int, ...] = ()
 
     @property
     def is_dynamic(self) -> bool:
         """A program may serve calls with other sizes and numbers."""
-        return self.cache == "symbolic values" or (self.cache == "constant values" and self.dynamic)
+        return self.cache == "symbolic values" or (self.cache == "constant values" and self.dynamic is not False)
 
     def chosen_executors(self) -> tuple[Executor, ...]:
         """The executors as they are now, without those whose results may be farther off than `numerics` allows."""
@@ -87,11 +88,16 @@ class Options:
 def check_argnums(options: Options, f: Callable[..., Any]) -> None:
     """Raise if an argnum points past the positional parameters of f."""
     try:
-        parameters = inspect.signature(f).parameters.values()
+        parameters = tuple(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
         return
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return
+    names = [parameter.name for parameter in parameters]
+    catches = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    for key, _ in options.dynamic if isinstance(options.dynamic, tuple) else ():
+        if isinstance(key, str) and key not in names and not catches:
+            raise ArgnumError(_unknown("argument in dynamic", key, names))
     count = sum(
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
     )
@@ -154,7 +160,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "verify": lambda value: _read_flag(value, "verify"),
     "numerics": lambda value: check_numerics(value, "jit"),
     "cache": _read_cache,
-    "dynamic": lambda value: _read_flag(value, "dynamic"),
+    "dynamic": lambda value: read_marks(value) if isinstance(value, Mapping) else _read_flag(value, "dynamic"),
     "static_argnums": _read_argnums,
     "donate_argnums": _read_argnums,
 }

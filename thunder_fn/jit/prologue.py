@@ -20,7 +20,6 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from thunder_fn import ops, torch_internals as internals
@@ -164,16 +163,8 @@ def prologue_trace(
             layout = tuple(map(Literal, known.shape)), tuple(map(Literal, known.stride))
             rest = Literal(leaf.device), Literal(leaf.requires_grad)
             _add(builder, "check_tensor", var, Literal(leaf.dtype), *layout, *rest)
-    builder.require(relation(decision) for decision in decisions)
+    builder.require(decision.relation for decision in decisions)
     return builder.build(())
-
-
-def relation(decision: Decision) -> Expr:
-    """What a decision demands of the symbols, such as `s0 > 5` or `s0 % 2 == 1`."""
-    value = decision.question.value
-    if decision.answer is True:
-        return decision.question
-    return Expr(sympy.Not(value) if decision.answer is False else sympy.Eq(value, decision.answer))
 
 
 def _leaf_type(leaf: Any, layout: Layout | None, number: Expr | None) -> Type:
