@@ -90,7 +90,8 @@ type_of = lambda x: x.type if isinstance(x, Tracer) else Type(x.dtype, tuple(x.s
 
 # ---- 3. Capture: a PyTorch function becomes a trace ------------------------------------------------------------------
 #
-# The function is run once, on tracers. A tracer stands for a variable, and every op on it adds an equation.
+# The function is run once, on tracers. A tracer stands for a variable, and every op on it adds an equation. What Python does
+# in between, its loops and its choices, leaves no mark: a trace is what the function did for these types.
 
 
 class Builder:
@@ -173,6 +174,7 @@ def sum_(x: Any, dim: int | tuple[int, ...] | None = None) -> Any:
     return bind("sum", x, dims=tuple(d % len(x.shape) for d in dims))
 
 
+# Shorthands, for tensors and tracers alike, and the torch functions that are captured.
 as_tuple = lambda x: x if isinstance(x, tuple) else (x,)
 one_or_all = lambda outs: outs[0] if len(outs) == 1 else outs
 expand = lambda x, shape: x if tuple(x.shape) == shape else bind("expand", x, shape=shape)
@@ -224,8 +226,8 @@ def dce(trace: Trace) -> Trace:
     return capture(functools.partial(evaluate, live), *types_of(trace.inputs))
 
 
-# jvp and vjp share their knowledge of elementwise ops: the partial derivative by each operand. None is zero everywhere below,
-# and costs nothing.
+# jvp and vjp share their knowledge of elementwise ops: the partial derivative by each operand, in ops of the vocabulary, so that
+# a derivative has derivatives. 1.0 changes nothing and None is zero, everywhere below: neither costs an equation.
 
 PARTIALS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "neg": lambda out, x: (bind("full_like", x, fill_value=-1.0),),
@@ -239,7 +241,6 @@ PARTIALS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "gt": lambda out, x, y: (None, None),
     "full_like": lambda out, x, fill_value: (None,),
 }
-
 
 scaled = lambda partial, t: None if partial is None or t is None else t if isinstance(partial, float) else partial * t
 plus = lambda x, y: y if x is None else x if y is None else x + y
@@ -416,6 +417,7 @@ def with_bodies(equation: Equation, interpreter: Callable[[Trace], Trace], *oper
 
 
 def structured_jvp_rule(equation: Equation, args: list[Any], tangents: list[Any]) -> tuple[Any, Any]:
+    """The same op on the bodies' jvp. What precedes the operands of the bodies, a predicate, has no tangent."""
     first = len(args) - len(equation.bodies[0].inputs)
     outs = with_bodies(equation, jvp, *args, *map(zero_if_none, tangents[first:], args[first:]))
     return outs[: len(equation.outputs)], outs[len(equation.outputs) :]
@@ -537,7 +539,6 @@ def batch(f: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..
 # What makes a transform right is not that an example works but that equations hold between transforms. thunder_fn.testing
 # draws programs at random and holds every transform and every pair to its laws; here are the laws on two programs.
 
-
 layer = lambda x, w: torch.tanh(x @ w) * 2.0
 
 
@@ -556,10 +557,9 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
 
 def main() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, v = (torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-    w, dw = (torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-    xs = torch.randn(5, 3, 4, generator=generator, dtype=torch.float64)
+    torch.manual_seed(0)
+    shapes = ((3, 4), (3, 4), (4, 4), (4, 4), (5, 3, 4))
+    x, v, w, dw, xs = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     t = capture(network, type_of(x), type_of(w))
     print(t)
     print(vjp(t))
