@@ -55,7 +55,7 @@ class DataDependentBranch(CaptureError, TypeError):
 
 
 class DataDependentValue(CaptureError, TypeError):
-    """Python asked for a number inside a traced tensor (`.item()`, `int(x)`, `.tolist()`). Keep it a tensor."""
+    """Python asked for a number inside a traced tensor (`int(x)`, `float(x)`, `.tolist()`). Keep it a tensor."""
 
 
 class DataDependentShape(CaptureError, TypeError):
