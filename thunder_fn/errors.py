@@ -175,6 +175,10 @@ class InspectError(ThunderError, ValueError):
     """The inspector was asked for something that there is not. The message names what there is."""
 
 
+class GraphBreakWarning(UserWarning):
+    """A model decides on values while it runs and is no single trace. Say which frontend is meant."""
+
+
 class RegionWarning(UserWarning):
     """An executor could not compile a region, which runs on the torch executor instead."""
 

@@ -38,7 +38,7 @@ def test_error_has_a_page_with_an_example_of_it(kind: type[Exception], request: 
         path.write_text(errors.with_head(kind, text))
     assert text == errors.with_head(kind, text), "`make golden` writes its docstring anew"
     first = next(block["body"] for block in shown.BLOCK.finditer(text) if not block["language"])
-    if kind not in (ThunderError, tfn.errors.TracedFunctionError, tfn.errors.RegionWarning):
+    if kind not in (ThunderError, tfn.errors.TracedFunctionError) and not issubclass(kind, Warning):
         assert first.startswith(f"thunder_fn.errors.{kind.__name__}: ")
     if issubclass(kind, ThunderError) and kind is not ThunderError:
         assert first.endswith(f"\nDocs: docs/errors/{kind.__name__}.md\n")

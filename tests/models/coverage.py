@@ -187,13 +187,13 @@ def train(name: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         return {**found, "why": f"{type(error).__name__}: {error}"[:600]}
     found["seconds"] = round(time.perf_counter() - start, 2)
     expected, its = gradients(reference, inputs)
-    scale = max((float(grad.abs().max()) for grad in its.values() if grad is not None), default=0.0)
+    scale = max((float(grad.abs().max()) for grad in its.values() if grad is not None and grad.numel()), default=0.0)
     worst, where = 0.0, "loss"
     worst = float((loss - expected).abs()) / max(float(expected.abs()), 1e-6)
     for key, grad in its.items():
         if (grad is None) != (mine[key] is None):
             return {**found, "why": f"{key} has {'a' if grad is None else 'no'} gradient"}
-        if grad is not None:
+        if grad is not None and grad.numel():
             error = float((mine[key] - grad).abs().max()) / max(scale, 1e-12)
             worst, where = max((worst, where), (error, key))
     found.update(error=worst, trains=bool(worst < 1e-3))

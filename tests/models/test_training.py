@@ -177,14 +177,6 @@ class Seed:
             return self.quant_recipe.setup_transforms() if self.quantize else ()
 
 
-def test_models_that_branch_on_values_go_through_dynamo() -> None:
-    model = transformers.XLMModel(transformers.XLMConfig(emb_dim=16, n_layers=1, n_heads=2, vocab_size=32))
-    recipe = recipes.for_model(model)
-    assert recipe is not None and recipe().assemble(model).frontend == "dynamo"
-    compiled = tfn.compile(model, "auto")
-    assert type(compiled).__name__ == "XLMModel" and list(compiled.state_dict()) == list(model.state_dict())
-
-
 def test_the_seed_s_recipes() -> None:
     torch.manual_seed(0)
     bert = transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL)).eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -176,3 +177,31 @@ def test_deepcopy_of_a_model_does_not_share_programs() -> None:
     for m in (first, second):
         jit(m)(torch.ones(2, 3)).sum().backward()
     assert all(p.grad is not None for m in (first, second) for p in m.parameters())
+
+
+def test_views_that_are_results_may_be_changed_in_place() -> None:
+    """As eager's may; autograd still refuses where the backward needs what was there, or memory is shared."""
+    w = torch.randn(3, 4, requires_grad=True)
+
+    def gradient(f: Any) -> torch.Tensor:
+        y, z = f(w)
+        y.add_(1)
+        y[y > 0] = 0
+        z.mul_(2)
+        return torch.autograd.grad(y.pow(2).sum() + z.sin().sum(), w)[0]
+
+    functions = (
+        lambda x: ((x * 2).t(), (x * 3)[0]),
+        lambda x: (x.sin().t().reshape(2, 6), x.cos().unsqueeze(0).expand(1, 3, 4)),
+    )
+    for f in functions:
+        torch.testing.assert_close(gradient(jit(f)), gradient(f))
+    needed = jit(lambda x: x.exp().t())(w)
+    needed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        needed.sum().backward()
+    first, _ = jit(lambda x: (x * 2).unbind(0)[:2])(w)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        first.add_(1)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        jit(lambda x: x.t())(w).add_(1)

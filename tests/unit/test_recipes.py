@@ -345,13 +345,57 @@ def test_dynamo_breaks_graphs() -> None:
     torch.manual_seed(0)
     module, seen = Breaks(), []
     with pytest.raises(tfn.errors.DataDependentBranch):
-        tfn.compile(module)(X)
+        tfn.compile(module, frontend="direct")(X)
     compiled = tfn.compile(module, frontend="dynamo", transforms=[lambda trace: seen.append(trace) or trace])
     assert isinstance(compiled, Breaks) and list(compiled.state_dict()) == list(module.state_dict())
     assert same(compiled(X), module(X)) and len(seen) == 2
     assert same(copy.deepcopy(compiled)(X), module(X))
     found = torch.autograd.grad(compiled(X).sum(), module.linear.weight)[0]
     torch.testing.assert_close(found, torch.autograd.grad(module(X).sum(), module.linear.weight)[0])
+
+
+class Counts(Breaks):
+    """Changes a buffer and draws a number before it looks at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return super().forward(nn.functional.dropout(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_what_decides_on_values_goes_through_dynamo() -> None:
+    """Where no recipe wants a frontend: with a warning, once, and as if the first attempt had not been."""
+    torch.manual_seed(0)
+    module = Counts()
+    compiled = tfn.compile(module)
+    torch.manual_seed(1)
+    with pytest.warns(tfn.errors.GraphBreakWarning) as caught:
+        first = compiled(X)
+    lines = str(caught[0].message).splitlines()
+    assert lines[0] == "Counts is no single trace, and goes through Dynamo, in parts:"
+    assert lines[2].endswith("in forward") and "test_recipes.py" in lines[2]
+    assert lines[4] == (
+        'Say `frontend="dynamo"` to have it so without this warning, or `frontend="direct"` to have this as an error.'
+    )
+    assert module.count == 1
+    found = [first, compiled(X)]
+    torch.manual_seed(1)
+    assert all(map(same, found, [module(X), module(X)])) and module.count == 4
+
+
+def test_arguments_are_not_counted_in_graphs() -> None:
+    with pytest.raises(RecipeError) as caught:
+        tfn.compile(Breaks(), frontend="dynamo", donate_argnums=0)
+    assert str(caught.value) == (
+        "the frontend 'dynamo': static_argnums and donate_argnums count the arguments of a function, "
+        "not those of the graphs in it\nLeave them out: Dynamo finds out what is static."
+    )
+    with pytest.raises(tfn.errors.DataDependentBranch):
+        tfn.compile(Breaks(), donate_argnums=0)(X.clone())
 
 
 def test_the_backend_of_torch_compile() -> None:

@@ -7,6 +7,7 @@ the inputs, so that derivatives of any order are right.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,6 +152,8 @@ class _Function(torch.autograd.Function):
         numbers = len(owner.closed_backward[1])
         ctx.numbers, results = results[len(results) - numbers :], results[: len(results) - numbers]
         outputs = tuple(value if flag else None for value, flag in zip(results, owner.handed_over, strict=False))
+        if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
+            outputs = _own_tensors(outputs, inputs)
         places = {"output": results[:count], "extra": results[count:]}
         kept = [places[residual.kind][residual.index] for residual in owner.split.residuals if residual.kind != "input"]
         ctx.owner = owner
@@ -185,6 +188,20 @@ class _Function(torch.autograd.Function):
         supply = iter(zip(gradients, reached, strict=True))
         found = (next(supply) if wanted else (None, False) for wanted in owner.wanted)
         return None, *(gradient if flag else None for gradient, flag in found)
+
+
+def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs, those that are views of nothing else that the caller has no longer views.
+
+    Autograd lets nobody change a view in place that such a function returns, since it does not know of what it is one.
+    """
+    tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
+    owners = collections.Counter(map(internals.storage_id, tensors))
+
+    def is_alone(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value._is_view() and owners[internals.storage_id(value)] == 1
+
+    return tuple(value.detach() if is_alone(value) else value for value in outputs)
 
 
 def _saved_inputs(owner: Bridge, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[Any, int]]]:

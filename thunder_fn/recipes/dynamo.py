@@ -2,23 +2,36 @@
 
 Dynamo runs the bytecode, breaks graphs where it must and guards what it baked in. Its graphs consist of torch functions, so
 they are traced as any function is, composites included, and get the transforms and executors that were asked for.
+
+A model whose recipe wants no frontend is captured directly, as one trace. If that shows that the model decides on values, it
+goes through Dynamo from then on, with a warning.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from thunder_fn.errors import RecipeError, located
-from thunder_fn.jit import Options, jit
-from thunder_fn.jit.module import with_forward
+from thunder_fn.capture import current
+from thunder_fn.errors import (
+    DataDependentBranch,
+    DataDependentShape,
+    DataDependentValue,
+    GraphBreakWarning,
+    RecipeError,
+    located,
+)
+from thunder_fn.jit import Jitted, Options, jit
+from thunder_fn.jit.module import ModuleJit, jit_of, with_forward
 from thunder_fn.rewrites import RewrittenModule
 
 Compiled = Callable[..., Any]
+DECIDES_ON_VALUES = (DataDependentBranch, DataDependentValue, DataDependentShape)
 
 
 def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Compiled]:
@@ -27,10 +40,12 @@ def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], C
     Raises:
         UnknownOption: jit has no such option.
     """
-    Options().changed(options)
+    return _backend(Options().changed(options))
 
+
+def _backend(options: Options) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Compiled]:
     def thunder_fn(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        return jit(graph_module.forward, **options)
+        return Jitted(graph_module.forward, options)
 
     return thunder_fn
 
@@ -40,7 +55,7 @@ class DynamoForward:
     """A module's `forward`, compiled by Dynamo with our backend. Pickled and copied by its options."""
 
     module: torch.nn.Module
-    options: tuple[tuple[str, Any], ...]
+    options: Options
 
     @property
     def again(self) -> Callable[[torch.nn.Module], DynamoForward]:
@@ -50,26 +65,76 @@ class DynamoForward:
     @functools.cached_property
     def compiled(self) -> Compiled:
         """What Dynamo makes."""
-        return torch.compile(self.module.forward, backend=backend(**dict(self.options)))
+        return torch.compile(self.module.forward, backend=_backend(self.options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compiled(*args, **kwargs)
+
+
+@dataclass(slots=True, eq=False)
+class BreakingJit(ModuleJit):
+    """A jitted module that goes through Dynamo from the first call on in which it is found to decide on values.
+
+    Nothing has happened by then: a function that cannot be captured has changed no tensor and drawn no random number.
+    """
+
+    broken: DynamoForward | None = None
+
+    @property
+    def again(self) -> Callable[[torch.nn.Module], BreakingJit]:
+        """What makes the same of another module."""
+        return functools.partial(BreakingJit, options=self.options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.broken is None:
+            try:
+                return ModuleJit.__call__(self, *args, **kwargs)
+            except DECIDES_ON_VALUES as error:
+                if current() is not None or _numbers_arguments(self.options):
+                    raise
+                warnings.warn(_says_why(self.module, error), GraphBreakWarning, stacklevel=2)
+                self.broken = DynamoForward(self.module, self.options)
+        return self.broken(*args, **kwargs)
+
+
+def _says_why(module: torch.nn.Module, error: Exception) -> str:
+    what = f"{type(module).__name__} is no single trace, and goes through Dynamo, in parts:\n  "
+    fix = 'Say `frontend="dynamo"` to have it so without this warning, or `frontend="direct"` to have this as an error.'
+    return what + "\n  ".join(str(error).splitlines()) + f"\n{fix}"
+
+
+def with_breaks(module: torch.nn.Module, options: dict[str, Any]) -> Any:
+    """`jit` of a module, which may turn out to decide on values."""
+    jitted: Any = jit(module, **options)
+    inner = jit_of(jitted)
+    return with_forward(inner.module, functools.partial(BreakingJit, options=inner.options))
+
+
+def _numbers_arguments(options: Options) -> bool:
+    """Some options count the arguments of the function, which those of Dynamo's graphs are not."""
+    return bool(options.static_argnums or options.donate_argnums)
 
 
 def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
     """A function or module whose graphs are found by Dynamo; a module stays one of its class, on the same state.
 
     Raises:
-        RecipeError: the module's parameters are stored in another way.
+        RecipeError: the module's parameters are stored in another way, or an option counts arguments.
     """
+    given = Options().changed(options)
     if isinstance(model, RewrittenModule):
         what = (
             "the frontend 'dynamo' cannot trace what a rewrite such as quantize or fsdp made: it is captured directly"
         )
         raise RecipeError(located(what, fix='Leave `frontend="dynamo"` out, or that recipe.'))
+    if _numbers_arguments(given):
+        what = "static_argnums and donate_argnums count the arguments of a function, not those of the graphs in it"
+        raise RecipeError(
+            located(f"the frontend 'dynamo': {what}", fix="Leave them out: Dynamo finds out what is static.")
+        )
     if isinstance(model, torch.nn.Module):
-        return with_forward(model, functools.partial(DynamoForward, options=tuple(options.items())))
-    return torch.compile(model, backend=backend(**options))
+        return with_forward(model, functools.partial(DynamoForward, options=given))
+    return torch.compile(model, backend=_backend(given))
 
 
 def thunder_fn(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from thunder_fn.errors import RecipeError
 from thunder_fn.jit import jit
 from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
-from thunder_fn.recipes.dynamo import through_dynamo
+from thunder_fn.recipes.dynamo import through_dynamo, with_breaks
 from thunder_fn.recipes.recipe import Model, Recipe
 
 Choice = None | str | Recipe | Sequence["Recipe | str"]
@@ -43,6 +45,8 @@ def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
         model = transform(model)
     if assembly.frontend == "dynamo":
         return through_dynamo(model, assembly.options)
+    if assembly.frontend is None and isinstance(model, torch.nn.Module):
+        return with_breaks(model, assembly.options)
     return jit(model, **assembly.options)
 
 

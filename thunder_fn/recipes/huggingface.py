@@ -99,15 +99,6 @@ def _scan_in_order(*args: Any, **kwargs: Any) -> Any:
 
 
 @register
-class Branching(HuggingFace):
-    """Models that decide on values while they run. Dynamo breaks their graphs there."""
-
-    name = "hf-branching"
-    models = tuple(f"transformers.{family}PreTrainedModel" for family in ("XLM", "JetMoe", "IBert"))
-    frontend = "dynamo"
-
-
-@register
 class Bert(HuggingFace):
     """BERT and its heads."""
 

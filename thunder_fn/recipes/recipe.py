@@ -34,6 +34,7 @@ from thunder_fn.jit.transforms import HasTraits, Transform, as_transform, in_ord
 
 Frontend = Literal["direct", "dynamo"]
 Model = Callable[..., Any]
+OPEN = "direct, or dynamo for a module that decides on values"
 
 
 class Config(TypedDict, total=False):
@@ -65,7 +66,9 @@ class Recipe(metaclass=_MadeOnce):
     models: ClassVar[tuple[str, ...]] = ()
     """Classes that `recipe="auto"` chooses it for, as "package.Class"; subclasses are meant too."""
     frontend: Frontend | None = None
-    """How functions become traces: "direct" capture, the default, or "dynamo", which breaks graphs where it must."""
+    """How a model becomes traces: by "direct" capture, as one trace, or by "dynamo", which breaks graphs where it must.
+
+    None leaves it open: direct, and dynamo for a module that turns out to decide on values."""
 
     def validate(self, model: Model) -> None:
         """Raise, with the reason, if the recipe is not for this model."""
@@ -233,7 +236,7 @@ class Assembly:
     transforms: tuple[Transform, ...]
     executors: tuple[Executor, ...]
     lookasides: tuple[Lookaside, ...]
-    frontend: Frontend
+    frontend: Frontend | None
     config: tuple[tuple[str, Any], ...]
     recipes: tuple[Recipe, ...]
     origins: Mapping[Any, str]
@@ -307,12 +310,12 @@ def _sequence(part: Recipe, question: str) -> Sequence[Any]:
     return answer
 
 
-def _frontend(parts: Sequence[Recipe]) -> Frontend:
+def _frontend(parts: Sequence[Recipe]) -> Frontend | None:
     said = [(part, part.frontend) for part in parts if part.frontend is not None]
     for part, frontend in said:
         if frontend not in get_args(Frontend):
             raise RecipeError(f"{part!r}: the frontend is 'direct' or 'dynamo', not {frontend!r}")
-    return _settled(said, lambda frontend: f"wants the frontend {frontend!r}", "frontend") if said else "direct"
+    return _settled(said, lambda frontend: f"wants the frontend {frontend!r}", "frontend") if said else None
 
 
 def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
@@ -344,7 +347,7 @@ def _settled(said: Sequence[tuple[Recipe, Any]], describe: Callable[[Any], str],
 
 def explain(assembly: Assembly) -> str:
     """An assembly as text."""
-    lines = [f"recipe     {' + '.join(map(repr, assembly.recipes))}", f"frontend   {assembly.frontend}"]
+    lines = [f"recipe     {' + '.join(map(repr, assembly.recipes))}", f"frontend   {assembly.frontend or OPEN}"]
     lines += _listed(
         "transforms", assembly.transforms, assembly.origins, lambda one: f"on the {one.on}, {one.numerics}"
     )
