@@ -19,7 +19,10 @@ from tests.distributed import worker
 from thunder_fn.errors import RewriteError
 from thunder_fn.executors import lower
 from thunder_fn.interpreters.ranks import evaluate_ranks
-from thunder_fn.rewrites import Group, simulated
+from thunder_fn.interpreters.rewrite import identity
+from thunder_fn.rewrites import SCHEMES, Group, simulated
+from thunder_fn.rewrites.distributed import Fsdp
+from thunder_fn.rewrites.steps import Quantize, matrices
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +127,48 @@ def test_fsdp_and_quantize_commute(scheme: str) -> None:
         assert f.rewrite(params, batches[0]) == g.rewrite(params, batches[0])
     compute = first[0].rewrite(params, batches[0]).compute
     inputs = [[*f.prepare(params).values(), batch] for f, batch in zip(first, batches, strict=True)]
+    for (value,), batch in zip(evaluate_ranks(compute, inputs), batches, strict=True):
+        torch.testing.assert_close(value, alone(whole, batch))
+
+
+def both_orders(scheme: str, size: int) -> list[tuple[list[Any], list[Any]]]:
+    """For each rank, the rows of the whole weight's parts, and the parts of the rank's own rows."""
+    w, x = torch.randn(12, 8), torch.randn(2, 8)
+    trace, quantise = tfn.trace(lambda w, x: F.linear(x, w), w, x), Quantize(SCHEMES[scheme], matrices)
+    found: list[tuple[list[Any], list[Any]]] = []
+    for group in simulated(size):
+        shard = Fsdp(group, 3, "block", "mean")
+        first = identity(trace, ["w"]).then(quantise).then(shard)
+        second = (
+            identity(trace, ["w"]).then(shard).then(quantise)
+        )  # of each rank's rows, which the front ends do not do
+        tfn.check(second.compute)
+        found.append((list(tfn.evaluate(first.prepare, [w])), list(tfn.evaluate(second.prepare, [w]))))
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_sharding_and_rounding_commute_where_each_row_has_a_scale_of_its_own(scheme: str, size: int) -> None:
+    for rows, own in both_orders(scheme, size):
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(rows, own, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["fp8_tensor", "nf4"])
+def test_they_do_not_where_ranks_share_scales(scheme: str) -> None:
+    """The witness: a scale of the whole tensor, or a mean of all blocks, is not that of some rows."""
+    rows, own = both_orders(scheme, 2)[0]
+    assert any(a.shape != b.shape or not torch.equal(a.float(), b.float()) for a, b in zip(rows, own, strict=True))
+
+
+def test_static_steps_of_activations_commute_too() -> None:
+    loss, params, batches = problem()
+    params = {name: value.float() for name, value in params.items()}
+    alone = tfn.quantize(loss, "int8_static")
+    whole = alone.calibrate(alone.prepare(params), [(batch,) for batch in batches])
+    functions = [tfn.fsdp(alone, group) for group in simulated(3)]
+    compute = functions[0].rewrite(params, batches[0]).compute
+    inputs = [[*whole.with_step(f.steps[-1]).values(), batch] for f, batch in zip(functions, batches, strict=True)]
     for (value,), batch in zip(evaluate_ranks(compute, inputs), batches, strict=True):
         torch.testing.assert_close(value, alone(whole, batch))
 

@@ -53,10 +53,12 @@ def test_layers(layer: str, scheme: str, half: bool) -> None:
         module, x = module.bfloat16(), x.bfloat16() if x.dtype.is_floating_point else x
     q = tfn.quantize(module, scheme)
     assert any(name.endswith(".values") for name in q.parts())
+    if scheme == "int8_static":
+        q.calibrate([(x,)])
     first = lambda out: out[0] if isinstance(out, tuple) else out
     with torch.no_grad():
         got, expected = first(q(x)), first(q.restored()(x))
-    tolerance = {"int8_dynamic": 0.06, "fp8_dynamic": 0.2}.get(scheme, 0.03 if half else 1e-4)
+    tolerance = {"int8_dynamic": 0.06, "int8_static": 0.1, "fp8_dynamic": 0.2}.get(scheme, 0.03 if half else 1e-4)
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
     described = lambda state: {name: (value.shape, value.dtype) for name, value in state.items()}
     assert described(q.state_dict()) == described(module.state_dict())
@@ -182,3 +184,37 @@ def test_trained_adapters_stay_when_a_later_step_is_added() -> None:
         value.data.normal_()
     same = q.rewritten(lambda name, type: None)
     assert all(torch.equal(value, q.parts()[name]) for name, value in same.parts().items())
+
+
+# ---- static calibration ----
+
+
+def test_calibration_finds_the_greatest_activation() -> None:
+    f = lambda p, x: F.linear(torch.relu(F.linear(x, p["a"])), p["b"]) + torch.sin(p["c"]).sum()
+    params = {name: torch.randn(6, 6) for name in "abc"}
+    samples = [torch.randn(3, 6) for _ in range(3)]
+    q = tfn.quantize(f, "int8_static")
+    new = q.prepare(params)
+    assert q(new, samples[0]).isnan().all()  # rather than numbers that look right
+    new = q.calibrate(new, [(x,) for x in samples])
+    seen = torch.cat(samples)
+    torch.testing.assert_close(new["a.input_scale"], seen.abs().amax() / 127)
+    weight = new.restore()["a"]
+    codes = torch.round(seen / new["a.input_scale"]) * new["a.input_scale"]
+    torch.testing.assert_close(
+        new["b.input_scale"], torch.relu(F.linear(codes, weight)).amax() / 127, rtol=0.02, atol=0
+    )
+    assert new["c.input_scale"].isnan()  # no linear layer has it
+    torch.testing.assert_close(q(new, samples[0]), f(new.restore(), samples[0]), rtol=0.1, atol=0.2)
+
+
+def test_calibrating_what_has_no_steps() -> None:
+    q = tfn.quantize(nn.Linear(3, 4), "int8")
+    with pytest.raises(RewriteError) as error:
+        q.calibrate([(torch.ones(1, 3),)])
+    assert str(error.value) == (
+        "calibrate: no parameter is stored with a step for activations\n"
+        'Quantise with a scheme that has one, such as "int8_static".'
+    )
+    with pytest.raises(RewriteError, match="no sample inputs were given"):
+        tfn.quantize(nn.Linear(3, 4), "int8_static").calibrate([])

@@ -82,6 +82,27 @@ def int8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Ten
     return plus(torch.matmul(x + (seen - x).detach(), values.to(x.dtype).t()) * scales.to(x.dtype), bias)
 
 
+@on_codes
+def int8_static_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
+    """As `int8_dynamic_linear`, with one step for all activations, known beforehand; what is beyond its reach is clipped."""
+    codes = torch.round(x.detach().float() / input_scale).clamp(-INT8_LARGEST, INT8_LARGEST)
+    seen = (codes * input_scale).to(x.dtype)
+    return plus(torch.matmul(x + (seen - x).detach(), values.to(x.dtype).t()) * scales.to(x.dtype), bias)
+
+
+STATIC_LINEAR = "quantized.int8_static_linear"
+
+
+def _static_encode(w: torch.Tensor) -> Parts:
+    return _int8_encode(w) | {"input_scale": torch.full((), float("nan"), device=w.device)}
+
+
+def _static_call(x: torch.Tensor, parts: Parts, bias: Bias, shape: Shape) -> torch.Tensor:
+    return int8_static_linear(x, parts["values"], parts["scales"], parts["input_scale"], bias)
+
+
 @dataclass(frozen=True)
 class _OnCodes:
     """A scheme's `linear` by a composite of codes and scales."""
@@ -108,6 +129,7 @@ INT8 = Scheme(
     bits=8,
 )
 INT8_DYNAMIC = replace(INT8, name="int8_dynamic", linear=_OnCodes(int8_dynamic_linear))
+INT8_STATIC = replace(INT8, name="int8_static", encode=_static_encode, linear=_static_call)
 
 
 # ---- fp8 ----

@@ -22,7 +22,8 @@ def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, train
 
     Args:
         f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or a `Rewrite`.
-        scheme: `"int8"` (one scale a row), `"int8_dynamic"` (activations too), `"int4"` (groups of 256), `"nf4"` (blocks
+        scheme: `"int8"` (one scale a row), `"int8_dynamic"` (activations too), `"int8_static"`
+            (activations too, calibrated from samples: `calibrate`), `"int4"` (groups of 256), `"nf4"` (blocks
             of 64, scales quantised again), `"fp8"` (one scale a row), `"fp8_tensor"`, `"fp8_dynamic"`; or a `Scheme`.
         filter: which weights: patterns on names such as `"layers.*.weight"`, or a predicate on (name, shape). Left out,
             all floating parameters of two or more dims.

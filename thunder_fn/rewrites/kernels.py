@@ -23,6 +23,7 @@ from thunder_fn.rewrites.eight_bits import (
     fp8_dynamic_linear,
     int8_dynamic_linear,
     int8_linear,
+    int8_static_linear,
 )
 from thunder_fn.rewrites.four_bits import int4_packed_linear
 from thunder_fn.rewrites.scheme import Bias, plus, rounded_rows
@@ -79,6 +80,26 @@ def int_mm_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, b
 
 
 EXECUTOR.register_implementation(int8_dynamic_linear, checker=suits_int_mm, execution_transform=int_mm_linear)
+
+
+def suits_static(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
+) -> bool:
+    """As for `suits_int_mm`."""
+    return suits_int_mm(x, values, scales)
+
+
+def int_mm_static_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
+    """Codes that are NaN, where nothing was calibrated, are no integers: their scale, NaN too, keeps the result NaN."""
+    codes = torch.round(x.reshape(-1, x.shape[-1]).float() / input_scale).nan_to_num(0.0)
+    codes = codes.clamp(-INT8_LARGEST, INT8_LARGEST).to(torch.int8)
+    y = aten._int_mm(codes, values.t()) * input_scale * scales
+    return plus(y.to(x.dtype).reshape(*x.shape[:-1], values.shape[0]), bias)
+
+
+EXECUTOR.register_implementation(int8_static_linear, checker=suits_static, execution_transform=int_mm_static_linear)
 
 
 # ---- int4 weights ----

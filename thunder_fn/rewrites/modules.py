@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -135,6 +135,11 @@ class RewrittenModule(torch.nn.Module):
         """Take adapters out of the matrices that `merge` added them to, in place. See `Prepared.unmerge`."""
         with torch.no_grad():
             self._take(self.parts().unmerge(adapters))
+
+    def calibrate(self, samples: Iterable[tuple[Any, ...]]) -> None:
+        """Steps of activations from sample inputs, in place. See `Rewritten.calibrate`."""
+        buffers = dict(zip(self._buffer_names, self._own_buffers(), strict=True))
+        self._take(self._function().calibrate(self.parts(), ((buffers, *inputs) for inputs in samples)))
 
     def _take(self, prepared: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():

@@ -8,7 +8,7 @@ new.restore()                # parameters again, under their own names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,10 +20,12 @@ from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Rewrite, Step
 from thunder_fn.jit import Jitted, Options
+from thunder_fn.rewrites.calibration import calibrated
 from thunder_fn.rewrites.distributed import Ddp, Fsdp
 from thunder_fn.rewrites.kernels import EXECUTOR
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize, example
+from thunder_fn.trace import Trace
 
 ORDER: tuple[type, ...] = (Lora, Quantize, Fsdp, Ddp)
 """Which steps come first, in whatever order they were asked for: an adapter is added to a matrix, not to its codes, and a
@@ -65,6 +67,24 @@ class Rewritten(Transformed):
         """The three traces, for parameters in their original form or prepared, and example inputs."""
         layout = params.layout if isinstance(params, Prepared) else layout_of(params, self.steps)
         return layout.rewritten(self._captured(layout, inputs, kwargs).trace)
+
+    def calibrate(self, params: Prepared, samples: Iterable[tuple[Any, ...]]) -> Prepared:
+        """The parameters with steps of activations, as a scheme such as `int8_static` has them, from sample inputs.
+
+        Law: on the samples themselves no activation is clipped.
+
+        Args:
+            params: prepared. A weight that no sample reaches in a linear layer keeps the step NaN.
+            samples: the inputs of some calls: `[(x,), (y,)]`.
+        """
+        self._check(params)
+
+        def runs() -> Iterator[tuple[Trace, list[Any]]]:
+            for inputs in samples:
+                compute = params.layout.rewritten(self._captured(params.layout, inputs, {}).trace).compute
+                yield compute, [leaf for leaf in pytree.flatten(inputs)[0] if isinstance(leaf, torch.Tensor)]
+
+        return calibrated(params, runs())
 
     def _run(self, params: Prepared, *inputs: Any, **kwargs: Any) -> Any:
         captured = self._captured(params.layout, inputs, kwargs)

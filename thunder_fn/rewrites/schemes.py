@@ -6,13 +6,14 @@ import difflib
 from typing import Any
 
 from thunder_fn.errors import RewriteError, located
-from thunder_fn.rewrites.eight_bits import INT8, INT8_DYNAMIC, fp8
+from thunder_fn.rewrites.eight_bits import INT8, INT8_DYNAMIC, INT8_STATIC, fp8
 from thunder_fn.rewrites.four_bits import NF4, int4
 from thunder_fn.rewrites.scheme import Scheme
 
 SCHEMES: dict[str, Scheme] = {
     "int8": INT8,
     "int8_dynamic": INT8_DYNAMIC,
+    "int8_static": INT8_STATIC,
     "int4": int4(),
     "nf4": NF4,
     "fp8": fp8(),

@@ -1,0 +1,73 @@
+"""Static calibration: the steps of activations from sample inputs.
+
+A scheme such as `int8_static` has a part `input_scale` beside each weight's codes: the step of what the weight is multiplied
+with. It is NaN until samples were seen, so that what was never calibrated gives NaN and no plausible number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn.derive import alone
+from thunder_fn.errors import RewriteError, located
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.rewrites.eight_bits import INT8_LARGEST, STATIC_LINEAR
+from thunder_fn.rewrites.prepared import Prepared
+from thunder_fn.rewrites.scheme import scales_of
+from thunder_fn.rules import lowered
+from thunder_fn.trace import Equation, Trace, Var
+
+See = Callable[[Equation, Sequence[Any]], Sequence[Any]]
+
+
+def observe(trace: Trace, inputs: Sequence[Any], see: See) -> tuple[Any, ...]:
+    """Evaluate a trace; `see` is shown each equation before it runs, in composites too, and says on which operands it runs.
+
+    Law: where `see` returns the operands as they are, which are the very tensors that were passed down, ``observe(t, xs, see)``
+    is ``evaluate(t, xs)``.
+    """
+    env = [*inputs, *(constant.tensor for constant in trace.constants)]
+    for equation in trace.equations:
+        values = see(equation, [env[var.index] for var in equation.operands])
+        body = lowered(equation)
+        env.extend(observe(body, values, see) if body is not None else evaluate(alone(equation), values))
+    return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
+
+
+def calibrated(prepared: Prepared, runs: Iterable[tuple[Trace, Sequence[Any]]]) -> Prepared:
+    """The parts with the steps of activations that traces on samples met.
+
+    Args:
+        prepared: the first inputs of each trace.
+        runs: traces, and the other inputs of each.
+
+    Raises:
+        RewriteError: no weight is stored with a step of activations, or no sample was given.
+    """
+    scales = {id(value): name for name, value in prepared.items() if name.endswith(".input_scale")}
+    if not scales:
+        what = "calibrate: no parameter is stored with a step for activations"
+        raise RewriteError(located(what, fix='Quantise with a scheme that has one, such as "int8_static".'))
+    greatest: dict[str, torch.Tensor] = {}
+
+    def see(equation: Equation, values: Sequence[Any]) -> Sequence[Any]:
+        if equation.op.name != STATIC_LINEAR or id(values[3]) not in scales or not values[0].numel():
+            return values
+        name, amax = scales[id(values[3])], values[0].detach().abs().amax().float()
+        greatest[name] = torch.maximum(greatest[name], amax) if name in greatest else amax
+        return [
+            *values[:3],
+            scales_of(greatest[name], INT8_LARGEST),
+            *values[4:],
+        ]  # layers behind see what they will see
+
+    runs = list(runs)
+    if not runs:
+        raise RewriteError("calibrate: no sample inputs were given")
+    with torch.no_grad():
+        for trace, others in runs:
+            observe(trace, [*prepared.values(), *others], see)
+    return prepared.replaced({name: scales_of(amax, INT8_LARGEST) for name, amax in greatest.items()})
