@@ -131,6 +131,10 @@ class RewriteError(ThunderError, TypeError):
     """Rewrites that do not fit, an unknown scheme, or parameters that were prepared by another transform."""
 
 
+class DistributedError(ThunderError, RuntimeError):
+    """A collective failed: a rank died, or did not take part in time."""
+
+
 class JitError(ThunderError):
     """Base class of misuse of jit."""
 

@@ -208,6 +208,14 @@ def inplace_twin(op: Op) -> OpOverload | None:
     return getattr(packet, variant, None) if packet is not None else None
 
 
+COLLECTIVES = "_c10d_functional."
+
+
+def is_collective(op: Op) -> bool:
+    """A leaf that talks to other ranks."""
+    return op.kind == "leaf" and op.name.startswith(COLLECTIVES)
+
+
 def is_call(op: Op) -> bool:
     """A composite that is a call of a torch function as its user wrote it, such as `torch.nn.functional.linear`."""
     return op.kind == "composite" and op.name.startswith("torch.")

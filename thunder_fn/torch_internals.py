@@ -1394,3 +1394,10 @@ def no_vmap_fallback() -> Generator[None]:
         yield
     finally:
         torch._C._functorch._set_vmap_fallback_enabled(before)
+
+
+def default_store() -> Any:
+    """The store through which the ranks of the default process group found each other."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()

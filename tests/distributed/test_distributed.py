@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import thunder_fn as tfn
@@ -208,10 +210,10 @@ def test_misuse() -> None:
 # ---- real ranks ----
 
 
-def launch(scenario: str, folder: Path, size: int, codes: tuple[int, ...] = (0,)) -> list[str]:
-    """Run a scenario on processes of its own; what each wrote to stderr."""
+def launch(folder: Path, size: int, *scenarios: str, codes: tuple[int, ...] = (0,)) -> list[str]:
+    """Run scenarios, one after the other, on processes of their own; what each wrote to stderr."""
     environment = {**os.environ, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.distributed.worker", scenario, str(folder)]
+    command = [sys.executable, "-m", "tests.distributed.worker", str(folder), *scenarios]
     ranks = [
         subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         for rank in range(size)
@@ -222,15 +224,26 @@ def launch(scenario: str, folder: Path, size: int, codes: tuple[int, ...] = (0,)
 
 
 @pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four ranks and then two wrote. The last scenario of the two kills one."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch(folder, 4, "fsdp_losses")
+    first, second = launch(folder, 2, "ddp_losses", "load", "stay_away", "die", codes=(1, 7))
+    (folder / "died.txt").write_text(first)
+    assert not second
+    return folder
+
+
+@pytest.fixture(scope="module")
 def alone() -> tuple[list[float], dict[str, torch.Tensor]]:
     """What one process computes on whole batches."""
     module = worker.model()
     return worker.train(module, 0, 1), module.state_dict()
 
 
-def check_same(folder: Path, size: int, alone: tuple[list[float], dict[str, torch.Tensor]]) -> int:
+def check_same(folder: Path, name: str, size: int, alone: tuple[list[float], dict[str, torch.Tensor]]) -> int:
     """The mean loss of the ranks, and every rank's state, are those of one process. The greatest share of a rank."""
-    found = [torch.load(folder / f"{rank}.pt") for rank in range(size)]
+    found = [torch.load(folder / f"{name}_{rank}.pt") for rank in range(size)]
     mean = torch.tensor([losses for losses, _, _ in found]).mean(0)
     torch.testing.assert_close(mean, torch.tensor(alone[0]), rtol=1e-6, atol=1e-6)
     for _, _, state in found:
@@ -238,25 +251,35 @@ def check_same(folder: Path, size: int, alone: tuple[list[float], dict[str, torc
     return max(held for _, held, _ in found)
 
 
-def test_fsdp_on_four_ranks_saved_and_loaded_on_others(tmp_path: Path, alone: Any) -> None:
-    launch("fsdp_losses", tmp_path, 4)
-    held = check_same(tmp_path, 4, alone)
+def test_fsdp_on_four_ranks(folder: Path, alone: Any) -> None:
+    held = check_same(folder, "fsdp", 4, alone)
     total = sum(value.numel() for value in alone[1].values())
     largest = sum(value.numel() for name, value in alone[1].items() if name.startswith("blocks.0."))
     assert held <= total / 4 * 1.05 + largest
-    state = torch.load(tmp_path / "0.pt")[2]
-    launch("load", tmp_path, 2)
-    launch("load", tmp_path, 1)
+
+
+def test_ddp_on_two_ranks(folder: Path, alone: Any) -> None:
+    check_same(folder, "ddp", 2, alone)
+
+
+def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(folder: Path, tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    worker.load(init_device_mesh("cpu", (1,)), 0, 1, folder)
+    dist.destroy_process_group()
+    state = torch.load(folder / "fsdp_0.pt")[2]
     for name in ("loaded_2_0.pt", "loaded_2_1.pt", "loaded_1_0.pt"):
-        loaded = torch.load(tmp_path / name)
+        loaded = torch.load(folder / name)
         assert all(torch.equal(value, loaded[key]) for key, value in state.items())
 
 
-def test_ddp_on_two_ranks(tmp_path: Path, alone: Any) -> None:
-    launch("ddp_losses", tmp_path, 2)
-    check_same(tmp_path, 2, alone)
+def test_a_rank_that_dies_is_an_error_on_the_others(folder: Path) -> None:
+    error = (folder / "died.txt").read_text()
+    assert "_c10d_functional.wait_tensor.default: rank 1 of 2 cannot be reached" in error
+    assert "in equation:" in error and "from:" in error and "worker.py" in error
 
 
-def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Path) -> None:
-    first, second = launch("die", tmp_path, 2, codes=(1, 7))
-    assert "_c10d_functional" in first and not second
+def test_a_rank_that_stays_away_is_an_error_on_the_others(folder: Path) -> None:
+    error = (folder / "away_0.txt").read_text()
+    assert "rank 1 of 2 did not take part in time; the process is alive" in error
+    assert "in equation:" in error and "wait_tensor" in error

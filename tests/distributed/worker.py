@@ -1,10 +1,11 @@
-"""What one rank runs. `python -m tests.distributed.worker SCENARIO FOLDER`, with RANK and WORLD_SIZE set."""
+"""What one rank runs. `python -m tests.distributed.worker FOLDER SCENARIO ...`, with RANK and WORLD_SIZE set."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT
+from thunder_fn.errors import DistributedError
 
 STEPS, BATCH = 20, 4
 
@@ -49,15 +51,15 @@ def fsdp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     module = tfn.fsdp(tfn.jit(model()), mesh)
     held = sum(part.numel() for part in module.parts().values())
     losses = train(module, rank, size)
-    torch.save((losses, held, module.state_dict()), folder / f"{rank}.pt")
+    torch.save((losses, held, module.state_dict()), folder / f"fsdp_{rank}.pt")
     dcp.save(module.sharded_state_dict(), checkpoint_id=folder / "checkpoint")
 
 
 def ddp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Train replicas."""
-    module = tfn.ddp(model(), mesh)
+    module = tfn.ddp(tfn.jit(model()), mesh)
     losses = train(module, rank, size)
-    torch.save((losses, 0, module.state_dict()), folder / f"{rank}.pt")
+    torch.save((losses, 0, module.state_dict()), folder / f"ddp_{rank}.pt")
 
 
 def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -68,9 +70,23 @@ def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     torch.save(module.state_dict(), folder / f"loaded_{size}_{rank}.pt")
 
 
+def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The last rank does not take part, in a group that waits two seconds."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    module = tfn.fsdp(tfn.jit(model()), DeviceMesh.from_group(group, "cpu"))
+    train(module, rank, size, steps=1)
+    if rank == size - 1:
+        time.sleep(5)
+        return
+    try:
+        train(module, rank, size, steps=1)
+    except DistributedError as error:
+        (folder / f"away_{rank}.txt").write_text(str(error))
+
+
 def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """The last rank ends in the middle of training."""
-    module = tfn.fsdp(model(), mesh)
+    module = tfn.fsdp(tfn.jit(model()), mesh)
     train(module, rank, size, steps=1)
     if rank == size - 1:
         os._exit(7)
@@ -78,20 +94,22 @@ def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
-    scenario.__name__: scenario for scenario in (fsdp_losses, ddp_losses, load, die)
+    scenario.__name__: scenario for scenario in (fsdp_losses, ddp_losses, load, stay_away, die)
 }
 
 
-def main(name: str, folder: Path) -> None:
-    """Join the other ranks and run a scenario."""
+def main(folder: Path, names: list[str]) -> None:
+    """Join the other ranks and run scenarios, one after the other in one process group."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(str(folder / f"store_{name}_{size}"), size)
+    store = dist.FileStore(str(folder / f"store_{size}"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
-    SCENARIOS[name](init_device_mesh("cpu", (size,)), rank, size, folder)
-    dist.barrier()  # gloo's threads outlive a rank that leaves while others still talk to it
+    mesh = init_device_mesh("cpu", (size,))
+    for name in names:
+        SCENARIOS[name](mesh, rank, size, folder)
+        dist.barrier()  # gloo's threads outlive a rank that leaves while others still talk to it
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2:])

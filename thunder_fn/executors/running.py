@@ -13,6 +13,8 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.errors import ExecutorError, has_note, located
+from thunder_fn.interpreters.heartbeat import run_collective
+from thunder_fn.pretty import format_equation
 from thunder_fn.trace import Equation, Source, TensorType, Type, type_of_value
 
 EQUATIONS = "_equations"
@@ -62,6 +64,18 @@ class Runner:
                 )
             )
         return tuple(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Runs a collective as a line of a program does; where it fails, the error names the equation and the ranks."""
+
+    run: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        equation: Equation = frame.f_globals[EQUATIONS][frame.f_lineno]
+        return run_collective(self.run, equation, format_equation(equation), *args, **kwargs)
 
 
 def tensors_in(result: Any, count: int) -> list[torch.Tensor]:

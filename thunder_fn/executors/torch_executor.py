@@ -38,6 +38,7 @@ from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
+from thunder_fn.executors.running import Watched
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
@@ -199,7 +200,7 @@ class _Emitter:
         else:
             call = self.leaf(equation, position in self.in_place)
         text = f"{call}  # {comment}" if comment else call
-        if equation.op.kind == "composite":
+        if equation.op.kind == "composite" or ops.is_collective(equation.op):
             self.names.called[text] = equation
         return text
 
@@ -211,6 +212,8 @@ class _Emitter:
         if number is not None:
             return self.with_number(equation, op, number)
         spelling = spell(op, equation.args, equation.kwargs)
+        if ops.is_collective(op):
+            spelling = replace(spelling, function=Watched(spelling.function))
         if not all(key.isidentifier() and not keyword.iskeyword(key) for key, _ in equation.kwargs):
             raise InvalidTrace(f"{equation.op}: a keyword that Python does not allow")
         parts = [self.arg(arg, spelling) for arg in equation.args]

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.errors import MissingRule, TraceTypeError, has_note, located
+from thunder_fn.errors import DistributedError, MissingRule, TraceTypeError, has_note, located
+from thunder_fn.interpreters.heartbeat import run_collective
 from thunder_fn.rules import rules_of
 from thunder_fn.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
@@ -82,6 +83,8 @@ def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str
     """The values of the equation's outputs. Errors get a note, once, that names the innermost equation."""
     try:
         match equation.op.kind:
+            case "leaf" if ops.is_collective(equation.op):
+                results = run_collective(evaluate_leaf, equation, _text(equation), equation, args, kwargs)
             case "leaf":
                 results = evaluate_leaf(equation, args, kwargs)
             case "composite":
@@ -89,7 +92,7 @@ def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str
             case "structured":
                 results = evaluate_rule(equation)(equation.bodies, *args, **kwargs)
         return [value for _, value in zip(equation.outputs, results, strict=True)]
-    except MissingRule:
+    except (MissingRule, DistributedError):
         raise
     except Exception as error:
         if not has_note(error):

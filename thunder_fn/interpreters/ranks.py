@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import ops
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
@@ -19,7 +20,6 @@ from thunder_fn.trace import Equation, Literal, Trace, TraceBuilder, Var
 
 Ranks = Sequence[Any]
 
-COLLECTIVES = "_c10d_functional."
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCE = "_c10d_functional.all_reduce.default"
@@ -89,7 +89,7 @@ def _run(equation: Equation, operands: list[list[Any]]) -> list[Sequence[Any]]:
 
 def is_collective(equation: Equation) -> bool:
     """The equation, or one in its bodies, talks to other ranks."""
-    return equation.op.name.startswith(COLLECTIVES) or any(
+    return ops.is_collective(equation.op) or any(
         is_collective(inner) for body in equation.bodies for inner in body.equations
     )
 
