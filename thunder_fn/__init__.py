@@ -44,7 +44,13 @@ from thunder_fn.jit import (
 from thunder_fn.jit.transforms import Transform as Transform
 from thunder_fn.optim import functional_optimizer as functional_optimizer
 from thunder_fn.recipes import Recipe as Recipe, compile as compile
-from thunder_fn.rewrites import ddp as ddp, fsdp as fsdp, lora as lora, quantize as quantize
+from thunder_fn.rewrites import (
+    ddp as ddp,
+    fsdp as fsdp,
+    lora as lora,
+    quantize as quantize,
+    tensor_parallel as tensor_parallel,
+)
 from thunder_fn.structured import exported as _exported, flex_attention as _flex_attention  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a lookaside
 from thunder_fn.structured.checkpoint import checkpoint as checkpoint
 from thunder_fn.structured.checkpoint_name import checkpoint_name as checkpoint_name

@@ -67,6 +67,9 @@ def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     module = tfn.fsdp(model(), mesh)
     state = module.sharded_state_dict()
     dcp.load(state, checkpoint_id=folder / "checkpoint")
+    again = tfn.fsdp(model(), mesh)
+    again.load_state_dict(state)  # DTensors
+    assert all(torch.equal(value, again.parts()[name]) for name, value in module.parts().items())
     torch.save(module.state_dict(), folder / f"loaded_{size}_{rank}.pt")
 
 

@@ -118,6 +118,12 @@ def test_a_linear_layer_works_on_the_codes() -> None:
     assert call.op.name == "quantized.int8_linear"
 
 
+def test_an_embedding_looks_codes_up() -> None:
+    trace = tfn.trace(lambda w, i: F.embedding(i, w, padding_idx=1), torch.randn(9, 6), torch.tensor([1, 8]))
+    names = [equation.op.name for equation in rewrite(trace, ["w"], INT8).compute.equations]
+    assert names == ["int8_embedding"]
+
+
 def test_what_has_no_rule_sees_the_decoded_weight() -> None:
     trace = tfn.trace(lambda w, x: torch.sin(w) + F.linear(x, w).sum(), torch.randn(4, 6), torch.randn(2, 6))
     names = [equation.op.name for equation in rewrite(trace, ["w"], INT8).compute.equations]

@@ -8,13 +8,14 @@ the equation has, which is tried out, once for each distinct call, without runni
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.executors.running import Watched
 from thunder_fn.symbols import hint_of
 from thunder_fn.trace import Arg, Literal, Op, TensorType, Type, Var
 
@@ -45,9 +46,16 @@ class _Operand:
 
 def spell(op: Op, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Spelling:
     """The fastest function whose call with these arguments is the op's call."""
+    if ops.is_collective(op):
+        return replace(overload_spelling(op), function=_watched(op))
     if op == ops.CONTIGUOUS:  # the method does not dispatch where there is nothing to do
         return Spelling("contiguous", "torch.Tensor", torch.Tensor.contiguous)
     return _spell(op, _skeleton(args), tuple((key, _skeleton(arg)) for key, arg in kwargs))
+
+
+@lru_cache(64)
+def _watched(op: Op) -> Watched:
+    return Watched(internals.runnable(ops.overload(op)))
 
 
 def overload_spelling(op: Op) -> Spelling:

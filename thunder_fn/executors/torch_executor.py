@@ -38,7 +38,6 @@ from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
-from thunder_fn.executors.running import Watched
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
@@ -212,8 +211,6 @@ class _Emitter:
         if number is not None:
             return self.with_number(equation, op, number)
         spelling = spell(op, equation.args, equation.kwargs)
-        if ops.is_collective(op):
-            spelling = replace(spelling, function=Watched(spelling.function))
         if not all(key.isidentifier() and not keyword.iskeyword(key) for key, _ in equation.kwargs):
             raise InvalidTrace(f"{equation.op}: a keyword that Python does not allow")
         parts = [self.arg(arg, spelling) for arg in equation.args]

@@ -6,7 +6,7 @@ are tested without processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,33 +53,45 @@ _RULES: dict[str, Callable[..., list[Any]]] = {
 }
 
 
-def evaluate_ranks(trace: Trace, inputs: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Run a trace on all ranks of a group at once.
+Partitions = Mapping[str, Sequence[Sequence[int]]]
+
+
+def evaluate_ranks(
+    trace: Trace, inputs: Sequence[Sequence[Any]], partitions: Partitions | None = None
+) -> list[tuple[Any, ...]]:
+    """Run a trace on all ranks at once.
 
     Law: with the collectives of `torch.distributed`, rank r computes ``evaluate_ranks(trace, inputs)[r]``.
 
     Args:
         trace: the same for all ranks.
         inputs: for each rank, one value for each of the trace's inputs.
+        partitions: for each name of a group, the ranks of each group of that name, as the dims of a mesh have them. A group
+            that is not named has all ranks.
 
     Raises:
         MissingRule: a collective that has no rule here, or one in a loop or a branch; names the user's line.
     """
     envs: list[list[Any]] = [[*values, *(constant.tensor for constant in trace.constants)] for values in inputs]
     for equation in trace.equations:
-        results = _run(equation, [[env[var.index] for var in equation.operands] for env in envs])
+        results = _run(equation, [[env[var.index] for var in equation.operands] for env in envs], partitions or {})
         for env, values in zip(envs, results, strict=True):
             env.extend(values)
     return [tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs) for env in envs]
 
 
-def _run(equation: Equation, operands: list[list[Any]]) -> list[Sequence[Any]]:
+def _run(equation: Equation, operands: list[list[Any]], partitions: Partitions) -> list[Sequence[Any]]:
     if equation.op.name in _RULES:
         options = [arg.value for arg in equation.args if isinstance(arg, Literal)]
-        return [(value,) for value in _RULES[equation.op.name]([values[0] for values in operands], *options)]
+        results: list[Sequence[Any]] = [()] * len(operands)
+        for ranks in partitions.get(str(options[-1]) if options else "", [range(len(operands))]):
+            found = _RULES[equation.op.name]([operands[rank][0] for rank in ranks], *options)
+            for rank, value in zip(ranks, found, strict=True):
+                results[rank] = (value,)
+        return results
     body = lowered(equation)
     if body is not None:
-        return list(evaluate_ranks(body, operands))
+        return list(evaluate_ranks(body, operands, partitions))
     if is_collective(equation):
         what = f"evaluate_ranks: {equation.op} has no rule, or holds collectives in its bodies"
         raise MissingRule(located(what, source=equation.source, fix="Run it on real ranks, launched by torchrun."))

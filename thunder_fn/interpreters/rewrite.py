@@ -41,7 +41,7 @@ class Representation:
         encode: the parameter to its parts.
         decode: the parts to the value that computations see.
         restore: the parts to the parameter that the user gets back; None for `decode`.
-        rule: asked with a composite equation and the representation of each of its operands, None for those that are what
+        rule: asked with an equation and the representation of each of its operands, None for those that are what
             they are: a trace over its operands, parts in the parameters' places; None where there is nothing better than to
             go into the body.
     """
@@ -244,21 +244,28 @@ class _Walk:
 
     def equation(self, equation: Equation) -> tuple[Atom, ...]:
         held = [self.env[var.index] for var in equation.operands]
-        if equation.op.kind != "composite" or not any(isinstance(value, _Parts) for value in held):
+        found = self.body(equation, held) if any(isinstance(value, _Parts) for value in held) else None
+        if found is None:
             return self.builder.copy(equation, self.value)
-        label, body = self.body(equation, held)
+        label, body = found
         arguments = tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
         if label and len(body.equations) == 1 and body.equations[0].op.kind == "composite":  # it has a name of its own
             return inline_into(self.builder, body, arguments, equation.source)
-        op = ops.composite(label + ops.short_name(equation.op))
+        word = ops.short_name(equation.op) if equation.op.kind == "composite" else equation.op.name.split(".")[1]
+        op = ops.composite(label + word)
         return self.builder.add(op, arguments, body.output_types, bodies=(body,), source=equation.source)
 
-    def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[str, Trace]:
-        """What a composite is on parts, by rule or by its own body, and the word that its name begins with."""
+    def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[str, Trace] | None:
+        """What an equation is on parts, by rule or by a composite's own body, and the word that its name begins with.
+
+        None for an op that needs the value.
+        """
         kept = tuple(value.kept if isinstance(value, _Parts) else None for value in held)
         first = next(one for one in kept if one is not None)
         by_rule = first.rule(equation, kept)
-        return ("", represent(equation.body, kept)) if by_rule is None else (f"{first.label}_", by_rule)
+        if by_rule is None:
+            return ("", represent(equation.body, kept)) if equation.op.kind == "composite" else None
+        return f"{first.label}_", by_rule
 
     def value(self, var: Var) -> Atom:
         held = self.env[var.index]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from thunder_fn.interpreters.rewrite import Rewrite
-from thunder_fn.rewrites.distributed import Group, simulated
+from thunder_fn.rewrites.clipping import clip_by_global_norm, global_norm
+from thunder_fn.rewrites.distributed import Group, simulated, simulated_mesh
 from thunder_fn.rewrites.eight_bits import fp8
 from thunder_fn.rewrites.four_bits import int4
-from thunder_fn.rewrites.functions import ddp, fsdp, lora, quantize
+from thunder_fn.rewrites.functions import ddp, fsdp, lora, quantize, tensor_parallel
 from thunder_fn.rewrites.modules import RewrittenModule
 from thunder_fn.rewrites.prepared import Prepared
 from thunder_fn.rewrites.rewritten import Rewritten
@@ -21,11 +22,15 @@ __all__ = [
     "Rewritten",
     "RewrittenModule",
     "Scheme",
+    "clip_by_global_norm",
     "ddp",
     "fp8",
     "fsdp",
+    "global_norm",
     "int4",
     "lora",
     "quantize",
     "simulated",
+    "simulated_mesh",
+    "tensor_parallel",
 ]

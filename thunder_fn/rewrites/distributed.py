@@ -57,6 +57,23 @@ class Group:
 SIMULATED = "simulated"
 
 
+def simulated_mesh(**sizes: int) -> tuple[tuple[dict[str, Group], ...], dict[str, tuple[tuple[int, ...], ...]]]:
+    """Ranks of a mesh that are not there: for each rank its group along each dim; and, for `evaluate_ranks`, which ranks the
+    groups of each name are. The last dim is the one whose ranks lie side by side."""
+    shape = tuple(sizes.values())
+    grid = torch.arange(math.prod(shape)).reshape(shape)
+    partitions = {
+        f"{SIMULATED} {name}": tuple(map(tuple, grid.movedim(dim, -1).reshape(-1, shape[dim]).tolist()))
+        for dim, name in enumerate(sizes)
+    }
+    places = [[int(place) for place in (grid == rank).nonzero()[0]] for rank in range(math.prod(shape))]
+    groups = tuple(
+        {name: Group(f"{SIMULATED} {name}", size, at) for (name, size), at in zip(sizes.items(), place, strict=True)}
+        for place in places
+    )
+    return groups, partitions
+
+
 def simulated(size: int) -> tuple[Group, ...]:
     """Ranks that are not there, for `evaluate_ranks`."""
     return tuple(Group(SIMULATED, size, rank) for rank in range(size))
@@ -70,7 +87,7 @@ def check_there(steps: Sequence[Any]) -> None:
     """
     for step in steps:
         group = getattr(step, "group", None)
-        if isinstance(group, Group) and group.name == SIMULATED:
+        if isinstance(group, Group) and group.name.startswith(SIMULATED):
             what = f"restore: the {group.size} ranks of {type(step).__name__.lower()} are simulated, nobody answers"
             raise RewriteError(located(what, fix="Run `rewrite(params, ...).restore` with `evaluate_ranks`."))
 
@@ -93,6 +110,17 @@ def group_of(mesh: Any) -> Group:
     )
 
 
+def groups_of(mesh: Any) -> tuple[Group, ...]:
+    """The groups of a DeviceMesh of one dim or of two."""
+    if isinstance(mesh, DeviceMesh) and mesh.ndim == 2:
+        names = mesh.mesh_dim_names
+        if names is None:
+            what = "fsdp: a mesh of two dims needs names for them"
+            raise RewriteError(located(what, fix='Make it with `mesh_dim_names=("replicate", "shard")`.'))
+        return tuple(group_of(mesh[name]) for name in names)
+    return (group_of(mesh),)
+
+
 # ---- sharding ----
 
 
@@ -110,6 +138,8 @@ class Fsdp:
     zero: int
     bucket: str
     reduction: str
+    precision: torch.dtype | None = None
+    offload: bool = False
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         return sharded(self, type)
@@ -123,7 +153,8 @@ def sharded(step: Fsdp, type: TensorType) -> Representation:
     def encode(w: torch.Tensor) -> torch.Tensor:
         w = w.reshape(shape or (1,))
         padding = w.new_zeros((size * rows - w.shape[0], *w.shape[1:]))
-        return torch.cat((w, padding)).reshape(size, rows, *w.shape[1:])[rank].clone()
+        shard = torch.cat((w, padding)).reshape(size, rows, *w.shape[1:])[rank].clone()
+        return shard.to("cpu") if step.offload else shard
 
     encoded = traced(encode, type)
     (part,) = (part for part in encoded.output_types if isinstance(part, TensorType))
@@ -135,14 +166,17 @@ def gathered(step: Fsdp, types: Sequence[TensorType], shards: Sequence[torch.Ten
     """Whole parameters from shards of the same dtype, in one collective."""
     size, widths = step.group.size, [shard.numel() for shard in shards]
     flat = torch.cat([shard.reshape(-1) for shard in shards]) if len(shards) > 1 else shards[0].reshape(-1)
+    flat = flat.to(types[0].device)  # from where it was offloaded to
     if step.reduction == "mean" and flat.dtype.is_floating_point:
-        flat = _divided_gradient(flat, size)
+        flat = divided_gradient(flat, size)
+    if step.precision is not None and flat.dtype.is_floating_point and flat.dtype.itemsize > 1:
+        flat = flat.to(step.precision)
     whole = collectives.wait_tensor(collectives.all_gather_into_tensor(flat, size, step.group.name))
     columns = whole.reshape(size, -1).split(widths, 1)
-    return [_unpadded(column, type) for column, type in zip(columns, types, strict=True)]
+    return [_unpadded(column, type).to(type.dtype) for column, type in zip(columns, types, strict=True)]
 
 
-def _divided_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
+def divided_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
     """x, with gradients divided by the number of ranks that add theirs."""
 
     @custom_vjp
@@ -227,7 +261,10 @@ class _InUnits:
     together: Together
 
     def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
-        is_unit = ops.is_call(equation.op) or (self.step.bucket == "block" and is_block(equation))
+        if equation.op.kind != "composite":
+            return None
+        is_unit = ops.is_call(equation.op) or equation.op.name == "fsdp_decode"
+        is_unit = is_unit or (self.step.bucket == "block" and is_block(equation))
         if not is_unit:
             return None
         body = self.whole(equation, kept)

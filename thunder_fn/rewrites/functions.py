@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from thunder_fn.errors import RewriteError
-from thunder_fn.rewrites.distributed import Ddp, Fsdp, group_of
+from thunder_fn.rewrites.distributed import Ddp, Fsdp, group_of, groups_of
 from thunder_fn.rewrites.rewritten import rewritten
 from thunder_fn.rewrites.scheme import Scheme
 from thunder_fn.rewrites.schemes import scheme_named
 from thunder_fn.rewrites.steps import Lora, Quantize, read_filter
+from thunder_fn.rewrites.tensor_parallel import TensorParallel, read_plan
 
 
 def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, training: bool = False) -> Any:
@@ -69,7 +72,16 @@ def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = Non
     return rewritten(f, Lora(rank, float(rank if alpha is None else alpha), read_filter(filter, "lora")))
 
 
-def fsdp(f: Any, mesh: Any, *, zero: int = 3, bucket: str = "block", reduction: str = "mean") -> Any:
+def fsdp(
+    f: Any,
+    mesh: Any,
+    *,
+    zero: int = 3,
+    bucket: str = "block",
+    reduction: str = "mean",
+    precision: torch.dtype | None = None,
+    offload: bool = False,
+) -> Any:
     """Shard parameters over the ranks of a mesh, by rows; gather them where they are used.
 
     Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all batches: the mean over ranks.
@@ -77,25 +89,52 @@ def fsdp(f: Any, mesh: Any, *, zero: int = 3, bucket: str = "block", reduction: 
 
     Args:
         f: as for `quantize`. Every rank calls it, on its own batch.
-        mesh: a DeviceMesh of one dim.
+        mesh: a DeviceMesh of one dim; or of two, whose second dim shards and whose first replicates (hybrid sharding).
         zero: 3 gathers parameters again for the backward; 2 keeps them from the forward.
         bucket: "block" gathers the parameters of a module in a list of modules (`layers.3`) in one collective, and the
             others where a torch function uses them; "each" gathers for each use.
         reduction: "mean" or "sum" of the ranks' gradients.
+        precision: the dtype in which floating parameters and their gradients travel. Shards stay as they are (mixed
+            precision); `autocast` says in which precision is computed.
+        offload: keep shards in the CPU's memory.
 
     Returns:
         What was given, on shards: `prepare` takes whole parameters and keeps this rank's rows; `restore` and `state_dict`
         gather, so all ranks call them.
 
     Raises:
-        RewriteError: mesh is no mesh of one dim, or an option is none of the choices.
+        RewriteError: mesh is no mesh of one or two dims, or an option is none of the choices.
 
     Source: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
     """
     _check_choice("fsdp", "zero", zero, (2, 3))
     _check_choice("fsdp", "bucket", bucket, ("block", "each"))
     _check_choice("fsdp", "reduction", reduction, ("mean", "sum"))
-    return rewritten(f, Fsdp(group_of(mesh), zero, bucket, reduction))
+    if precision is not None and not precision.is_floating_point:
+        raise RewriteError(f"fsdp: precision is a floating dtype, given {precision}")
+    *replicas, shards = groups_of(mesh)
+    sharded = rewritten(f, Fsdp(shards, zero, bucket, reduction, precision, offload))
+    return rewritten(sharded, Ddp(replicas[0], bucket, reduction)) if replicas else sharded
+
+
+def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
+    """Let the ranks of a mesh work on one batch together, each with its share of weights.
+
+    Law: on every rank, values and gradients of whole parameters are those of one rank; gradients of shares are the shares.
+    Composes with `quantize`, `lora` and, over another dim of a mesh, `fsdp` and `ddp`, in any order.
+
+    Args:
+        f: as for `quantize`. Every rank calls it, on the same batch.
+        mesh: a DeviceMesh of one dim, such as `mesh["tp"]`.
+        plan: for patterns on parameters' names how they are split: `"column"` (a linear layer's results), `"row"` (its
+            sums), `"embedding"` (the words), `"sequence"` (layer_norm and rms_norm: positions, dim -2 of activations).
+
+    Raises:
+        RewriteError: mesh is no mesh of one dim, or there is no such way to split.
+
+    Source: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
+    """
+    return rewritten(f, TensorParallel(group_of(mesh), read_plan(plan)))
 
 
 def ddp(f: Any, mesh: Any, *, bucket: str = "block", reduction: str = "mean") -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Step
 from thunder_fn.jit import Options
 from thunder_fn.jit.module import is_jitted, jit_of
-from thunder_fn.rewrites.distributed import Fsdp, as_dtensor
+from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
+from thunder_fn.rewrites.distributed import Ddp, Fsdp, as_dtensor
+from thunder_fn.rewrites.initialising import Init, initialised
 from thunder_fn.rewrites.prepared import Prepared, is_adapter
 from thunder_fn.rewrites.rewritten import Rewritten
 from thunder_fn.trace import type_of_value
@@ -62,6 +65,7 @@ class RewrittenModule(torch.nn.Module):
         self._skeleton = Skeleton(module)
         self._functions: dict[tuple[bool, ...], Rewritten] = {}
         self._steps, self._options = steps, options
+        self._whole: dict[str, torch.Tensor] | None = None
         self._state_names = _state_names(module)
         self._buffer_names = tuple(name for name, _ in module.named_buffers())
         params = dict(module.named_parameters())
@@ -86,6 +90,8 @@ class RewrittenModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes on the parameters that the parts stand for."""
         buffers = {name: getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names}
+        if self._whole is not None:
+            return self._skeleton(self._whole, buffers, *args, **kwargs)
         return self._function()(self.parts(), buffers, *args, **kwargs)
 
     def sharded_state_dict(self) -> dict[str, Any]:
@@ -97,7 +103,8 @@ class RewrittenModule(torch.nn.Module):
             RewriteError: the parameters are not sharded over a mesh, or are stored in yet another way.
         """
         step = next((step for step in self._steps if isinstance(step, Fsdp)), None)
-        if step is None or len(self._steps) > 1 or step.group.mesh is None:
+        others = [other for other in self._steps if not isinstance(other, Fsdp | Ddp)]
+        if step is None or others or step.group.mesh is None:
             what = "sharded_state_dict: the module is not sharded over a mesh, and by nothing else"
             raise RewriteError(located(what, fix="Use `state_dict`, which has whole parameters."))
         parts, types = self.parts(), dict(zip(self._layout.names, self._layout.types, strict=True))
@@ -140,6 +147,57 @@ class RewrittenModule(torch.nn.Module):
         """Steps of activations from sample inputs, in place. See `Rewritten.calibrate`."""
         buffers = dict(zip(self._buffer_names, self._own_buffers(), strict=True))
         self._take(self._function().calibrate(self.parts(), ((buffers, *inputs) for inputs in samples)))
+
+    def initialise(self, device: Any, init: Init | None = None) -> RewrittenModule:
+        """Give the parts of a module that was made on the meta device their first values, one module after the other, so that
+        no more than one module's parameters are ever whole.
+
+        Law: as the module initialised whole and rewritten then. All ranks draw from generators in the same state.
+
+        Args:
+            device: where the parts come to lie.
+            init: fills the parameters and buffers of one module in place; left out, its `reset_parameters`.
+
+        Raises:
+            RewriteError: a module has parameters and no `reset_parameters`.
+        """
+        self.to_empty(device=device)
+        listed = dict(self._state_names)
+        for params, buffers in initialised(self._skeleton.module, device, init):
+            own = {name: value for name, value in params.items() if name in self._layout.names}
+            if own:
+                self._take(self._layout.only(own).prepare(own))
+            for name, value in buffers.items():
+                getattr(self, _BUFFER + _slot(listed.get(name, name))).copy_(value)
+        return self
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Generator[None]:
+        """Inside, whole parameters are kept and gradients are added to them; at the end they are reduced once.
+
+        Law: the gradients are those of the sum of all losses inside.
+        """
+        function = self._function()
+        with torch.enable_grad():
+            whole = function.whole(self.parts())
+        self._whole = {name: value.detach().requires_grad_(value.requires_grad) for name, value in whole.items()}
+        try:
+            yield
+            ready = [(whole[name], leaf.grad) for name, leaf in self._whole.items() if leaf.grad is not None]
+        finally:
+            self._whole = None
+        torch.autograd.backward([value for value, _ in ready], [gradient for _, gradient in ready])
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale gradients so that their norm, over all ranks, is at most max_norm; the norm before.
+
+        Law: as `torch.nn.utils.clip_grad_norm_` of one rank that sees all batches.
+        """
+        gradients = {name: value.grad for name, value in self.parts().items() if value.grad is not None}
+        norm = norm_over_ranks(self._layout, gradients, norm_type)
+        for gradient in gradients.values():
+            gradient.mul_(clip_factor(norm, max_norm).to(gradient.dtype))
+        return norm
 
     def _take(self, prepared: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -192,7 +250,7 @@ class RewrittenModule(torch.nn.Module):
         return torch.nn.modules.module._IncompatibleKeys(missing, unknown)  # pyright: ignore[reportPrivateUsage]
 
     def _load(self, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-        """Take what fits; names that are missing, those that are unknown, and what has another shape."""
+        """Take what fits, DTensors too; names that are missing, those that are unknown, and what has another shape."""
         current = self.state_dict()
         missing, unknown = sorted(current.keys() - state.keys()), sorted(state.keys() - current.keys())
         wrong = [
@@ -201,7 +259,7 @@ class RewrittenModule(torch.nn.Module):
             if name in state and state[name].shape != value.shape
         ]
         if not wrong:
-            given = {canonical: state.get(name, current[name]) for name, canonical in self._state_names}
+            given = {canonical: whole_tensor(state.get(name, current[name])) for name, canonical in self._state_names}
             types = dict(zip(self._layout.names, self._layout.types, strict=True))
             self._take(
                 self._layout.prepare({name: given[name].to(type.device, type.dtype) for name, type in types.items()})
@@ -233,12 +291,34 @@ class RewrittenModule(torch.nn.Module):
         types = layout.rewrite.prepare.output_types
         for name, type in zip(layout.rewrite.names, types, strict=True):
             part = getattr(self, _slot(name))
-            part.data = part.data.to(type.device, type.dtype)  # type: ignore[union-attr]
+            setattr(self, _slot(name), _moved(part, type))
         for name in self._buffer_names:
             slot = _BUFFER + _slot(name)
             setattr(self, slot, fn(getattr(self, slot)))
         self._layout = layout
         return self
+
+
+def _moved(part: torch.Tensor, type: Any) -> torch.Tensor:
+    """A part where its type says; without values where it had none."""
+    data = part.data
+    new = (
+        torch.empty_like(data, device=type.device, dtype=type.dtype)
+        if data.is_meta
+        else data.to(type.device, type.dtype)
+    )
+    if not isinstance(part, torch.nn.Parameter):
+        return new
+    if data.is_meta:
+        return torch.nn.Parameter(new, requires_grad=part.requires_grad)
+    part.data = new  # optimizers hold the parameter
+    return part
+
+
+def whole_tensor(value: Any) -> torch.Tensor:
+    """A tensor; a DTensor gathered."""
+    gather = getattr(value, "full_tensor", None)
+    return value if gather is None else gather()
 
 
 def _slot(name: str) -> str:

@@ -33,6 +33,12 @@ class Layout:
         """The steps on the parameters alone, for what they make of them and back."""
         return self.rewritten(_nothing(self.types))
 
+    @cached_property
+    def decode(self) -> Trace:
+        """The parts to what computations see of the parameters, which need not be what is restored."""
+        builder = TraceBuilder("decode")
+        return self.rewritten(builder.build(tuple(builder.input(type) for type in self.types))).compute
+
     def rewritten(self, trace: Trace) -> Rewrite:
         """The steps on a trace whose first inputs are the parameters."""
         done = identity(trace, self.names)
@@ -45,6 +51,13 @@ class Layout:
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         with torch.no_grad():
             return Prepared(self, evaluate(self.rewrite.prepare, leaves))
+
+    def only(self, names: Iterable[str]) -> Layout:
+        """The layout of some of the parameters, as a dict of them."""
+        types, names = dict(zip(self.names, self.types, strict=True)), tuple(names)
+        spec = pytree.flatten(dict.fromkeys(names, 0))[1]
+        names = tuple(sorted(names))
+        return Layout(names, tuple(types[name] for name in names), spec, self.steps)
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Layout:
         """The layout of parameters of which `move` changes dtype or device."""

@@ -25,9 +25,10 @@ from thunder_fn.rewrites.distributed import Ddp, Fsdp
 from thunder_fn.rewrites.kernels import EXECUTOR
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize, example
+from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.trace import Trace
 
-ORDER: tuple[type, ...] = (Lora, Quantize, Fsdp, Ddp)
+ORDER: tuple[type, ...] = (Lora, TensorParallel, Quantize, Fsdp, Ddp)
 """Which steps come first, in whatever order they were asked for: an adapter is added to a matrix, not to its codes, and a
 whole weight is quantised, not a rank's rows of it."""
 
@@ -67,6 +68,15 @@ class Rewritten(Transformed):
         """The three traces, for parameters in their original form or prepared, and example inputs."""
         layout = params.layout if isinstance(params, Prepared) else layout_of(params, self.steps)
         return layout.rewritten(self._captured(layout, inputs, kwargs).trace)
+
+    def whole(self, params: Prepared) -> Any:
+        """What computations see of the parameters, in their original structure; differentiable.
+
+        So gradients of many batches are reduced once: ``whole, pull = vjp(q.whole, new)``, add the gradients of `q.fn` at
+        `whole`, and ``pull(total)``.
+        """
+        decode = params.layout.decode
+        return pytree.unflatten(params.layout.spec, list(apply("whole", decode, list(params.values()), decode)))
 
     def calibrate(self, params: Prepared, samples: Iterable[tuple[Any, ...]]) -> Prepared:
         """The parameters with steps of activations, as a scheme such as `int8_static` has them, from sample inputs.

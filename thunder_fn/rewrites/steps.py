@@ -19,7 +19,7 @@ from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, static_shape
 
 Filter = Callable[[str, Shape], bool]
-LINEAR, EMBEDDING = "torch.nn.functional.linear", "torch.nn.functional.embedding"
+LINEAR, EMBEDDING = "torch.nn.functional.linear", "aten.embedding.default"
 ADAPTERS = ("lora_a", "lora_b")
 
 
@@ -118,19 +118,19 @@ def in_precision(value: torch.Tensor, type: Any) -> torch.Tensor:
     return value.to(type.dtype) if value.dtype.is_floating_point and isinstance(type, TensorType) else value
 
 
-_NAMES = {LINEAR: ("input", "weight", "bias"), EMBEDDING: ("input", "weight", "padding_idx")}
+_NAMES = {LINEAR: ("input", "weight", "bias"), EMBEDDING: ("weight", "input", "padding_idx")}
 
 
 def operand_names(equation: Equation) -> tuple[str, ...] | None:
     """The parameter name of each operand of a linear layer or an embedding; None for a call with options of effect.
 
-    Those are options that are not None, False or, an embedding's norm_type, 2.0. Where an embedding's padding lies matters
+    Those are options that are not None or False. Where an embedding's padding lies matters
     to the gradient of its weight only, and parts such as codes have none.
     """
     names = _NAMES[equation.op.name]
     given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
     options = [*equation.args[len(names) :], *(value for key, value in given.items() if key not in names)]
-    if any(not isinstance(value, Literal) or value.value not in (None, False, 2.0) for value in options):
+    if any(not isinstance(value, Literal) or value.value not in (None, False) for value in options):
         return None
     called = {value.index: key for key, value in given.items() if isinstance(value, Var)}
     named = tuple(called.get(var.index, "") for var in equation.operands)

@@ -1,0 +1,282 @@
+"""Meshes of simulated ranks: tensor parallelism, hybrid sharding, clipping, gradients of many batches. No processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn.errors import RewriteError
+from thunder_fn.interpreters.ranks import evaluate_ranks
+from thunder_fn.rewrites import Prepared, clip_by_global_norm, simulated, simulated_mesh
+
+PLAN = {
+    "embedding.weight": "embedding",
+    "*.up.weight": "column",
+    "*.down.weight": "row",
+    "*.norm.*": "sequence",
+    "*.scale.weight": "sequence",
+}
+
+
+class Block(nn.Module):
+    """Widths that no number of ranks divides."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(width), nn.RMSNorm(width)
+        self.up, self.down = nn.Linear(width, width + 2), nn.Linear(width + 2, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(x + self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """The head is the embedding."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, width, padding_idx=2)
+        self.layers = nn.ModuleList([Block(width) for _ in range(2)])
+        self.head = nn.Linear(width, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(indices)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def problem(width: int = 5, size: int = 1) -> tuple[Any, dict[str, torch.Tensor], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    module = Net(width).double()
+    params = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(params: Any, indices: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(torch.func.functional_call(module, params, (indices,)).flatten(0, 1), indices.flatten())
+
+    return loss, params, [torch.randint(0, 7, (2, 3)) for _ in range(size)]
+
+
+def trained(new: Prepared) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    return new.partition(lambda name: new[name].dtype.is_floating_point)
+
+
+def gradients(functions: list[Any], params: Any, batches: list[Any], partitions: Any = None) -> list[Any]:
+    """On each rank, the whole gradient of the parameters, gathered from the ranks' shares; and the loss."""
+    shards = [f.prepare(params) for f in functions]
+    first, fixed = trained(shards[0])
+    with_value = tfn.grad_and_value(lambda own, fixed, x: functions[0](shards[0].replaced(own, fixed), x))
+    program = tfn.trace(with_value, first, fixed, batches[0])
+    tfn.check(program)
+    inputs = [[*own.values(), *rest.values(), x] for (own, rest), x in zip(map(trained, shards), batches, strict=True)]
+    results = evaluate_ranks(program, inputs, partitions)
+    found = [
+        shard.replaced(dict(zip(sorted(first), result, strict=False)))
+        for shard, result in zip(shards, results, strict=True)
+    ]
+    restore = functions[0].rewrite(params, batches[0]).restore
+    whole = evaluate_ranks(restore, [list(each.values()) for each in found], partitions)
+    names = sorted(params)
+    return [(dict(zip(names, each, strict=True)), result[-1]) for each, result in zip(whole, results, strict=True)]
+
+
+@given(size=st.integers(1, 4), width=st.sampled_from([1, 4, 5]), plan=st.sampled_from([*PLAN.items(), None]))
+@settings(max_examples=4, deadline=None)
+def test_ranks_that_share_a_batch_equal_one(size: int, width: int, plan: Any) -> None:
+    loss, params, (batch,) = problem(width)
+    chosen = PLAN if plan is None else dict([plan])
+    functions = [tfn.tensor_parallel(loss, group, chosen) for group in simulated(size)]
+    expected, value = tfn.grad_and_value(loss)(params, batch)
+    for whole, found in gradients(functions, params, [batch] * size):
+        torch.testing.assert_close(found, value)
+        torch.testing.assert_close(whole, expected)
+
+
+def test_each_rank_holds_its_share_and_what_crosses_is_in_the_trace() -> None:
+    loss, params, (batch,) = problem(8)
+    f = tfn.tensor_parallel(loss, simulated(2)[0], PLAN)
+    new = f.prepare(params)
+    assert new["layers.0.up.weight"].shape == (5, 8) and new["layers.0.down.weight"].shape == (8, 5)
+    assert new["embedding.weight"].shape == (4, 8)
+    text = str(f.rewrite(params, batch).compute)
+    assert (
+        "tensor_parallel_linear" in text
+        and "tensor_parallel_embedding" in text
+        and "tensor_parallel_layer_norm" in text
+    )
+
+
+@pytest.mark.parametrize("other", [tfn.fsdp, tfn.ddp])
+def test_on_one_mesh_with_sharding(other: Any) -> None:
+    groups, partitions = simulated_mesh(data=2, tensor=2)
+    loss, params, batches = problem(5, 2)
+    together = [other(tfn.tensor_parallel(loss, g["tensor"], PLAN), g["data"]) for g in groups]
+    reverse = tfn.tensor_parallel(other(loss, groups[0]["data"]), groups[0]["tensor"], PLAN)
+    assert together[0].rewrite(params, batches[0]) == reverse.rewrite(params, batches[0])
+    expected = tfn.grad(lambda p: torch.stack([loss(p, x) for x in batches]).mean())(params)
+    per_rank = [batches[g["data"].rank] for g in groups]
+    for (whole, value), batch in zip(gradients(together, params, per_rank, partitions), per_rank, strict=True):
+        torch.testing.assert_close(value, loss(params, batch))
+        torch.testing.assert_close(whole, expected)
+
+
+@pytest.mark.parametrize("transform", [lambda f: tfn.quantize(f, "int8"), lambda f: tfn.lora(f, 2)])
+def test_with_other_steps(transform: Any) -> None:
+    loss, params, (batch,) = problem(6)
+    functions = [transform(tfn.tensor_parallel(loss, group, PLAN)) for group in simulated(3)]
+    shards = [f.prepare(params) for f in functions]
+    results = evaluate_ranks(functions[0].rewrite(params, batch).compute, [[*s.values(), batch] for s in shards])
+    for (value,) in results:
+        torch.testing.assert_close(value, loss(params, batch), rtol=0.05, atol=0.05)
+
+
+def hybrid(f: Any, g: Any, **options: Any) -> Any:
+    return tfn.ddp(tfn.fsdp(f, g["shard"], **options), g["replicate"])
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 2, "bucket": "each", "offload": True}])
+def test_hybrid_sharding(options: Any) -> None:
+    groups, partitions = simulated_mesh(replicate=2, shard=3)
+    loss, params, batches = problem(5, 6)
+    expected = tfn.grad(lambda p: torch.stack([loss(p, x) for x in batches]).mean())(params)
+    for whole, _ in gradients([hybrid(loss, g, **options) for g in groups], params, batches, partitions):
+        torch.testing.assert_close(whole, expected)
+
+
+def test_parameters_travel_in_another_precision() -> None:
+    loss, params, batches = problem(5, 2)
+    params = {name: value.float() for name, value in params.items()}
+    functions = [tfn.fsdp(loss, group, precision=torch.bfloat16) for group in simulated(2)]
+    shards = [f.prepare(params) for f in functions]
+    compute = functions[0].rewrite(params, batches[0]).compute
+    assert "bf16" in str(compute) and all(value.dtype == torch.float32 for value in shards[0].values())
+    seen = {name: value.bfloat16().float() for name, value in params.items()}
+    results = evaluate_ranks(compute, [[*s.values(), x] for s, x in zip(shards, batches, strict=True)])
+    for (value,), batch in zip(results, batches, strict=True):
+        torch.testing.assert_close(value, loss(seen, batch))
+    expected = tfn.grad(lambda p: torch.stack([loss(p, x) for x in batches]).mean())(seen)
+    for whole, _ in gradients(functions, params, batches):
+        torch.testing.assert_close(whole, expected, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_clipping_by_the_norm_of_all_ranks(norm_type: float) -> None:
+    groups, partitions = simulated_mesh(data=2, tensor=2)
+    loss, params, batches = problem(5, 2)
+    functions = [tfn.fsdp(tfn.tensor_parallel(loss, g["tensor"], PLAN), g["data"]) for g in groups]
+    shards = [f.prepare(params) for f in functions]
+
+    def clipped(own: Any, fixed: Any, x: torch.Tensor) -> Any:
+        found = tfn.grad(lambda own: functions[0](shards[0].replaced(own, fixed), x))(own)
+        new, norm = clip_by_global_norm(shards[0].replaced(found, fixed), 0.1, norm_type)
+        return norm, {name: new[name] for name in own}
+
+    first, fixed = trained(shards[0])
+    per_rank = [batches[g["data"].rank] for g in groups]
+    inputs = [[*own.values(), *rest.values(), x] for (own, rest), x in zip(map(trained, shards), per_rank, strict=True)]
+    results = evaluate_ranks(tfn.trace(clipped, first, fixed, batches[0]), inputs, partitions)
+    copies = {name: value.clone().requires_grad_() for name, value in params.items()}
+    torch.stack([loss(copies, x) for x in batches]).mean().backward()
+    expected = nn.utils.clip_grad_norm_(copies.values(), 0.1, norm_type)
+    restore = functions[0].rewrite(params, batches[0]).restore
+    found = [s.replaced(dict(zip(sorted(first), r[1:], strict=True))) for s, r in zip(shards, results, strict=True)]
+    for result, whole in zip(
+        results, evaluate_ranks(restore, [list(f.values()) for f in found], partitions), strict=True
+    ):
+        torch.testing.assert_close(result[0], expected, check_dtype=False)
+        torch.testing.assert_close(
+            dict(zip(sorted(params), whole, strict=True)), {k: v.grad for k, v in copies.items()}
+        )
+
+
+def test_gradients_of_many_batches_are_reduced_once() -> None:
+    loss, params, batches = problem(5, 4)
+    functions = [tfn.fsdp(loss, group) for group in simulated(2)]
+    shards = [f.prepare(params) for f in functions]
+
+    def accumulated(new: Any, xs: list[torch.Tensor]) -> Any:
+        whole, pull = tfn.vjp(functions[0].whole, new)
+        found = [tfn.grad(loss)(whole, x) for x in xs]
+        return pull({name: sum(each[name] for each in found) / len(xs) for name in whole})[0]
+
+    program = tfn.trace(accumulated, shards[0], batches[:2])
+    assert str(program).count("reduce_scatter_tensor") == str(program).count("all_gather_into_tensor") > 0
+    own = (batches[:2], batches[2:])
+    results = evaluate_ranks(program, [[*s.values(), *xs] for s, xs in zip(shards, own, strict=True)])
+    expected = tfn.grad(lambda p: torch.stack([loss(p, x) for x in batches]).mean())(params)
+    restore = functions[0].rewrite(params, batches[0]).restore
+    for whole in evaluate_ranks(restore, results):
+        torch.testing.assert_close(dict(zip(sorted(params), whole, strict=True)), expected)
+
+
+def test_a_plan_that_says_nothing() -> None:
+    with pytest.raises(RewriteError) as error:
+        tfn.tensor_parallel(lambda p: p, simulated(2)[0], {"*": "diagonal"})
+    assert str(error.value) == (
+        "tensor_parallel: a weight is split by column, row, embedding, sequence; given 'diagonal'"
+    )
+
+
+# ---- modules ----
+
+
+def test_gradients_of_a_module_accumulate_in_one_reduction() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double()
+    xs = [torch.randn(3, 4, dtype=torch.float64) for _ in range(3)]
+    sharded = tfn.lora(module, 2)
+    with sharded.accumulate():
+        for x in xs:
+            sharded(x).square().sum().backward()
+        assert all(p.grad is None for p in sharded.parameters())
+    found = {name: p.grad for name, p in sharded.named_parameters() if p.requires_grad}
+    for p in sharded.parameters():
+        p.grad = None
+    torch.stack([sharded(x).square().sum() for x in xs]).sum().backward()
+    torch.testing.assert_close(found, {name: p.grad for name, p in sharded.named_parameters() if p.requires_grad})
+
+
+def test_clipping_a_module() -> None:
+    module = tfn.quantize(nn.Linear(4, 4), "int8", filter=lambda name, shape: False)
+    module(torch.randn(3, 4)).square().sum().backward()
+    expected = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
+    torch.testing.assert_close(module.clip_grad_norm_(0.1), expected)
+    torch.testing.assert_close(torch.stack([p.grad.norm() for p in module.parameters()]).norm(), torch.tensor(0.1))
+
+
+def test_a_module_on_the_meta_device_is_initialised_share_by_share() -> None:
+    make = lambda: nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    whole = make()
+    torch.manual_seed(3)
+    for child in whole:
+        child.reset_parameters()
+    with torch.device("meta"):
+        empty = make()
+    for group in simulated(2):
+        sharded = tfn.fsdp(empty, group)
+        assert all(part.is_meta for part in sharded.parts().values())
+        torch.manual_seed(3)
+        sharded.initialise("cpu")
+        expected = tfn.fsdp(whole, group)
+        assert all(torch.equal(value, expected.parts()[name]) for name, value in sharded.parts().items())
+        assert sharded.get_buffer("buffer 1/running_var").eq(1).all()
+
+
+def test_what_cannot_initialise_itself() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(2, 2, device="meta"))
+
+    with pytest.raises(RewriteError) as error:
+        tfn.fsdp(nn.Sequential(Scale()), simulated(2)[0]).initialise("cpu")
+    assert str(error.value) == (
+        "initialise: '0', a Scale, has parameters and no reset_parameters\n"
+        "Pass `init=`, a function that fills the parameters and buffers of one module in place."
+    )

@@ -1,0 +1,82 @@
+"""Norms of gradients that lie on many ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from thunder_fn.rewrites.distributed import Fsdp, Group, collectives
+from thunder_fn.rewrites.prepared import Layout, Prepared
+from thunder_fn.rewrites.tensor_parallel import TensorParallel
+
+
+def global_norm(gradients: Prepared, norm_type: float = 2.0) -> torch.Tensor:
+    """The norm of all gradients as of one vector, each counted once however many ranks have it.
+
+    Law: on every rank it is the norm of the gradients of one rank that sees all batches.
+
+    Args:
+        gradients: of prepared parameters, as `grad` gives them.
+        norm_type: 2, another positive number, or infinity.
+    """
+    return norm_over_ranks(gradients.layout, gradients, norm_type)
+
+
+def clip_by_global_norm(gradients: Prepared, max_norm: float, norm_type: float = 2.0) -> tuple[Prepared, torch.Tensor]:
+    """The gradients scaled down, where their global norm is greater, to that norm; and the norm before.
+
+    Law: as `torch.nn.utils.clip_grad_norm_` of one rank that sees all batches.
+    """
+    norm = global_norm(gradients, norm_type)
+    scale = clip_factor(norm, max_norm)
+    clipped = {name: g * scale.to(g.dtype) for name, g in gradients.items() if _counts(g)}
+    return gradients.replaced(clipped), norm
+
+
+def clip_factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """What gradients are multiplied with."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+
+def norm_over_ranks(layout: Layout, gradients: Mapping[str, Any], norm_type: float) -> torch.Tensor:
+    """The norm of the gradients of parameters that lie as a layout says."""
+    known = {name: g.detach() for name, g in gradients.items() if _counts(g)}
+    total = _power([g for name, g in known.items() if name not in _split_names(layout)], norm_type)
+    for step in layout.steps:
+        if isinstance(step, TensorParallel):  # others lie whole on all ranks of the group
+            own = _power([g for name, g in known.items() if name in _split_names(layout)], norm_type)
+            own = _over(step.group, own, norm_type)
+            total = torch.maximum(total, own) if norm_type == math.inf else total + own
+    for step in layout.steps:
+        if isinstance(step, Fsdp):
+            total = _over(step.group, total, norm_type)
+    return total if norm_type == math.inf else total ** (1 / norm_type)
+
+
+def _counts(gradient: Any) -> bool:
+    return isinstance(gradient, torch.Tensor) and gradient.dtype.is_floating_point
+
+
+def _split_names(layout: Layout) -> frozenset[str]:
+    """The parameters of which ranks of tensor parallelism have different shares."""
+    steps = [step for step in layout.steps if isinstance(step, TensorParallel)]
+    named = list(zip(layout.names, layout.types, strict=True))
+    return frozenset(name for step in steps for name, type in named if step.style(name, type) not in (None, "sequence"))
+
+
+def _power(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The sum of powers, or the greatest, in float32 at least."""
+    wide = [g.double() if g.dtype == torch.float64 else g.float() for g in gradients]
+    if norm_type == math.inf:
+        each = [g.abs().amax() for g in wide if g.numel()]
+        return torch.stack(each).amax() if each else torch.zeros(())
+    each = [g.abs().pow(norm_type).sum() for g in wide]
+    return torch.stack(each).sum() if each else torch.zeros(())
+
+
+def _over(group: Group, value: torch.Tensor, norm_type: float) -> torch.Tensor:
+    reduction = "max" if norm_type == math.inf else "sum"
+    return collectives.wait_tensor(collectives.all_reduce(value.reshape(1), reduction, group.name)).reshape(())
