@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "Numbers and parameters": (
         "Transforms that change precision, or how parameters are stored.",
-        "autocast autocast_policy quantize lora fsdp ddp",
+        "autocast autocast_policy quantize lora fsdp ddp tensor_parallel",
     ),
 }
 MODULES = {

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from thunder_fn.benchmarks.distributed import Hardware, extrapolated, step_trace
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.ranks import evaluate_ranks
 from thunder_fn.rewrites import Prepared, clip_by_global_norm, simulated, simulated_mesh
@@ -280,3 +281,18 @@ def test_what_cannot_initialise_itself() -> None:
         "initialise: '0', a Scale, has parameters and no reset_parameters\n"
         "Pass `init=`, a function that fills the parameters and buffers of one module in place."
     )
+
+
+# ---- the plan ----
+
+
+def test_the_plan_counts_what_the_trace_sends_and_computes() -> None:
+    ranks, width, layers, context = 8, 128, 2, 16
+    trace = step_trace(ranks, layers, width, context)
+    found = extrapolated(trace, ranks, Hardware(latency=0.0))
+    matrices = layers * 12 * width**2 + 32000 * width  # those of the blocks, and the head
+    attention = layers * 4 * context * width
+    assert found.flops == pytest.approx(2 * context * (3 * matrices + 3 * attention), rel=0.3)
+    held = found.parameter_bytes * ranks
+    assert 2.5 * held * (ranks - 1) / ranks < found.wire_bytes < 3.1 * held * (ranks - 1) / ranks
+    assert max(found.computing, found.communicating) <= found.seconds <= found.computing + found.communicating

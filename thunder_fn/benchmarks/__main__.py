@@ -12,7 +12,7 @@ from thunder_fn.benchmarks.harness import machine, save, show
 from thunder_fn.commands import output_folder, run_command
 
 NAMES = (
-    *("call", "checkpoint", "compile", "compiled", "control_flow", "dynamic"),
+    *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic"),
     *("quantize", "trace", "train", "transforms"),
 )
 
@@ -26,11 +26,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them by default")
     parser.add_argument("--json", type=output_folder, metavar="FOLDER", help="write each result there as JSON")
     parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
+    parser.add_argument(
+        "--plan", action="store_true", help="distributed: what a step would take on many GPUs, by a model"
+    )
     options = parser.parse_args(argv)
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
     print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    if options.plan:
+        for line in importlib.import_module("thunder_fn.benchmarks.distributed").plan():
+            print(line, flush=True)
+        return 0
     for name in options.names or NAMES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

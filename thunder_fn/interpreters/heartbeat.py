@@ -85,6 +85,8 @@ def run_collective(run: Callable[..., Any], equation: Equation, text: str, *args
 def _absent(collective: str) -> str:
     """Which ranks are not there, in words."""
     size = dist.get_world_size()
+    if size == 1:
+        return "the collective failed on the only rank"
     before = [_seen(rank) for rank in range(size)]
     time.sleep(SECONDS * PATIENCE)
     after = [_seen(rank) for rank in range(size)]

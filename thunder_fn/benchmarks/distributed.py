@@ -1,0 +1,261 @@
+"""fsdp on two gloo ranks beside PyTorch's FSDP2, and what a step would take on many GPUs (`--plan`).
+
+Both train one GPT in the same two processes, in interleaved rounds. The plan traces the train step of a larger model for N
+ranks, without memory for it, and runs the trace's equations through two queues, one that computes and one that communicates.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
+from thunder_fn.benchmarks.models import GPT
+from thunder_fn.interpreters.ranks import GATHER, SCATTER, WAIT
+from thunder_fn.rewrites import simulated
+from thunder_fn.rules import lowered
+from thunder_fn.trace import Equation, TensorType, Trace, static_shape
+
+RANKS = 2
+FSDP2 = "torch fully_shard"
+
+
+def run(quick: bool = False) -> Iterator[Result | Memory]:
+    """Bytes and step time on two ranks, ours and FSDP2 side by side."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_start(rank, quick, folder) for rank in range(RANKS)]
+        outputs = [rank.communicate(timeout=600) for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError("\n".join(error[-2000:] for _, error in outputs))
+    found = json.loads(outputs[0][0].splitlines()[-1])
+    name = f"distributed: GPT of {found['layers']} layers, width {found['width']}, AdamW, {RANKS} gloo ranks"
+    note = f"losses after {found['steps']} steps differ by {found['off']:.1e}"
+    yield single(f"{name}: step", found["seconds"], target="no slower than FSDP2", notes=(note,))
+    share, bucket = found["total"] / RANKS, found["bucket"]
+    target = f"within 5% of total / N plus the largest bucket: {1.05 * share + bucket:,.0f} bytes"
+    seconds = dict.fromkeys(found["bytes"], 0.0)
+    note = f"parameters of a rank; of {found['total']:,} bytes in all"
+    yield Memory(f"{name}: parameters", found["bytes"], seconds, target, machine(), (note,))
+
+
+def _start(rank: int, quick: bool, folder: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "thunder_fn.benchmarks.distributed", folder, str(int(quick))]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+# ---- one rank ----
+
+
+def measure(folder: Path, quick: bool) -> dict[str, Any]:
+    """What one rank measures."""
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    timeout, store = datetime.timedelta(seconds=120), f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timeout)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    layers, width, context = (2, 32, 16) if quick else (4, 256, 128)
+    make = lambda: (torch.manual_seed(0), GPT(layers, width, context=context))[1]
+    tokens = torch.randint(0, 96, (4, context), generator=torch.Generator().manual_seed(rank))
+    models = {OURS: tfn.fsdp(tfn.jit(make()), mesh), FSDP2: _fully_shard(make(), mesh)}
+    steps = {name: _step(model, tokens) for name, model in models.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    losses: dict[str, float] = {}
+    rounds = 4 if quick else 12
+    for index in range(rounds):
+        for name in list(steps)[:: 1 if index % 2 else -1]:
+            dist.barrier()
+            start = time.perf_counter()
+            losses[name] = steps[name]()
+            times[name].append(time.perf_counter() - start)
+    total = sum(p.numel() * p.element_size() for p in make().parameters())
+    block = sum(p.numel() * p.element_size() for p in make().blocks[0].parameters())
+    found = {
+        "layers": layers,
+        "width": width,
+        "steps": rounds,
+        "total": total,
+        "bucket": block,
+        "seconds": {name: statistics.median(values[2:]) for name, values in times.items()},
+        "bytes": {name: _local_bytes(model) for name, model in models.items()},
+        "off": abs(losses[OURS] - losses[FSDP2]),
+    }
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def _fully_shard(model: GPT, mesh: DeviceMesh) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _step(model: Any, tokens: torch.Tensor) -> Callable[[], float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> float:
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def _local_bytes(model: Any) -> int:
+    local = lambda p: p.to_local() if hasattr(p, "to_local") else p
+    return sum(local(p).numel() * p.element_size() for p in model.parameters())
+
+
+# ---- the plan ----
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a GPU and the links between GPUs do, at the rates that programs reach."""
+
+    flops: float = 989e12 * 0.45
+    inside: float = 370e9  # bytes a second between the GPUs of a node
+    across: float = 45e9  # and of each GPU to other nodes
+    node: int = 8
+    latency: float = 5e-6  # of a hop
+
+    def rate(self, ranks: int) -> float:
+        """Bytes a second over the slowest link of a ring."""
+        return self.inside if ranks <= self.node else self.across
+
+    def hops(self, ranks: int) -> int:
+        """Through a node, and through nodes."""
+        return ranks - 1 if ranks <= self.node else self.node + ranks // self.node - 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A train step on many GPUs: seconds and what they are spent on."""
+
+    ranks: int
+    seconds: float
+    computing: float
+    communicating: float
+    wire_bytes: float
+    flops: float
+    parameter_bytes: int
+
+
+H100 = Hardware()
+
+
+def plan(
+    sizes: tuple[int, ...] = (8, 64, 1024), hardware: Hardware = H100, layers: int = 32, width: int = 4096
+) -> Iterator[str]:
+    """The step time of a GPT on so many GPUs, one line each, extrapolated from its trace."""
+    yield f"plan: GPT of {layers} layers, width {width}, context 2048, one sequence a GPU, fsdp by blocks, in bf16, on H100s"
+    yield (
+        f"  a model, no measurement: {hardware.flops / 1e12:.0f} TFLOP/s, {hardware.inside / 1e9:.0f} GB/s in a node of "
+        f"{hardware.node}, {hardware.across / 1e9:.0f} GB/s across; a block is gathered while the one before computes"
+    )
+    columns = ("GPUs", "step ms", "computing", "wire", "hidden", "GB sent", "TFLOP", "GB held")
+    yield "  " + " ".join(f"{column:>10}" for column in columns)
+    for ranks in sizes:
+        found = extrapolated(step_trace(ranks, layers, width), ranks, hardware)
+        hidden = 1 - (found.seconds - found.computing) / found.communicating
+        milliseconds = [1e3 * part for part in (found.seconds, found.computing, found.communicating)]
+        amounts = (found.wire_bytes / 1e9, found.flops / 1e12, found.parameter_bytes / 1e9)
+        numbers = [f"{part:.1f}" for part in milliseconds] + [f"{hidden:.0%}"] + [f"{size:.2f}" for size in amounts]
+        yield "  " + " ".join(f"{number:>10}" for number in (str(ranks), *numbers))
+
+
+def step_trace(ranks: int, layers: int, width: int, context: int = 2048) -> Trace:
+    """Loss and gradients on one of so many ranks, traced on the meta device."""
+    with torch.device("meta"):
+        model = GPT(layers, width, width // 128 or 1, 32000, context).bfloat16()
+        tokens = torch.zeros(1, context, dtype=torch.long)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(params: Any, tokens: torch.Tensor) -> torch.Tensor:
+        logits = torch.func.functional_call(model, params, (tokens,))
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    f = tfn.fsdp(loss, simulated(ranks)[0])
+    return tfn.trace(tfn.grad(f), f.prepare(params), tokens)
+
+
+def extrapolated(trace: Trace, ranks: int, hardware: Hardware) -> Plan:
+    """Run a trace's equations through two queues, in order.
+
+    A gather is sent once the wait before it is over, so that one is in flight while the block before computes; reductions are
+    sent when their operand is there, and awaited at the end.
+    """
+    computed = sent = issued = busy = wire = flops = 0.0
+    gather = False
+    for equation in leaves(trace):
+        if equation.op.name in (GATHER, SCATTER):
+            gather = equation.op.name == GATHER
+            moved = _ring_bytes(equation, ranks)
+            took = moved / hardware.rate(ranks) + hardware.hops(ranks) * hardware.latency
+            sent = max(sent, issued if gather else computed) + took
+            busy, wire = busy + took, wire + moved
+        elif equation.op.name == WAIT and gather:
+            issued = computed = max(computed, sent)
+        else:
+            work = products(equation)
+            computed, flops = computed + work / hardware.flops, flops + work
+    held = sum(_bytes(var.type) for var in trace.inputs)
+    return Plan(ranks, max(computed, sent), flops / hardware.flops, busy, wire, flops, held)
+
+
+def leaves(trace: Trace) -> Iterator[Equation]:
+    """The equations of a trace and of the composites in it, in the order in which they run."""
+    for equation in trace.equations:
+        body = lowered(equation)
+        if body is None:
+            yield equation
+        else:
+            yield from leaves(body)
+
+
+def products(equation: Equation) -> float:
+    """The floating-point operations of a matrix product; nothing for other ops, which memory limits."""
+    shapes = [static_shape(var.type) for var in equation.operands if isinstance(var.type, TensorType)]
+    match equation.op.name:
+        case "aten.mm.default" | "aten.bmm.default":
+            first, second = shapes
+        case "aten.addmm.default":
+            _, first, second = shapes
+        case _:
+            return 0.0
+    return 2.0 * torch.Size(first).numel() * second[-1]
+
+
+def _ring_bytes(equation: Equation, ranks: int) -> float:
+    """What each rank sends in a ring: all shards but one."""
+    whole = equation.outputs[0].type if equation.op.name == GATHER else equation.operands[0].type
+    return _bytes(whole) * (ranks - 1) / ranks
+
+
+def _bytes(type: Any) -> int:
+    return torch.Size(static_shape(type)).numel() * type.dtype.itemsize if isinstance(type, TensorType) else 0
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]), sys.argv[2] == "1")))
