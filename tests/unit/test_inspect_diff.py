@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn import inspect
 from thunder_fn.derive import alone
 from thunder_fn.executors import FusionExecutor
+from thunder_fn.inspect.encode import encode
 from thunder_fn.inspect.flat import Flat, flatten
+from thunder_fn.inspect.memory import memory_of
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.testing.laws.comparing import same_bits
@@ -51,6 +54,19 @@ def test_every_leaf_is_matched_added_or_removed(first: Case, second: Case) -> No
     assert sorted((*matched, *found.removed)) == list(range(len(found.before.leaves)))
     assert [at is None for at in found.matches] == [status == "added" for status in found.status]
     assert found.counts["removed"] == len(found.removed)
+
+
+@settings(max_examples=15)
+@given(case=cases())
+def test_every_trace_can_be_looked_at(case: Case) -> None:
+    def f(*xs: torch.Tensor) -> tuple[Any, ...]:
+        return evaluate(case.trace, xs)
+
+    found = inspect.chain(f, *case.inputs)
+    live = memory_of(found)
+    assert min(live.live, default=0) >= 0 and str(found) and str(live) and str(inspect.cost(f, *case.inputs))
+    data = encode(found, live)
+    assert len(data["steps"]) == len(found.steps) and json.dumps(data)
 
 
 def affine(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

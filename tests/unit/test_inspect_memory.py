@@ -136,3 +136,9 @@ def test_text_of_memory(tmp_path: Path) -> None:
     assert lines[3].startswith("16.0 KiB  intermediate  aten.mm.default           test_inspect_memory.py:")
     picture = found.save(tmp_path / "memory.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sizes_that_depend_on_data_are_said_to_be_unknown() -> None:
+    found = inspect.memory(lambda x: x[x > 0].sin().sum(), torch.ones(8))
+    assert found.unknown > 0 and f"{found.unknown} sizes depend on data" in found.summary
+    assert inspect.memory(torch.sin, torch.ones(8)).unknown == 0

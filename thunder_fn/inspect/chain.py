@@ -18,7 +18,7 @@ from thunder_fn.capture.apply import close_over
 from thunder_fn.capture.watching import watched_by
 from thunder_fn.derive import Split
 from thunder_fn.executors import Decision, Program
-from thunder_fn.inspect.diff import Diff, Pairs, diff_flat, paired
+from thunder_fn.inspect.diff import Diff, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
 from thunder_fn.jit import Jitted, jit
 from thunder_fn.jit.call import read_call
@@ -306,6 +306,3 @@ def _closed(trace: Trace) -> tuple[tuple[int, int], ...]:
     moved = [place for place, constant in zip(places, trace.constants, strict=True) if not constant.owned]
     kept = [place for place, constant in zip(places, trace.constants, strict=True) if constant.owned]
     return tuple((mine, theirs) for theirs, mine in enumerate((*range(count), *moved, *kept)))
-
-
-__all__ = ["Chain", "Pairs", "Step", "chain"]

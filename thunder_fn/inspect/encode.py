@@ -156,6 +156,7 @@ class _Encoding:
             "starts": list(memory.starts),
             "length": len(memory.names),
             "peak": memory.peak,
+            "unknown": memory.unknown,
             "peakAt": memory.peak_at,
             "inputs": memory.input_bytes,
             "residuals": memory.residual_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -66,14 +67,13 @@ def measured_machine(dtype: torch.dtype = torch.float32, device: str = "cpu", se
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     big = torch.ones(1 << (23 if device == "cpu" else 27), dtype=torch.float32, device=device)
     other = torch.empty_like(big)
-    product = _fastest(lambda: torch.mm(a, b, out=None), seconds, device)
+    product = _fastest(lambda: torch.mm(a, b), seconds, device)
     copy = _fastest(lambda: other.copy_(big), seconds, device)
     name = f"this {device}, {torch.get_num_threads()} threads" if device == "cpu" else f"this {device}"
     return Machine(name, 2 * size**3 / product, 2 * big.nbytes / copy)
 
 
-def _fastest(run: object, seconds: float, device: str) -> float:
-    assert callable(run), "a function"
+def _fastest(run: Callable[[], object], seconds: float, device: str) -> float:
     run()
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:

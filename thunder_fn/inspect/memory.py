@@ -60,6 +60,7 @@ class Memory:
         buffers: all memory, in the order in which it is made.
         starts: where each program begins; programs are the forward and the backward where there are two.
         names: what runs at each position.
+        unknown: how many buffers have a size that depends on data, each unknown dim of which is counted as 1.
     """
 
     function: str
@@ -67,6 +68,7 @@ class Memory:
     names: tuple[str, ...]
     modules: tuple[str, ...]
     starts: tuple[int, ...] = (0,)
+    unknown: int = 0
 
     @cached_property
     def live(self) -> tuple[int, ...]:
@@ -136,6 +138,7 @@ class Memory:
             f"memory of {self.function}: peak {bytes_text(self.peak)} at equation {at} of {len(self.names)} "
             f"({self.names[at]}{where}); residuals {bytes_text(self.residual_bytes)}, "
             f"outputs {bytes_text(self.output_bytes)}, held by the caller {bytes_text(self.input_bytes)}"
+            + (f"; {self.unknown} sizes depend on data, a dim of those counted as 1" if self.unknown else "")
         )
 
     def rows(self, limit: int = 12) -> list[tuple[str, ...]]:
@@ -213,7 +216,9 @@ def memory_of(found: Chain) -> Memory:
         buffers = _joined(runs[0], runs[1], found)
     names = tuple(equation.op.name for run in runs for equation in run.trace.equations)
     modules = tuple(module for run in runs for module in run.modules)
-    return Memory(found.name, tuple(buffers), names, modules, tuple(run.start for run in runs))
+    return Memory(
+        found.name, tuple(buffers), names, modules, tuple(run.start for run in runs), sum(run.unknown for run in runs)
+    )
 
 
 def _modules(found: Chain, step: Step) -> tuple[str, ...]:
@@ -260,6 +265,7 @@ class _Run:
     storage: dict[int, int] = field(default_factory=dict)
     made: dict[int, Buffer] = field(default_factory=dict)
     scratch: list[Buffer] = field(default_factory=list)
+    unknown: int = 0
 
     def __post_init__(self) -> None:
         self.trace = self.program.trace
@@ -293,7 +299,9 @@ class _Run:
         storage = internals.storage_id(value)
         self.storage[var.index] = storage
         if storage not in self.made:
-            size = int(value.untyped_storage().nbytes())
+            size: Any = value.untyped_storage().nbytes()
+            if not isinstance(size, int):  # it depends on data
+                size, self.unknown = bytes_of(var.type), self.unknown + 1
             source = equation.source if equation is not None else None
             module = self.modules[at - self.start] if equation is not None else ""
             self.made[storage] = Buffer(at, at, size, kind, what, module, source, self.number, var.index)
