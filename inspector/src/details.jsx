@@ -90,7 +90,7 @@ function Claims({ model, node }) {
   const owner = name.includes("::") ? name.split("::")[0] : null;
   if (!claim) {
     const who = owner ?? (hasInside(node) ? null : "torch");
-    return <div><h3>Who runs it</h3><p>{who ? <b class="who">{who}</b> : "Nobody as it is: it is unfolded."}{who === "torch" && <span class="quiet"> No other executor was asked.</span>}</p></div>;
+    return <div><h3>Who runs it</h3><p>{who ? <b class="who">{who}</b> : "Nobody as it is: it is unfolded."}{who === "torch" && <span class="quiet"> No other executor was asked.</span>}</p><LeftOut model={model} /></div>;
   }
   const [taken, how, refusals, times] = claim;
   return (
@@ -98,9 +98,13 @@ function Claims({ model, node }) {
       <h3>Who runs it</h3>
       <p>{taken ? <b class="who">{taken}</b> : "Nobody as it is: it is unfolded."} {how}{times > 1 && <span class="quiet"> ({times} times)</span>}</p>
       {refusals.length > 0 && <ul class="refusals">{refusals.map(([who, why]) => <li><b>{who}</b> did not: {why}</li>)}</ul>}
+      <LeftOut model={model} />
     </div>
   );
 }
+
+const LeftOut = ({ model }) =>
+  model.data.leftOut.length > 0 && <ul class="refusals">{model.data.leftOut.map(([who, why]) => <li><b>{who}</b> was not asked: {why}</li>)}</ul>;
 
 function Source({ model, source }) {
   const lines = model.data.lines[source.file] ?? {};

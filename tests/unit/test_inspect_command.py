@@ -69,6 +69,11 @@ def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -
             "an_example_to_inspect.py:wrong returned a int\nReturn (f, args) or (f, args, kwargs).",
         ),
         (
+            "an_example_to_inspect.py:needs",
+            "an_example_to_inspect.py:needs cannot be called without arguments: missing a required argument: 'x'\n"
+            "It takes no argument and returns (f, args), the function and what it is called with.",
+        ),
+        (
             "no_such_module:f",
             "there is no module no_such_module: No module named 'no_such_module'\nOr give a path that ends in .py.",
         ),

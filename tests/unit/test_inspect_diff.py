@@ -143,6 +143,11 @@ def test_chain_has_jits_transforms_and_executors() -> None:
     ]
 
 
+def test_chain_names_executors_that_were_not_asked() -> None:
+    found = inspect.chain(tfn.jit(torch.sin, executors=["inductor"], numerics="bitwise"), torch.ones(2))
+    assert found.left_out == (("inductor", "its results are precision-changing, and numerics='bitwise'"),)
+
+
 def test_chain_is_told_what_closes_over_tensors() -> None:
     w = torch.ones(2, 2)
     found = inspect.chain(lambda x: (x @ w).sin(), torch.ones(2, 2))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal as Choice, TypeAlias
 
@@ -22,7 +22,7 @@ from thunder_fn.inspect.diff import Diff, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
 from thunder_fn.jit import Jitted, jit
 from thunder_fn.jit.call import read_call
-from thunder_fn.jit.explain import decisions_of
+from thunder_fn.jit.explain import decisions_of, left_out
 from thunder_fn.jit.module import as_function
 from thunder_fn.jit.program import Entry, build
 from thunder_fn.trace import Trace
@@ -68,6 +68,7 @@ class Chain:
         trace: what was captured of the whole function, after all transforms.
         split: forward and backward, where an argument requires a gradient.
         decisions: which executor takes what and why others do not, as `explain_claims` has them.
+        left_out: executors that were not asked, and why.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Chain:
     trace: Trace
     split: Split | None = None
     decisions: tuple[Decision, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def diff(self, position: int) -> Diff | None:
         """What a step changed; None for one that starts from nothing."""
@@ -176,7 +178,8 @@ def chain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Chain:
     executors = jitted.options.chosen_executors()
     halves = () if not executors else _lowered(entry)
     decisions = tuple(one for trace in halves for one in decisions_of(trace, executors))
-    return _Assembly(events, entry).chain(name, arguments, decisions)
+    whole = _Assembly(events, entry).chain(name, arguments)
+    return replace(whole, decisions=decisions, left_out=left_out(jitted.options))
 
 
 def _lowered(entry: Entry) -> tuple[Trace, ...]:
@@ -211,7 +214,7 @@ class _Assembly:
         self.made: dict[int, _Event] = {id(event.trace): event for event in events}
         self.clock = events[0].at
 
-    def chain(self, name: str, arguments: tuple[str, ...], decisions: tuple[Decision, ...]) -> Chain:
+    def chain(self, name: str, arguments: tuple[str, ...]) -> Chain:
         traces = [stage for stage in self.entry.stages if isinstance(stage, Trace)]
         transforms = {id(trace) for trace in traces[1:]}
         for event in self.events:
@@ -223,7 +226,7 @@ class _Assembly:
         self.captured(traces[0])
         self.lowered(traces[-1])
         split = self.entry.bridge.split if self.entry.bridge else None
-        return Chain(name, tuple(self.steps), arguments, traces[-1], split, decisions)
+        return Chain(name, tuple(self.steps), arguments, traces[-1], split)
 
     def add(self, name: str, kind: Kind, trace: Trace, at: float, **more: Any) -> int:
         self.steps.append(Step(name, kind, trace, max(0.0, at - self.clock), **more))

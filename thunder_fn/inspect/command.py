@@ -12,6 +12,7 @@ import importlib.util
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,11 @@ def _module(place: str) -> Any:
 
 def _call(where: str, function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     try:
-        found: Any = function()
+        signature(function).bind()
     except TypeError as error:
         fix = "It takes no argument and returns (f, args), the function and what it is called with."
-        raise InspectError(located(f"{where} could not be called: {error}", fix=fix)) from error
+        raise InspectError(located(f"{where} cannot be called without arguments: {error}", fix=fix)) from None
+    found: Any = function()
     match found:
         case (f, tuple() | list() as args) if callable(f):
             return f, tuple(args), {}

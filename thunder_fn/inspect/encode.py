@@ -182,6 +182,7 @@ def encode(found: Chain, memory: Memory, machine: Machine | None = None) -> dict
         "name": found.name,
         "arguments": list(found.arguments),
         "steps": steps,
+        "leftOut": list(map(list, found.left_out)),
         "saved": [list(pair) for pair in found.saved],
         "memory": live,
         "machine": machine and [machine.name, machine.flops_per_second, machine.bytes_per_second],

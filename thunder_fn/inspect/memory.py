@@ -13,43 +13,17 @@ tested (`tests/unit/test_inspect_memory.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from thunder_fn import ops, torch_internals as internals
-from thunder_fn.executors import Program, claim
-from thunder_fn.executors.reuse import last_uses
 from thunder_fn.inspect.chain import Chain, Step, chain
+from thunder_fn.inspect.storages import Buffer, Run
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
-from thunder_fn.interpreters.simplify import dce
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Equation, NoneType, Op, Source, TensorType, Trace, Var, python_arg
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A piece of memory: made at an equation, freed after another one (one past the last if it outlives the program).
-
-    `what` says what fills it: an op's name, or "argument x". `kind` is "input" for what the caller holds, "residual" for
-    what is kept for the backward, "output" for what is returned, "scratch" for what an equation needs while it runs,
-    "intermediate" for the rest.
-    """
-
-    born: int
-    dies: int
-    num_bytes: int
-    kind: str
-    what: str
-    module: str
-    source: Source | None
-    program: int
-    var: int
+from thunder_fn.trace import Source
 
 
 @dataclass(frozen=True)
@@ -177,9 +151,6 @@ class Memory:
         return memory_png(self)
 
 
-WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
-"""Returns its operand, whatever fake tensors say."""
-
 _HEADER = ("live", "kind", "made by", "module", "line")
 
 
@@ -204,12 +175,12 @@ def memory(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Memory:
 
 def memory_of(found: Chain) -> Memory:
     """The memory of the programs of a chain."""
-    runs: list[_Run] = []
+    runs: list[Run] = []
     start = 0
     for number, step in enumerate(found.programs):
         assert step.program is not None, "programs have one"
         names = found.arguments if number == 0 else ()
-        runs.append(_Run(step.program, number, start, names, _modules(found, step)))
+        runs.append(Run(step.program, number, start, names, _modules(found, step)))
         start += len(step.trace.equations)
     buffers = [buffer for run in runs for buffer in run.buffers]
     if len(runs) == 2:
@@ -235,7 +206,7 @@ def _common(modules: list[str]) -> str:
     return ".".join(names[0] for names in same)
 
 
-def _joined(forward: _Run, backward: _Run, found: Chain) -> list[Buffer]:
+def _joined(forward: Run, backward: Run, found: Chain) -> list[Buffer]:
     """Both programs on one axis: what the forward keeps lives until the backward ends, and is no input of that."""
     assert found.split is not None, "two programs are two halves"
     end = backward.start + len(backward.trace.equations)
@@ -251,157 +222,3 @@ def _joined(forward: _Run, backward: _Run, found: Chain) -> list[Buffer]:
     given = {backward.storage[var.index] for var in backward.trace.inputs[: len(atoms)]}
     merged += [buffer for storage, buffer in backward.made.items() if storage not in given]
     return merged + backward.scratch
-
-
-@dataclass
-class _Run:
-    """One program, run on tensors without values; which storage each of its variables lies in."""
-
-    program: Program
-    number: int
-    start: int
-    arguments: Sequence[str]
-    modules: Sequence[str]
-    storage: dict[int, int] = field(default_factory=dict)
-    made: dict[int, Buffer] = field(default_factory=dict)
-    scratch: list[Buffer] = field(default_factory=list)
-    unknown: int = 0
-
-    def __post_init__(self) -> None:
-        self.trace = self.program.trace
-        mode = internals.fake_mode()
-        self.env: list[Any] = []
-        for position, var in enumerate(self.trace.inputs):
-            name = self.arguments[position] if position < len(self.arguments) else f"input {position}"
-            self.bind(var, _fake(mode, var), self.start, "input", name)
-        for constant in self.trace.constants:
-            kind = "intermediate" if constant.owned else "input"
-            self.bind(
-                constant.var, internals.fake_like(mode, constant.tensor), self.start, kind, "a closed-over tensor"
-            )
-        for position, equation in enumerate(self.trace.equations):
-            self.step(mode, position, equation)
-        self.finish()
-
-    @property
-    def buffers(self) -> list[Buffer]:
-        return [*self.made.values(), *self.scratch]
-
-    def storages(self, atoms: Iterable[Any]) -> set[int]:
-        """The storages of some of the trace's variables."""
-        found = (self.storage.get(atom.index) for atom in atoms if isinstance(atom, Var))
-        return {storage for storage in found if storage is not None}
-
-    def bind(self, var: Var, value: Any, at: int, kind: str, what: str, equation: Equation | None = None) -> None:
-        self.env.append(value)
-        if not isinstance(value, torch.Tensor):
-            return
-        storage = internals.storage_id(value)
-        self.storage[var.index] = storage
-        if storage not in self.made:
-            size: Any = value.untyped_storage().nbytes()
-            if not isinstance(size, int):  # it depends on data
-                size, self.unknown = bytes_of(var.type), self.unknown + 1
-            source = equation.source if equation is not None else None
-            module = self.modules[at - self.start] if equation is not None else ""
-            self.made[storage] = Buffer(at, at, size, kind, what, module, source, self.number, var.index)
-
-    def step(self, mode: Any, position: int, equation: Equation) -> None:
-        at = self.start + position
-        if position in self.program.in_place:
-            values: Sequence[Any] = (self.env[equation.operands[0].index],)
-        else:
-            values = self.results(mode, equation)
-        for var, value in zip(equation.outputs, values, strict=True):
-            self.bind(var, value, at, "intermediate", equation.op.name, equation)
-        inside = _inner_peak(equation) + _scratch_of(equation)
-        if inside:
-            self.scratch.append(
-                Buffer(
-                    at,
-                    at,
-                    inside,
-                    "scratch",
-                    equation.op.name,
-                    self.modules[position],
-                    equation.source,
-                    self.number,
-                    -1,
-                )
-            )
-
-    def results(self, mode: Any, equation: Equation) -> Sequence[Any]:
-        """What an equation gives, by PyTorch's own rules for views and layouts; by its types where that takes values."""
-        if equation.op == WAIT:
-            return (self.env[equation.operands[0].index],)
-        if equation.op.kind == "leaf":
-            try:
-                return _on_fakes(mode, equation, self.env)
-            except Exception:  # noqa: BLE001  # data-dependent, or an op without a fake implementation
-                pass
-        return tuple(_fake(mode, var) for var in equation.outputs)
-
-    def finish(self) -> None:
-        """When each storage is freed: after the last use of any variable in it."""
-        last, end = last_uses(self.trace), len(self.trace.equations)
-        for index, storage in self.storage.items():
-            buffer = self.made[storage]
-            dies = self.start + last[index] if last[index] >= 0 else buffer.born
-            kind = "output" if last[index] == end and buffer.kind == "intermediate" else buffer.kind
-            self.made[storage] = replace(buffer, dies=max(buffer.dies, dies), kind=kind)
-
-
-def _fake(mode: Any, var: Var) -> Any:
-    return internals.fake_of_type(mode, var.type) if isinstance(var.type, TensorType) else None
-
-
-def _on_fakes(mode: Any, equation: Equation, env: Sequence[Any]) -> tuple[Any, ...]:
-    read: Callable[[Var], Any] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
-    with internals.only_mode(mode), torch.no_grad():
-        result = internals.call_on_fakes(ops.overload(equation.op), *args, **kwargs)
-    found = ops.flatten_result(result)
-    if len(found) != len(equation.outputs):
-        raise ValueError("results of another number")
-    return found
-
-
-def _scratch_of(equation: Equation) -> int:
-    """What PyTorch's CPU kernels are known to allocate beside their results, and give back."""
-    type = equation.outputs[0].type if equation.outputs else None
-    if equation.op.kind != "leaf" or not isinstance(type, TensorType | NoneType):
-        return 0
-    first = equation.operands[0].type if equation.operands else None
-    if not isinstance(first, TensorType) or first.device.type != "cpu":
-        return 0
-    match equation.op.name:
-        case "aten.native_batch_norm_backward.default" | "aten.convolution.default":
-            return bytes_of(type)  # the gradient is made twice; a result in oneDNN's own layout
-        case "aten.convolution_backward.default":
-            return bytes_of(first) + bytes_of(type)  # both in oneDNN's own layout
-        case _:
-            return 0
-
-
-def _inner_peak(equation: Equation) -> int:
-    """What a loop or a choice needs while it runs, beside what it returns: the most that one of its bodies needs."""
-    if equation.op.kind != "structured":
-        return 0
-    return max(map(_peak_of_body, equation.bodies), default=0)
-
-
-def _peak_of_body(body: Trace) -> int:
-    """The most bytes of a body's results that live at a time."""
-    trace = claim(dce(body), below_autograd=True).trace
-    last, live, peak = last_uses(trace), 0, 0
-    freed: defaultdict[int, int] = defaultdict(int)
-    for position, equation in enumerate(trace.equations):
-        fresh = 0 if ops.is_view(equation.op) else sum(bytes_of(var.type) for var in equation.outputs)
-        live += fresh
-        peak = max(peak, live + _inner_peak(equation))
-        for var in equation.outputs:
-            if not ops.is_view(equation.op):
-                freed[max(last[var.index], position)] += bytes_of(var.type)
-        live -= freed[position]
-    return peak

@@ -64,16 +64,20 @@ def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
     writes = (None,) * len(captured.writes)
     bridged = bridge(closed, tensors, writes, executors) if torch.is_grad_enabled() else None
     forward = closed if bridged is None else bridged.split.forward
-    out = tuple(
-        (executor.name, f"its results are {executor.numerics}, and numerics={options.numerics!r}")
-        for executor in options.executors
-        if not is_within(executor.numerics, options.numerics)
-    )
     return ClaimReport(
         closed.name,
         decisions_of(forward, executors),
         () if bridged is None else decisions_of(bridged.split.backward, executors),
-        out,
+        left_out(options),
+    )
+
+
+def left_out(options: Options) -> tuple[tuple[str, str], ...]:
+    """The executors that are not asked, and why."""
+    return tuple(
+        (executor.name, f"its results are {executor.numerics}, and numerics={options.numerics!r}")
+        for executor in options.executors
+        if not is_within(executor.numerics, options.numerics)
     )
 
 
