@@ -228,7 +228,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks and then two wrote. The last scenario of the two kills one."""
     folder = tmp_path_factory.mktemp("ranks")
     launch(folder, 4, "fsdp_losses")
-    first, second = launch(folder, 2, "ddp_losses", "load", "stay_away", "die", codes=(1, 7))
+    first, second = launch(folder, 2, "ddp_losses", "load", "compose", "stay_away", "die", codes=(1, 7))
     (folder / "died.txt").write_text(first)
     assert not second
     return folder

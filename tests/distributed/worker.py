@@ -73,6 +73,30 @@ def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     torch.save(module.state_dict(), folder / f"loaded_{size}_{rank}.pt")
 
 
+def compose(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Quantised and sharded in either order, shares of layers, clipping, and one reduction for many batches, as modules."""
+    tokens, plan = batches()[0][:, :-1], {"*.up.weight": "column", "*.down.weight": "row", "tokens.weight": "embedding"}
+    rounded = tfn.quantize(model(), "int8")(tokens)
+    sharded, reverse = (
+        tfn.fsdp(tfn.quantize(tfn.jit(model()), "int8"), mesh),
+        tfn.quantize(tfn.fsdp(tfn.jit(model()), mesh), "int8"),
+    )
+    for module in (sharded, reverse):
+        torch.testing.assert_close(module(tokens), rounded)
+        assert list(module.state_dict()) == list(model().state_dict())
+    whole, shares = model(), tfn.tensor_parallel(tfn.jit(model()), mesh, plan)
+    for module in (whole, shares):
+        module(tokens).square().mean().backward()
+    torch.testing.assert_close(shares(tokens), whole(tokens))
+    norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01)
+    torch.testing.assert_close(shares.clip_grad_norm_(0.01), norm, check_dtype=False)
+    module, own = tfn.fsdp(tfn.jit(model()), mesh), tokens.chunk(size)[rank]
+    with module.accumulate():
+        for part in own.chunk(2):
+            (module(part).square().mean() / 2).backward()
+    torch.testing.assert_close(module.clip_grad_norm_(1.0), norm, check_dtype=False)
+
+
 def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """The last rank does not take part, in a group that waits two seconds."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
@@ -97,7 +121,7 @@ def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
-    scenario.__name__: scenario for scenario in (fsdp_losses, ddp_losses, load, stay_away, die)
+    scenario.__name__: scenario for scenario in (fsdp_losses, ddp_losses, load, compose, stay_away, die)
 }
 
 

@@ -140,6 +140,7 @@ class Fsdp:
     reduction: str
     precision: torch.dtype | None = None
     offload: bool = False
+    prefetch: int | None = None
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         return sharded(self, type)

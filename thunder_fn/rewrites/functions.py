@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, located
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, group_of, groups_of
 from thunder_fn.rewrites.rewritten import rewritten
 from thunder_fn.rewrites.scheme import Scheme
@@ -81,6 +81,7 @@ def fsdp(
     reduction: str = "mean",
     precision: torch.dtype | None = None,
     offload: bool = False,
+    prefetch: int | None = None,
 ) -> Any:
     """Shard parameters over the ranks of a mesh, by rows; gather them where they are used.
 
@@ -97,6 +98,8 @@ def fsdp(
         precision: the dtype in which floating parameters and their gradients travel. Shards stay as they are (mixed
             precision); `autocast` says in which precision is computed.
         offload: keep shards in the CPU's memory.
+        prefetch: how many blocks are gathered ahead of the one that computes, with `zero=2`; left out, collectives stay where
+            their results are used. See `thunder_fn.interpreters.schedule`.
 
     Returns:
         What was given, on shards: `prepare` takes whole parameters and keeps this rank's rows; `restore` and `state_dict`
@@ -112,8 +115,13 @@ def fsdp(
     _check_choice("fsdp", "reduction", reduction, ("mean", "sum"))
     if precision is not None and not precision.is_floating_point:
         raise RewriteError(f"fsdp: precision is a floating dtype, given {precision}")
+    if prefetch is not None and (prefetch < 0 or zero == 3):
+        what = f"fsdp: prefetch is a number from 0 on, with zero=2; given {prefetch} with zero={zero}"
+        raise RewriteError(
+            located(what, fix="With zero=3 a block gathers its parameters inside of what is computed again.")
+        )
     *replicas, shards = groups_of(mesh)
-    sharded = rewritten(f, Fsdp(shards, zero, bucket, reduction, precision, offload))
+    sharded = rewritten(f, Fsdp(shards, zero, bucket, reduction, precision, offload, prefetch))
     return rewritten(sharded, Ddp(replicas[0], bucket, reduction)) if replicas else sharded
 
 

@@ -14,7 +14,8 @@ from thunder_fn.capture import pytree
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
-from thunder_fn.rewrites.distributed import check_there
+from thunder_fn.interpreters.schedule import overlapped
+from thunder_fn.rewrites.distributed import Fsdp, check_there
 from thunder_fn.rewrites.steps import ADAPTERS, Patterns
 from thunder_fn.trace import TensorType, Trace, TraceBuilder, type_of_value
 
@@ -44,7 +45,8 @@ class Layout:
         done = identity(trace, self.names)
         for step in self.steps:
             done = done.then(step)
-        return done
+        ahead = next((step.prefetch for step in self.steps if isinstance(step, Fsdp)), None)
+        return done if ahead is None else replace(done, compute=overlapped(done.compute, ahead + 1))
 
     def prepare(self, params: Any) -> Prepared:
         """Parameters of this structure and these types, as the steps store them."""
