@@ -13,8 +13,8 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.jit import cache_info, jit
 
-CALLS = int(os.environ.get("THUNDER_FN_FUZZ_CALLS", "60"))
-"""How many calls of each function; thousands are as fast as the function has few programs."""
+CALLS = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 40
+"""How many calls of each function, in each mode; what they cost is the programs, which calls share more and more."""
 
 
 def _branches(x: torch.Tensor, y: torch.Tensor, n: Any) -> Any:
