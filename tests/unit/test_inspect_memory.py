@@ -51,7 +51,22 @@ def cnn() -> tuple[nn.Module, torch.Tensor]:
     return model, torch.randn(8, 3, 32, 32)
 
 
-@pytest.mark.parametrize("make", [gpt, cnn])
+def transposed() -> tuple[nn.Module, torch.Tensor]:
+    layers = (
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(16, 4, 2, 2),
+    )
+    return nn.Sequential(*layers), torch.randn(4, 8, 32, 32)
+
+
+def encoder() -> tuple[nn.Module, torch.Tensor]:
+    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0), torch.randn(4, 32, 64)
+
+
+@pytest.mark.parametrize("make", [gpt, cnn, transposed, encoder])
 def test_peak_of_training_is_the_measured_one(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
     """Forward and backward, through autograd."""
     model, x = make()
@@ -65,7 +80,7 @@ def test_peak_of_training_is_the_measured_one(make: Callable[[], tuple[nn.Module
     assert is_near(inspect.memory(model, x).peak, measured_peak(step))
 
 
-@pytest.mark.parametrize("make", [gpt, cnn])
+@pytest.mark.parametrize("make", [gpt, cnn, transposed, encoder])
 def test_peak_of_inference_is_the_measured_one(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
     model, x = make()
     model.eval()

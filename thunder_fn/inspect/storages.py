@@ -14,7 +14,7 @@ from thunder_fn.executors import Program, claim
 from thunder_fn.executors.reuse import last_uses
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Equation, NoneType, Op, Source, TensorType, Trace, Var, python_arg
+from thunder_fn.trace import Equation, Literal, Op, Source, TensorType, Trace, Type, Var, python_arg
 
 WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
 """Returns its operand, whatever fake tensors say."""
@@ -158,20 +158,35 @@ def _on_fakes(mode: Any, equation: Equation, env: Sequence[Any]) -> tuple[Any, .
 
 
 def _scratch_of(equation: Equation) -> int:
-    """What PyTorch's CPU kernels are known to allocate beside their results, and give back."""
-    type = equation.outputs[0].type if equation.outputs else None
-    if equation.op.kind != "leaf" or not isinstance(type, TensorType | NoneType):
-        return 0
-    first = equation.operands[0].type if equation.operands else None
-    if not isinstance(first, TensorType) or first.device.type != "cpu":
+    """What PyTorch's CPU kernels are known to allocate beside their results, and give back; zero where nothing is known.
+
+    oneDNN computes convolutions in layouts of its own: operands and results are there twice for a while.
+    """
+    types = [var.type for var in equation.operands]
+    if equation.op.kind != "leaf" or not types or not isinstance(types[0], TensorType) or types[0].device.type != "cpu":
         return 0
     match equation.op.name:
-        case "aten.native_batch_norm_backward.default" | "aten.convolution.default":
-            return bytes_of(type)  # the gradient is made twice; a result in oneDNN's own layout
+        case "aten.native_batch_norm_backward.default":
+            return bytes_of(equation.outputs[0].type)  # the gradient is made twice
+        case "aten.convolution.default":
+            copies, result = _reordered(types[0]) + bytes_of(types[1]), bytes_of(equation.outputs[0].type)
+            return copies + result if _is_transposed(equation, 6) else max(copies, result)
         case "aten.convolution_backward.default":
-            return bytes_of(first) + bytes_of(type)  # both in oneDNN's own layout
+            copies = bytes_of(types[0]) + _reordered(types[1])
+            return copies + bytes_of(equation.outputs[0].type) if _is_transposed(equation, 7) else copies
         case _:
             return 0
+
+
+def _reordered(type: Type) -> int:
+    """The bytes of oneDNN's copy of an image; none for a few channels, which it reads as they are."""
+    is_blocked = isinstance(type, TensorType) and len(type.shape) > 1 and type.shape[1] not in range(1, 8)
+    return bytes_of(type) if is_blocked else 0
+
+
+def _is_transposed(equation: Equation, place: int) -> bool:
+    flag = equation.args[place]
+    return isinstance(flag, Literal) and bool(flag.value)
 
 
 def _inner_peak(equation: Equation) -> int:
