@@ -350,7 +350,10 @@ def decomposition(single: Trace) -> Trace | None:
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
         kwargs = {key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs}
-        result = function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE):
+            return None
         if result is NotImplemented:
             return None
         trace = close_recording(recorder, list(ops.flatten_result(result)), equation.op.name)

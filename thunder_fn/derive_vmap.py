@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import derive, ops, torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.constraints import equations_between, fixes_numbers
@@ -39,6 +39,8 @@ from thunder_fn.trace import (
 
 SCAN = Op("structured", "scan")
 STATE = TensorType(torch.uint8, (SIZE,))
+RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
+"""Layouts of values with so many dims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     return VmapRule(_loop(single, batched, size, same))
 
 
-CANNOT = (RuntimeError, NotImplementedError, TypeError)
+CANNOT = (*derive.CANNOT, TypeError)
 """What PyTorch raises where it has no rule; the last one comes from sympy where it has none for symbols."""
 
 
@@ -242,7 +244,8 @@ def _of_whole_batch(single: Trace, size: Dim) -> Trace:
     builder = TraceBuilder(f"vmap_{equation.op.name}")
     value = builder.input(batched_type(single.inputs[0].type, size))
     args = tuple(map_arg(lambda _: value, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in equation.kwargs)
+    given = ((key, arg) for key, arg in equation.kwargs if arg not in RANKED)  # the batch has one dim more
+    kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in given)
     types = tuple(batched_type(var.type, size) for var in equation.outputs)
     return builder.build(builder.add(equation.op, args, types, kwargs=kwargs, source=equation.source))
 

@@ -27,3 +27,15 @@ def test_a_scalar_index_of_its_own_for_each_example() -> None:
     xs, index = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0])
     found = tfn.vmap(lambda x, i: torch.index_select(x, 0, i))(xs, index)
     assert torch.equal(found, torch.tensor([[0.0], [3.0], [4.0]]))
+
+
+def test_a_layout_of_four_dims_for_each_example() -> None:
+    xs = torch.randn(2, 3, 4, 5, 6)
+    found = tfn.vmap(lambda x: x.to(memory_format=torch.channels_last) * 2)(xs)
+    assert torch.equal(found, xs * 2)
+
+
+def test_an_index_that_a_decomposition_would_have_to_read() -> None:
+    xs = torch.randn(4)
+    found = tfn.vmap(lambda x: torch.take(x, torch.tensor(0)))(xs)
+    assert torch.equal(found, xs)

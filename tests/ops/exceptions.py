@@ -63,7 +63,7 @@ EXEMPTIONS: tuple[Exemption, ...] = (
         differs=True,
     ),
     *_all(
-        "nn_functional_max_unpool2d nn_functional_max_unpool3d",
+        "nn_functional_max_unpool1d nn_functional_max_unpool2d nn_functional_max_unpool3d",
         "indices of the sample repeat, and which of the values stays is not defined",
         what=DERIVATIVES,
         differs=True,
