@@ -37,5 +37,6 @@ def test_a_layout_of_four_dims_for_each_example() -> None:
 
 def test_an_index_that_a_decomposition_would_have_to_read() -> None:
     xs = torch.randn(4)
-    found = tfn.vmap(lambda x: torch.take(x, torch.tensor(0)))(xs)
+    with pytest.warns(LoopWarning, match=r"aten\.take\.default has no batching rule"):
+        found = tfn.vmap(lambda x: torch.take(x, torch.tensor(0)))(xs)
     assert torch.equal(found, xs)
