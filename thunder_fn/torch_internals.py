@@ -950,8 +950,8 @@ def _autocast_off() -> Generator[None]:
             torch.set_autocast_enabled(device, True)
 
 
-def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with autocast off."""
+def without_autocast(run: Callable[..., Any], take: Callable[[list[Any]], Any] | None = None) -> Callable[..., Any]:
+    """The function with autocast off, and so its attribute `take`."""
 
     def run_without_autocast(*args: Any) -> Any:
         if not torch._C._is_any_autocast_enabled():
@@ -959,6 +959,8 @@ def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
         with _autocast_off():
             return run(*args)
 
+    if take is not None:
+        run_without_autocast.take = without_autocast(take)  # type: ignore[attr-defined]
     return run_without_autocast
 
 

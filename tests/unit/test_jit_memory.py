@@ -8,8 +8,11 @@ import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from thunder_fn import trace
 from thunder_fn.errors import AliasedMutation, DonatedTensorError, TracedFunctionError
+from thunder_fn.executors import lower
 from thunder_fn.jit import cache_info, jit
 
 
@@ -229,3 +232,67 @@ def test_inside_another_jitted_function() -> None:
     inner(a, a)
     assert torch.equal(outer(a), body(a, a) * body(a, torch.ones(2)))
     assert cache_info(inner) == (0, 1, 1, 256)
+
+
+# ---- residuals ----
+
+
+class Counting(TorchDispatchMode):
+    """How many of some tensors are alive when each op runs."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.references, self.counts = list(tensors), []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts.append(sum(reference() is not None for reference in self.references))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 100])
+def test_taken_values_are_freed_when_they_were_read_last(count):
+    def f(*xs):
+        y = torch.ones(())
+        for x in xs:
+            y = y + x.sin()
+        return y
+
+    program = lower(trace(f, *(torch.ones(2) for _ in range(count))), below_autograd=True, taken=True)
+    box = [torch.ones(2) for _ in range(count)]
+    mode = Counting(map(weakref.ref, box))
+    with mode:
+        (y,) = program.take(box)
+    assert box == [] and torch.allclose(y, 1 + count * torch.ones(2).sin())
+    assert mode.counts == sorted(mode.counts, reverse=True) and mode.counts[-1] == 0
+    assert program(*(torch.ones(2) for _ in range(count)))[0].equal(y)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_the_backward_frees_residuals_as_it_goes(retain):
+    def f(x):
+        for _ in range(40):
+            x = x.sin() * 2
+        return x.sum()
+
+    saved = []
+
+    def unpack(tensor):
+        new = tensor.clone()
+        saved.append(weakref.ref(new))
+        return new
+
+    x = torch.randn(3, requires_grad=True)
+    g = jit(f)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        y = g(x)
+    mode = Counting(saved)
+    mode.references = saved
+    with mode:
+        y.backward(retain_graph=retain)
+    assert max(mode.counts) > 35 and mode.counts[-1] < 3
+    assert torch.allclose(x.grad, torch.func.grad(f)(x.detach()))
+    if retain:
+        y.backward()
+    else:
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            y.backward()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.executors.base import Executor, HasExecutors, size_of
 from thunder_fn.rules import lowered
 from thunder_fn.structured.call import CALL, call_options
@@ -60,3 +60,11 @@ def _occurrences(trace: Trace, known: dict[Trace, Counter[Trace]]) -> Counter[Tr
                 found.update(_occurrences(body, known))
         known[trace] = found
     return known[trace]
+
+
+def autocasts(equation: Equation) -> bool:
+    """PyTorch's autocast, where it is on, would change what the equation computes."""
+    if equation.op.kind != "leaf":
+        return bool(equation.bodies)
+    name = equation.op.name.split(".")[1]
+    return any(name in internals.autocast_ops(device) for device in ("cpu", "cuda"))

@@ -27,6 +27,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn.derive import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
+from thunder_fn.executors.names import tuple_text
 from thunder_fn.executors.reuse import find_aliases
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.pretty import as_comment
@@ -119,7 +120,7 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
     inside += _assign(map(str, carry), map(block.output, outputs))
     lines += _indented(inside or ["pass"])
     stack, order = writer.bind(torch.stack, "stack", torch.stack), "[::-1]" if loop.reverse else ""
-    lines.append(f"return {_tuple([*map(str, carry), *(f'{stack}(y{i}{order})' for i in range(len(ys)))])}")
+    lines.append(f"return {tuple_text([*map(str, carry), *(f'{stack}(y{i}{order})' for i in range(len(ys)))])}")
     return Function((*map(str, (*own, *carry)), *(f"x{var.index}" for var in xs)), tuple(lines))
 
 
@@ -137,7 +138,7 @@ def _scan_header(loop: Loop, xs: Sequence[Var]) -> str:
 def _hoisted(writer: FunctionWriter, once: Claimed, operands: Sequence[Var], targets: Sequence[Var]) -> Iterator[str]:
     if targets:
         given = ", ".join((*writer.numbers, *map(str, operands)))
-        yield f"{_tuple(map(str, targets))} = {writer.call(once, 'invariant')}({given})"
+        yield f"{tuple_text(map(str, targets))} = {writer.call(once, 'invariant')}({given})"
 
 
 def _clone(writer: FunctionWriter) -> str:
@@ -212,7 +213,7 @@ def _while(writer: FunctionWriter, equation: Equation) -> Function:
     lines.append("while True:" if loop.max_steps is None else f"for _ in range({loop.max_steps}):")
     inside = [*condition.statements(), f"if not {condition.output(test.trace.outputs[0])}:", f"{INDENT}break"]
     inside += [*block.statements(), *_assign(map(str, carry), map(block.output, body.outputs))]
-    lines += [*_indented(inside), f"return {_tuple(map(str, carry))}"]
+    lines += [*_indented(inside), f"return {tuple_text(map(str, carry))}"]
     if any(inner.op == CARRY_AT for inner in body.equations):
         lines = [f"with {writer.bind(histories, 'histories', histories)}():", *_indented(lines)]
     return Function(tuple(map(str, (*own, *carry))), tuple(lines))
@@ -244,7 +245,7 @@ def _switch(writer: FunctionWriter, equation: Equation) -> Function:
 
 def _branch(writer: FunctionWriter, body: Trace) -> Iterator[str]:
     block = writer.block(writer.flat(body))
-    yield from _indented([*block.statements(), f"return {_tuple(map(block.output, block.trace.outputs))}"])
+    yield from _indented([*block.statements(), f"return {tuple_text(map(block.output, block.trace.outputs))}"])
 
 
 # ---- text ----
@@ -260,8 +261,3 @@ def _assign(targets: Any, values: Any) -> list[str]:
 
 def _indented(lines: Sequence[str]) -> Iterator[str]:
     return (INDENT + line for line in lines)
-
-
-def _tuple(parts: Any) -> str:
-    texts = list(parts)
-    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from thunder_fn.executors.running import EQUATIONS
+from thunder_fn.executors.taking import TEXT
 from thunder_fn.pretty import identifier
 from thunder_fn.trace import Equation
 
@@ -39,8 +40,10 @@ class Names:
             self.names[key], self.context[name] = name, value
         return self.names[key]
 
-    def function(self, name: str, parameters: Sequence[str], lines: Iterable[str]) -> tuple[str, Callable[..., Any]]:
-        """The text of a function, after those that were written for it, and the function."""
+    def function(
+        self, name: str, parameters: Sequence[str], lines: Iterable[str], *, taken: bool = False
+    ) -> tuple[str, Callable[..., Any]]:
+        """The text of a function, after those that were written for it, and the function, made to be taken from if so."""
         body = [f"    {line}" for line in lines]
         homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
         header = f"def {name}({', '.join(parameters)}):"
@@ -48,5 +51,13 @@ class Names:
         lines_called = ((number, self.called.get(line.strip())) for number, line in enumerate(numbered, 1))
         self.context[EQUATIONS] = {number: equation for number, equation in lines_called if equation is not None}
         text = "\n".join(numbered)
+        if taken:
+            self.context[TEXT] = text
         exec(compile(text, f"<thunder_fn {name}>", "exec"), self.context)
         return "\n".join([*self.functions, text]), self.context.pop(name)
+
+
+def tuple_text(parts: Iterable[str]) -> str:
+    """The text of a tuple."""
+    texts = list(parts)
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

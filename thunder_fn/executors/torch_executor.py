@@ -23,6 +23,7 @@ import keyword
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,15 +31,16 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import InvalidTrace, RegionWarning, located
-from thunder_fn.executors.asking import TORCH
+from thunder_fn.executors.asking import TORCH, autocasts
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.evaluated import numbers_read, run_compiled
 from thunder_fn.executors.loops import Function, function_of
-from thunder_fn.executors.names import Names
+from thunder_fn.executors.names import Names, tuple_text
 from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
+from thunder_fn.executors.taking import take
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
 from thunder_fn.rules import rules_of
@@ -68,6 +70,10 @@ class Program:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return self.run(*inputs)
 
+    def take(self, box: list[Any]) -> tuple[Any, ...]:
+        """Run on the values in a list, which is emptied, so that they are freed as soon as that may be."""
+        return take(self.run, box)
+
     def __str__(self) -> str:
         return self.text
 
@@ -80,6 +86,7 @@ def lower(
     below_autograd: bool = False,
     executors: Sequence[Executor] = (),
     whole: bool = True,
+    taken: bool = False,
 ) -> Program:
     """Lower a trace to PyTorch calls, and calls of what other executors take.
 
@@ -94,15 +101,16 @@ def lower(
         below_autograd: the results need no gradient, so autograd may be skipped.
         executors: in order of priority; the torch executor comes after them.
         whole: executors that run whole programs get this one.
+        taken: callers hand the inputs over with `take`, and the program lets go of each when it has read it last.
     """
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
     claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
-    program = _Emitter(claimed, frozen, donated, writes, below_autograd).program()
+    program = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken).program()
     made("program", claimed.trace, trace)
     for executor in reversed(frozen) if whole else ():
         program = executor.finish(program)
-    if any(map(_autocasts, claimed.trace.equations)):
-        return replace(program, run=internals.without_autocast(program.run))
+    if any(map(autocasts, claimed.trace.equations)):
+        return replace(program, run=internals.without_autocast(program.run, partial(take, program.run)))
     return program
 
 
@@ -120,8 +128,9 @@ class _Emitter:
         writes: Sequence[int | None],
         below_autograd: bool,
         names: Names | None = None,
+        taken: bool = False,
     ) -> None:
-        self.claimed, self.executors = flat, executors
+        self.claimed, self.executors, self.taken = flat, executors, taken
         self.trace, self.notes = flat.trace, flat.notes
         self.shown: set[Trace] = set()
         self.donated, self.last = tuple(donated), last_uses(flat.trace)
@@ -139,7 +148,8 @@ class _Emitter:
             self.names.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
 
     def program(self) -> Program:
-        text, run = self.names.function(self.name, list(map(str, self.trace.inputs)), list(self.lines()))
+        inputs = list(map(str, self.trace.inputs))
+        text, run = self.names.function(self.name, inputs, list(self.lines()), taken=self.taken)
         return Program(text, run, self.claimed, self.in_place)
 
     def lines(self) -> Iterator[str]:
@@ -163,7 +173,7 @@ class _Emitter:
             yield f"{var} = {self.bind('detach', 'detach', torch.Tensor.detach)}({var})  # donated"
         yield from self.statements()
         yield from (f"# {note}" for note in self.notes.get(len(self.trace.equations), ()))
-        yield f"return {_tuple_text([self.output(atom) for atom in self.trace.outputs])}"
+        yield f"return {tuple_text([self.output(atom) for atom in self.trace.outputs])}"
 
     @property
     def overwritten(self) -> tuple[Var, ...]:
@@ -233,7 +243,7 @@ class _Emitter:
         own = Spelling(name, claim.executor.name, run)
         parts = [self.arg(arg, own) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
-        targets = _tuple_text([str(var) for var in equation.outputs])
+        targets = tuple_text([str(var) for var in equation.outputs])
         return f"{targets} = {name}({', '.join(parts)})", f" by {claim.executor.name}"
 
     def structured(self, equation: Equation) -> str:
@@ -248,11 +258,11 @@ class _Emitter:
             run = run_compiled(rule, bodies, numbers, self.executors, self.below_autograd)
             name = self.bind((equation.op, bodies), equation.op.name, run)
             own = Spelling(name, "torch.ops", rule)
-            parts = [_tuple_text(list(map(str, numbers)))] if numbers else []
+            parts = [tuple_text(list(map(str, numbers)))] if numbers else []
             parts += [self.arg(arg, own) for arg in equation.args]
             parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
         call = f"{name}({', '.join(parts)})"
-        return f"{_tuple_text([str(var) for var in equation.outputs])} = {call}" if equation.outputs else call
+        return f"{tuple_text([str(var) for var in equation.outputs])} = {call}" if equation.outputs else call
 
     def written(
         self, write: Callable[[FunctionWriter, Equation], Function], equation: Equation, numbers: tuple[str, ...]
@@ -280,13 +290,14 @@ class _Emitter:
         if lists == (False,):
             return f"{names[0]} = {call}"
         if lists == (True,) or not any(lists):
-            return f"{_tuple_text(names)} = {call}" if len(names) == 1 else f"{', '.join(names)} = {call}"
-        return f"{_tuple_text(names)} = {self.bind('flat', 'flat', ops.flatten_result)}({call})"
+            return f"{tuple_text(names)} = {call}" if len(names) == 1 else f"{', '.join(names)} = {call}"
+        return f"{tuple_text(names)} = {self.bind('flat', 'flat', ops.flatten_result)}({call})"
 
     def dead_after(self, position: int, equation: Equation) -> list[str]:
-        """The intermediate variables that nothing after this equation reads."""
-        first = len(self.trace.inputs) + len(self.trace.constants)
-        read = {var.index for var in equation.operands if self.last[var.index] == position and var.index >= first}
+        """The variables that are the program's to keep and that nothing after this equation reads."""
+        last = {var.index for var in equation.operands if self.last[var.index] == position}
+        first, given = len(self.trace.inputs) + len(self.trace.constants), len(self.trace.inputs)
+        read = {index for index in last if index >= first or (self.taken and index < given)}
         unused = {var.index for var in equation.outputs if self.last[var.index] < 0}
         return [f"v{index}" for index in sorted(read | unused)]
 
@@ -314,7 +325,7 @@ class _Emitter:
                 return literal_text(arg.value, self.name_object)
             case tuple():
                 parts = [self.arg(item, spelling) for item in arg]
-                return f"[{', '.join(parts)}]" if spelling and spelling.is_overload else _tuple_text(parts)
+                return f"[{', '.join(parts)}]" if spelling and spelling.is_overload else tuple_text(parts)
 
     def name_object(self, value: Any) -> str:
         return self.bind(Literal(value), object_name(value), value)
@@ -371,14 +382,6 @@ def _is_long(trace: Trace) -> bool:
     return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)
 
 
-def _autocasts(equation: Equation) -> bool:
-    """PyTorch's autocast, where it is on, would change what the equation computes."""
-    if equation.op.kind != "leaf":
-        return bool(equation.bodies)
-    name = equation.op.name.split(".")[1]
-    return any(name in internals.autocast_ops(device) for device in ("cpu", "cuda"))
-
-
 def compiled_region(claim: Claim) -> RunFunction:
     """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
     region, executor = claim.region, claim.executor
@@ -394,7 +397,3 @@ def compiled_region(claim: Claim) -> RunFunction:
         )
         warnings.warn(text, RegionWarning, stacklevel=2)
         return lower(region).run
-
-
-def _tuple_text(parts: list[str]) -> str:
-    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"

@@ -132,7 +132,7 @@ class Bridge:
     @cached_property
     def backward(self) -> Program:
         """From residuals, cotangents and numbers to gradients."""
-        return lower(self.closed_backward[0], below_autograd=True, executors=self.executors)
+        return lower(self.closed_backward[0], below_autograd=True, executors=self.executors, taken=True)
 
     @cached_property
     def gradient(self) -> Trace:
@@ -169,7 +169,10 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:  # type: ignore[override]
         owner: Bridge = ctx.owner
         count = len(owner.trace.inputs)
-        inputs, kept = ctx.saved_tensors[:count], iter(ctx.saved_tensors[count:])
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # where the graph is not retained, only this call holds them from here on
+        inputs, kept = saved[:count], saved[count:]
+        saved.clear()
         numbers = iter(ctx.inputs)
         inputs = [
             next(numbers) if isinstance(var.type, NumberType) else value
@@ -180,9 +183,12 @@ class _Function(torch.autograd.Function):
             _check_unchanged(owner, ctx.probes)
             gradients: Sequence[Any] = _differentiable(owner, (*inputs, *given))
         else:
-            split = owner.split
-            residuals = [inputs[where.index] if where.kind == "input" else next(kept) for where in split.residuals]
-            results = owner.backward(*residuals, *given, *ctx.numbers)
+            split, others = owner.split, iter(kept)
+            box = [inputs[where.index] if where.kind == "input" else next(others) for where in split.residuals]
+            box += [*given, *ctx.numbers]
+            for values in (inputs, kept, given):
+                values.clear()
+            results = owner.backward.take(box)
             gradients = [None if place is None else results[place] for place in split.gradients]
         reached = owner.reached(tuple(cotangents[i] is not None for i, flag in enumerate(owner.active) if flag))
         supply = iter(zip(gradients, reached, strict=True))

@@ -28,6 +28,7 @@ from thunder_fn.executors.compiled.loop_plan import is_loop, loop_on_fakes
 from thunder_fn.executors.compiled.parts import Part, join, parts_of
 from thunder_fn.executors.compiled.worker import WORKER
 from thunder_fn.executors.reuse import find_aliases
+from thunder_fn.executors.taking import take
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.trace import Trace, Var
@@ -124,6 +125,14 @@ class Staged:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.matches(*inputs):
             return self.fast(*inputs)
+        return self._call_slowly(inputs)
+
+    def take(self, box: list[Any]) -> tuple[Any, ...]:
+        """The same for values that only the box holds."""
+        if self.matches(*box):
+            return take(self.fast, box)
+        inputs = tuple(box)
+        box.clear()
         return self._call_slowly(inputs)
 
     def _call_slowly(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
