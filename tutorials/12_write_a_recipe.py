@@ -39,8 +39,12 @@ class Mine(nn.Module):
 torch.manual_seed(0)
 model, x = Mine(), torch.randn(2, 4)
 
+# %% [markdown]
+# Left to itself, `compile` would run such a model in parts, through Dynamo, and warn. Asked for one trace it says why there is none.
+
+# %%
 try:
-    tfn.compile(model)(x)
+    tfn.compile(model, frontend="direct")(x)
 except tfn.errors.DataDependentBranch as error:
     print(error)
 else:
