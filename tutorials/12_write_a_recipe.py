@@ -40,7 +40,7 @@ torch.manual_seed(0)
 model, x = Mine(), torch.randn(2, 4)
 
 # %% [markdown]
-# Left to itself, `compile` would run such a model in parts, through Dynamo, and warn. Asked for one trace it says why there is none.
+# Left to itself, `compile` would run such a model in parts, through Dynamo, and warn. Asked for one trace, it says why not.
 
 # %%
 try:
