@@ -35,7 +35,8 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     root = recorder.root
     _drop_unread_states(recorder)
     _drop_unread_vectors(root, {atom.index for atom in outputs if isinstance(atom, Var)})
-    live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)}, set(symbols_in(outputs)))
+    symbols = set(symbols_in(outputs)) if recorder.symbolic else None
+    live = _live(root, {atom.index for atom in outputs if isinstance(atom, Var)}, symbols)
     context = _Context(recorder, live, _traffic(root, live, outputs), {})
     equations = _equations(root, context)
     if len(equations) == 1 and equations[0].op == ops.composite(name):
@@ -107,16 +108,20 @@ def _uses(leaf: Leaf) -> list[Var]:
     return vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
 
 
-def _live(root: Scope, wanted: set[int], symbols: set[Any]) -> set[int]:
-    """Indices of the variables that are needed. Random ops count as needed: eager would have drawn their numbers."""
+def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
+    """Indices of the variables that are needed. Random ops count as needed: eager would have drawn their numbers.
+
+    `symbols` are those that are needed, None where the recording has none.
+    """
     for leaf, _ in reversed(list(_leaves(root))):
-        needed = any(var.index in wanted for var in leaf.outputs) or not symbols.isdisjoint(made_by(leaf))
+        needed = any(var.index in wanted for var in leaf.outputs)
+        needed = needed or (symbols is not None and not symbols.isdisjoint(made_by(leaf)))
         if needed or not leaf.outputs or ops.changes_the_world(leaf):
             wanted.update(var.index for var in leaf.outputs)
             wanted.update(var.index for var in _uses(leaf))
-            symbols.update(symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs)))
-            for body in leaf.bodies:
-                symbols.update(symbols_of(body))
+            if symbols is not None:
+                symbols.update(symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs)))
+                symbols.update(*map(symbols_of, leaf.bodies))
     return wanted
 
 
@@ -185,7 +190,7 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
     equations = _equations(scope, context)
     if not equations:
         return []
-    if any(map(made_by, equations)):
+    if context.recorder.symbolic and any(map(made_by, equations)):
         return equations  # the symbols that they make are known to all that follows
     imports, exports = context.traffic.imports.get(scope, {}), context.traffic.exports.get(scope, {})
     if len(equations) == 1 and _says_nothing(scope, equations[0]):
