@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn import inspect
+from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.derive import alone
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.encode import encode
@@ -153,6 +154,18 @@ def test_chain_is_told_what_closes_over_tensors() -> None:
     found = inspect.chain(lambda x: (x @ w).sin(), torch.ones(2, 2))
     lowered = found.diff(1)
     assert lowered is not None and lowered.is_empty
+
+
+def test_lowering_of_many_equal_layers_changes_little() -> None:
+    """Layers share bodies and lines; what a tidied transpose changes is what reads it, and nothing downstream."""
+    model, tokens = GPT(4, 16, context=8), torch.randint(0, 96, (2, 8))
+    found = inspect.chain(tfn.grad(gpt_loss(model)), params_of(model), tokens, tokens)
+    lowered = found.diff(len(found.steps) - 1)
+    assert lowered is not None and lowered.counts["added"] == 0
+    assert lowered.counts["changed"] <= lowered.counts["removed"] < 0.2 * lowered.counts["same"]
+    assert {f"blocks.{layer}.{part}" for layer in range(4) for part in ("qkv", "out", "up", "down")} <= set(
+        found.modules(-1)
+    )
 
 
 def test_modules_of_equal_layers_are_their_own() -> None:

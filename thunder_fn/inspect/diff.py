@@ -229,11 +229,11 @@ def _types(leaf: Leaf) -> tuple[Type, ...]:
 
 
 def _look(leaf: Leaf) -> Hashable:
-    return _shape(leaf), leaf.source, leaf.module
+    return _shape(leaf), leaf.source
 
 
 def _place(leaf: Leaf) -> Hashable:
-    return _name(leaf), leaf.source, leaf.module
+    return _name(leaf), leaf.source
 
 
 def _name(leaf: Leaf) -> str:
