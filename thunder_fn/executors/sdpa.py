@@ -12,7 +12,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_k
 
 from __future__ import annotations
 
-from typing import Any, Literal as Choice
+from typing import Any, Literal as Choice, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -64,31 +64,27 @@ def _run(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: Any, 
         return scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
 
 
-def _check(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> bool:
-    return dropout_p == 0.0 and not enable_gqa and not (is_causal and attn_mask is not None)
+class _Call(NamedTuple):
+    """The arguments of `scaled_dot_product_attention`."""
+
+    query: Any
+    key: Any
+    value: Any
+    attn_mask: Any = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
 
 
-def _transform(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    kernel = choose_kernel(query, key, value, attn_mask)
-    return attention(query, key, value, attn_mask, is_causal, scale, kernel=kernel)
+def _check(*args: Any, **kwargs: Any) -> bool:
+    call = _Call(*args, **kwargs)
+    return call.dropout_p == 0.0 and not call.enable_gqa and not (call.is_causal and call.attn_mask is not None)
+
+
+def _transform(*args: Any, **kwargs: Any) -> torch.Tensor:
+    query, key, value, mask, _, causal, scale, _ = _Call(*args, **kwargs)
+    return attention(query, key, value, mask, causal, scale, kernel=choose_kernel(query, key, value, mask))
 
 
 EXECUTOR = OperatorExecutor("sdpa", version=torch.__version__, numerics="reassociating")
