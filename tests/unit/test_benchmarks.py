@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import thunder_fn as tfn
+from thunder_fn.benchmarks import pretrained
 from thunder_fn.benchmarks.__main__ import main
 from thunder_fn.benchmarks.harness import OURS, Case, once, run_case, save, show
 from thunder_fn.benchmarks.models import GPT
@@ -52,3 +54,13 @@ def test_the_peers_of_a_train_step_do_the_same() -> None:
     ours, eager = jitted_step(model, tokens, targets), eager_step(model, tokens, targets)
     for _ in range(3):
         assert torch.allclose(ours(), eager(), rtol=1e-6)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ("BERT-base, sequence classification", "Llama of 4 layers, decoding"))
+def test_the_peers_of_a_model_do_the_same(name: str) -> None:
+    pytest.importorskip("transformers")
+    chosen, results = pretrained.MODELS[name], list[torch.Tensor]()
+    for prepare in (lambda model: tfn.compile(model, "auto", executors="torch"), pretrained.PEERS["eager"]):
+        model = chosen.build(quick=True).train(not chosen.tokens)
+        results.append(pretrained.step_of(prepare(model), chosen.inputs(model.config, True), min(chosen.tokens, 4))())
+    assert torch.allclose(*results, rtol=1e-6)

@@ -13,8 +13,10 @@ from thunder_fn.commands import output_folder, run_command
 
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic"),
-    *("quantize", "trace", "train", "transforms"),
+    *("models", "quantize", "trace", "train", "transforms"),
 )
+MODULES = {"models": "pretrained"}
+"""Benchmarks that are in a module of another name."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     for name in options.names or NAMES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for result in importlib.import_module(f"thunder_fn.benchmarks.{name}").run(options.quick):
+            module = importlib.import_module(f"thunder_fn.benchmarks.{MODULES.get(name, name)}")
+            for result in module.run(options.quick):
                 print("\n" + show(result), flush=True)
                 if options.json:
                     save(result, options.json)

@@ -6,6 +6,7 @@ transformers is imported when a recipe is used, never by `import thunder_fn`.
 from __future__ import annotations
 
 import importlib
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -92,82 +93,28 @@ class Decoder(HuggingFace):
         return (*super().setup_transforms(), STATIC)
 
 
+def _family(cls: str, about: str, *prefixes: str, of: type[HuggingFace] = Decoder) -> type[HuggingFace]:
+    """A recipe that has nothing to add to `of` but the models it is for, whose base classes begin with the prefixes."""
+    models = tuple(f"transformers.{prefix}PreTrainedModel" for prefix in prefixes or (cls,))
+    body = {"__doc__": about, "__module__": __name__, "name": f"hf-{cls.lower()}", "models": models}
+    return register(types.new_class(cls, (of,), exec_body=lambda namespace: namespace.update(body)))
+
+
+Bert = _family("Bert", "BERT and its heads.", of=HuggingFace)
+ViT = _family("ViT", "Vision transformers.", of=HuggingFace)
+GPT2 = _family("GPT2", "GPT-2.")
+Llama = _family("Llama", "Llama 2 and 3.")
+Qwen = _family("Qwen", "Qwen 2 and 3.", "Qwen2", "Qwen3")
+Mistral = _family("Mistral", "Mistral.")
+Gemma = _family("Gemma", "Gemma 1, 2 and 3.", "Gemma", "Gemma2", "Gemma3")
+Mixtral = _family("Mixtral", "Mixtures of experts.", "Mixtral", "Qwen2Moe")
+T5 = _family("T5", "T5, encoder and decoder.")
+
+
 def _scan_in_order(*args: Any, **kwargs: Any) -> Any:
     """The selective scan one step after the other."""
     scan = _in_transformers("models.mamba.modeling_mamba.mamba_selective_scan")
     return scan(*args, **{**kwargs, "use_associative_scan": False})
-
-
-@register
-class Bert(HuggingFace):
-    """BERT and its heads."""
-
-    name = "hf-bert"
-    models = ("transformers.BertPreTrainedModel",)
-
-
-@register
-class ViT(HuggingFace):
-    """Vision transformers."""
-
-    name = "hf-vit"
-    models = ("transformers.ViTPreTrainedModel",)
-
-
-@register
-class GPT2(Decoder):
-    """GPT-2."""
-
-    name = "hf-gpt2"
-    models = ("transformers.GPT2PreTrainedModel",)
-
-
-@register
-class Llama(Decoder):
-    """Llama 2 and 3."""
-
-    name = "hf-llama"
-    models = ("transformers.LlamaPreTrainedModel",)
-
-
-@register
-class Qwen(Decoder):
-    """Qwen 2 and 3."""
-
-    name = "hf-qwen"
-    models = ("transformers.Qwen2PreTrainedModel", "transformers.Qwen3PreTrainedModel")
-
-
-@register
-class Mistral(Decoder):
-    """Mistral."""
-
-    name = "hf-mistral"
-    models = ("transformers.MistralPreTrainedModel",)
-
-
-@register
-class Gemma(Decoder):
-    """Gemma 1, 2 and 3."""
-
-    name = "hf-gemma"
-    models = tuple(f"transformers.Gemma{version}PreTrainedModel" for version in ("", "2", "3"))
-
-
-@register
-class Mixtral(Decoder):
-    """Mixtures of experts."""
-
-    name = "hf-mixtral"
-    models = ("transformers.MixtralPreTrainedModel", "transformers.Qwen2MoePreTrainedModel")
-
-
-@register
-class T5(Decoder):
-    """T5, encoder and decoder."""
-
-    name = "hf-t5"
-    models = ("transformers.T5PreTrainedModel",)
 
 
 @register

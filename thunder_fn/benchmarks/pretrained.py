@@ -1,0 +1,227 @@
+"""`benchmarks models`: models of transformers at their published sizes, with random weights, by one call of `compile`.
+
+Each peer works in a process of its own with empty caches: seconds from the model to the end of the first step, seconds of a
+step once everything is compiled, and the peak of a step's memory above what the process held before. A training step is
+forward and backward; decoding is greedy, on a static cache, by `generate`. Capture is timed on the meta device.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.benchmarks.checkpoint import peak_of
+from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A class of transformers and the options of its configuration; `small` are those that make it small.
+
+    `batch` and `length` are the sizes of the input; where `tokens` is not 0, so many are decoded after it.
+    """
+
+    cls: str
+    config: str
+    options: dict[str, Any]
+    small: dict[str, Any]
+    batch: int
+    length: int
+    tokens: int = 0
+
+    def build(self, quick: bool) -> Any:
+        """The model with random weights, without dropout, so that peers compute the same."""
+        import transformers  # pyright: ignore[reportMissingImports]
+
+        made = getattr(transformers, self.config)(**{**self.options, **(self.small if quick else {})})
+        for name in vars(made):
+            if "dropout" in name or name.endswith("pdrop"):
+                setattr(made, name, 0.0)
+        torch.manual_seed(0)
+        return getattr(transformers, self.cls)(made)
+
+    def inputs(self, config: Any, quick: bool) -> dict[str, torch.Tensor]:
+        """A batch with labels, or a prompt."""
+        if self.config == "ViTConfig":
+            shape = self.batch, config.num_channels, config.image_size, config.image_size
+            return {"pixel_values": torch.randn(shape), "labels": torch.arange(self.batch) % 2}
+        ids = torch.randint(config.vocab_size, (self.batch, min(self.length, 8) if quick else self.length))
+        if self.tokens:
+            return {"input_ids": ids}
+        return {"input_ids": ids, "labels": torch.arange(self.batch) % 2 if "Classification" in self.cls else ids}
+
+
+_SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 96,
+}
+_LLAMA = {
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1376,
+}
+_GROUPED = {**_SMALL, "num_key_value_heads": 2}
+_MIXTRAL = {**_LLAMA, "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512, "num_local_experts": 4}
+MODELS = {
+    "BERT-base, sequence classification": Model("BertForSequenceClassification", "BertConfig", {}, _SMALL, 4, 64),
+    "GPT-2 small": Model("GPT2LMHeadModel", "GPT2Config", {}, {"n_embd": 32, "n_layer": 2, "n_head": 4}, 2, 64),
+    "Llama of 4 layers": Model("LlamaForCausalLM", "LlamaConfig", _LLAMA, _GROUPED, 2, 64),
+    "Llama of 4 layers, decoding": Model("LlamaForCausalLM", "LlamaConfig", _LLAMA, _GROUPED, 1, 16, tokens=32),
+    "ViT-small": Model(
+        "ViTForImageClassification",
+        "ViTConfig",
+        {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+        {**_SMALL, "image_size": 32},
+        2,
+        0,
+    ),
+    "Mixtral-tiny": Model("MixtralForCausalLM", "MixtralConfig", _MIXTRAL, _GROUPED, 2, 64),
+}
+QUICK = {"BERT-base, sequence classification": ("eager", "torch.compile"), "Llama of 4 layers, decoding": ("eager",)}
+"""What --quick measures beside ours: the first compilation of a process with empty caches takes half a minute."""
+
+CAPTURED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "BERT base": ("BertForMaskedLM", "BertConfig", {}),
+    "GPT-2": ("GPT2LMHeadModel", "GPT2Config", {}),
+    "Llama 2 7B": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "Mixtral 8x7B": ("MixtralForCausalLM", "MixtralConfig", {}),
+}
+"""Published sizes, which the default configurations are."""
+
+
+def run(quick: bool = False) -> Iterator[Result | Memory]:
+    """Capture of published sizes; every model and peer, or two small ones with --quick."""
+    for name in CAPTURED:
+        yield single(f"models: capture of {name} on meta", {OURS: capture_seconds(name)}, "under 5 s")
+    for name in QUICK if quick else MODELS:
+        peers = (OURS, *QUICK[name]) if quick else filter(_is_there, PEERS)
+        found = {peer: _fresh(name, peer, quick) for peer in peers}
+        what = f"models: {name}" if MODELS[name].tokens else f"models: {name}, train step"
+        for column in ("first step", "steady step"):
+            seconds = {peer: times[column] for peer, times in found.items()}
+            yield single(f"{what}, {column}", seconds, "ahead of torch.compile")
+        peaks = {peer: int(times["peak"]) for peer, times in found.items()}
+        steady = {peer: times["steady step"] for peer, times in found.items()}
+        yield Memory(f"{what}, peak memory", peaks, steady, "ahead of torch.compile", machine())
+
+
+def capture_seconds(name: str) -> float:
+    """Seconds to capture a model of published size on the meta device, from nothing."""
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    cls, config, options = CAPTURED[name]
+    with torch.device("meta"):
+        model = getattr(transformers, cls)(getattr(transformers, config)(**options)).eval()
+        ids = torch.zeros(1, 128, dtype=torch.int64)
+    start = time.perf_counter()
+    tfn.trace(model, input_ids=ids)
+    return time.perf_counter() - start
+
+
+def _is_there(peer: str) -> bool:
+    return peer != "lightning-thunder" or importlib.util.find_spec("thunder") is not None
+
+
+def _fresh(name: str, peer: str, quick: bool) -> dict[str, float]:
+    """What a new process measures with empty caches."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"THUNDER_FN_CACHE_DIR": f"{folder}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs"}
+        malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+        arguments = ["-m", "thunder_fn.benchmarks.pretrained", name, peer, str(int(quick))]
+        command = [sys.executable, "-W", "ignore", *arguments]
+        done = subprocess.run(command, env={**os.environ, **caches, **malloc}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name}, {peer}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---- in a process of its own ----
+
+
+def _compiled_by_torch(model: Any) -> Any:
+    """The model itself, with a compiled forward, so that `generate` calls that."""
+    model.forward = torch.compile(model.forward)
+    return model
+
+
+def _compiled_by_lightning(model: Any) -> Any:
+    import thunder  # pyright: ignore[reportMissingImports]
+
+    return thunder.jit(model)
+
+
+PEERS: dict[str, Callable[[Any], Any]] = {
+    OURS: lambda model: tfn.compile(model, "auto"),
+    "eager": lambda model: model,
+    "torch.compile": _compiled_by_torch,
+    "lightning-thunder": _compiled_by_lightning,
+}
+
+
+def step_of(model: Any, inputs: dict[str, torch.Tensor], tokens: int) -> Callable[[], torch.Tensor]:
+    """A step whose result tells whether peers did the same: the loss, or the tokens."""
+    if tokens:
+        options: Any = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        return lambda: model.generate(**inputs, **options, cache_implementation="static")
+
+    def step() -> torch.Tensor:
+        loss = model(**inputs).loss
+        loss.backward()
+        for param in model.parameters():
+            param.grad = None
+        return loss.detach()
+
+    return step
+
+
+def main(name: str, peer: str, quick: bool) -> None:
+    """Measure a peer on a model and print it as JSON."""
+    chosen = MODELS[name]
+    model = chosen.build(quick).train(not chosen.tokens)
+    inputs = chosen.inputs(copy.deepcopy(model.config), quick)
+    start = time.perf_counter()
+    step = step_of(PEERS[peer](model), inputs, chosen.tokens)
+    step()
+    found = {"first step": time.perf_counter() - start}
+    for _ in range(2):
+        step()
+        _until_compiled(peer)
+    found["steady step"] = statistics.median(_seconds(step) for _ in range(3 if quick else 7))
+    found["peak"] = peak_of(step)[0]
+    print(json.dumps(found))
+
+
+def _until_compiled(peer: str) -> None:
+    """Ours compiles in another process meanwhile."""
+    if peer == OURS:
+        from thunder_fn.executors.compiled import wait
+
+        wait()
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3] == "1")
