@@ -1028,6 +1028,25 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return low < other_high and other_low < high
 
 
+class _Result(torch.autograd.Function):
+    """Makes a tensor the result of a computation that nobody follows."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+        return None, None
+
+
+def become_result(tensor: torch.Tensor) -> None:
+    """The tensor requires a gradient and is no leaf: unlike leaves it may be changed in place."""
+    with torch.enable_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        _Result.apply(torch.empty(0, requires_grad=True), tensor)
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """The same number for tensors in the same memory."""
     return tensor.untyped_storage()._cdata

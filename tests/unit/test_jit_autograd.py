@@ -205,3 +205,32 @@ def test_views_that_are_results_may_be_changed_in_place() -> None:
         first.add_(1)
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         jit(lambda x: x.t())(w).add_(1)
+
+
+def _set_row(x: torch.Tensor) -> torch.Tensor:
+    x[0] = x[1] * 3
+    return x.sin()
+
+
+@pytest.mark.parametrize(
+    "f",
+    (lambda x: x.add_(1) * 2, lambda x: x[0].mul_(3).sin(), _set_row, lambda x: x.mul_(2).exp_()),
+    ids=("whole", "view", "row", "twice"),
+)
+def test_a_result_that_is_an_argument_may_be_changed_in_place(f: Any) -> None:
+    """Its new value and both derivatives are eager's. A leaf may not, in a later call either."""
+    w = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def derivatives(f: Any) -> tuple[torch.Tensor, ...]:
+        x = w.sin()
+        y = f(x)
+        first = torch.autograd.grad(y.pow(2).sum() + x.cos().sum(), w, create_graph=True)[0]
+        return x, y, first, torch.autograd.grad(first.pow(2).sum(), w)[0]
+
+    jitted = jit(f)
+    for found, known in zip(derivatives(jitted), derivatives(f), strict=True):
+        torch.testing.assert_close(found, known)
+    before = w.detach().clone()
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in an in-place operation"):
+        jitted(w)
+    assert torch.equal(w, before)

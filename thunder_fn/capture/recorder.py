@@ -382,7 +382,10 @@ class Recorder:
         tracer, var = self._trace_fake(fake)
         if tensor.requires_grad:
             with internals.outside_torch_func():
-                tracer.requires_grad_(True)
+                if tensor.is_leaf or self.outer is not None or is_wrapped(tensor):
+                    tracer.requires_grad_(True)
+                else:
+                    internals.become_result(tracer)
         return tracer, var
 
     def _trace_fake(self, fake: torch.Tensor) -> tuple[torch.Tensor, Var]:

@@ -50,7 +50,11 @@ def bridge(
     if any(written) and all(place is None for place in split_vjp(trace, wanted, written).gradients):
         outputs = outputs[:first] + (False,) * len(writes)
     overwritten = frozenset(place for place in writes if place is not None and not wanted[place])
-    return Bridge(trace, wanted, outputs, overwritten, executors) if any(outputs) else None
+    followed = {atom.index for atom, flag in zip(trace.outputs, outputs, strict=True) if flag and isinstance(atom, Var)}
+    values = [atom.index if isinstance(atom, Var) else None for atom in trace.outputs[first:]]
+    given = zip(writes, values, strict=True)
+    changed = frozenset(place for place, value in given if place is not None and wanted[place] and value in followed)
+    return Bridge(trace, wanted, outputs, overwritten, executors, changed) if any(outputs) else None
 
 
 def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
@@ -74,7 +78,8 @@ class Bridge:
     """A trace, called under autograd.
 
     `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
-    will not hold their value when the backward runs. `executors` run both halves.
+    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that require grad
+    and get a value that does: the backward reads what they were.
     """
 
     trace: Trace
@@ -82,10 +87,19 @@ class Bridge:
     active: Mask
     overwritten: frozenset[int]
     executors: tuple[Executor, ...] = ()
+    changed: frozenset[int] = frozenset()
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones."""
+        """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones.
+
+        Raises:
+            RuntimeError: a leaf that requires grad is to be changed in place, as PyTorch has it.
+        """
         known: dict[int, Any] = dict(enumerate(inputs))
+        if self.changed:
+            if any(inputs[place].is_leaf for place in self.changed):
+                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+            inputs = tuple(value.clone() if place in self.changed else value for place, value in enumerate(inputs))
         results = _Function.apply(self, *inputs)  # type: ignore[no-untyped-call]
         for atom, value in zip(self.trace.outputs, results, strict=True):
             if isinstance(atom, Var):
