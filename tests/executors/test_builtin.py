@@ -284,3 +284,20 @@ def test_verify_lets_good_programs_pass() -> None:
     found.sum().backward()
     with pytest.raises(JitError, match=r"(?m)^jit: verify is True or False, given 'yes'$"):
         jit(model, verify="yes")
+
+
+def test_verify_sees_an_execution_transform_that_computes_something_else() -> None:
+    x = torch.tensor([0.5, 2.0])
+    taylor = OperatorExecutor("taylor", numerics="bitwise")
+    taylor.register_implementation(torch.sin, execution_transform=lambda x: x - x**3 / 6)
+    f = jit(lambda x: torch.sin(x) + 1, executors=[taylor], verify=True)
+    with pytest.raises(
+        VerificationError, match=r"^verify: output 0 of the program \S+ is farther from what it means"
+    ) as caught:
+        f(x)
+    assert str(caught.value).splitlines()[-1] == (
+        "Each call is right, so an execution transform computes something else: taylor for aten.sin.default"
+    )
+    same = OperatorExecutor("same", numerics="bitwise")
+    same.register_implementation(torch.sin, execution_transform=lambda x: -torch.sin(-x))
+    torch.testing.assert_close(jit(torch.sin, executors=[same], verify=True)(x), torch.sin(x))

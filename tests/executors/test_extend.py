@@ -589,3 +589,24 @@ def test_wrong_grad_transforms() -> None:
     check_text(unequal, "ex: unequal: put_grads got 2 arguments and 1 gradients")
     check_text(other, "ex: other: the grad transform returned (f32[2, 2], f32[2, 2]), but the op gives (f32[2, 2])")
     misuse(lambda: get_grad(A), "get_grad was called outside a grad transform\nRegister one: `grad_transform=`.")
+
+
+def test_an_implementation_of_a_composite_is_for_its_calls_and_not_for_what_transforms_make_of_them() -> None:
+    """The forward that a backward needs residuals of has other results, and the same function of the user's is in it."""
+
+    @tfn.composite
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(torch.sin(x)) * x.sum()
+
+    executor = OperatorExecutor("mine", version="1")
+    operator = executor.register_operator("scaled", like=scaled, fn=lambda x: torch.exp(torch.sin(x)) * x.sum())
+    executor.register_implementation(scaled, operator)
+    x = torch.randn(3)
+    called = tfn.jit(scaled, executors=[executor])
+    torch.testing.assert_close(called(x), scaled(x))
+    assert "by mine" in str(tfn.last_traces(called)[-1])
+    wanted = torch.func.grad(lambda x: scaled(x).sum())(x)
+    torch.testing.assert_close(tfn.jit(tfn.grad(lambda x: scaled(x).sum()), executors=[executor])(x), wanted)
+    leaf = x.clone().requires_grad_()
+    called(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, wanted)

@@ -89,6 +89,31 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     internals.share_contents(x, value)
 
 
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """PyTorch's, which writes lengths that are numbers into memory of its own. Reduction: 0 none, 1 mean, 2 sum."""
+    if isinstance(input_lengths, Tensor) or isinstance(target_lengths, Tensor):
+        return torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+    batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    labels = targets.to(batch.device, torch.int64)
+    loss, _ = torch.ops.aten._ctc_loss(batch, labels, input_lengths, target_lengths, blank, zero_infinity)
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), 0.0, loss)
+    if reduction == 1:
+        lengths = torch.tensor(target_lengths, dtype=loss.dtype, device=loss.device)
+        return (loss / lengths.clamp_min(1)).mean()
+    if reduction == 2:
+        return loss.sum()
+    return loss if log_probs.dim() == 3 else loss.squeeze(0)
+
+
 F = torch.nn.functional
 CHECKS: dict[Any, tuple[bool, str | None]] = {
     **dict.fromkeys((torch.istft, Tensor.istft), (False, "istft: the window overlap-add has a minimum of zero")),
@@ -101,6 +126,7 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     _DATA.__set__: _set_data,
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
+    torch.ctc_loss: _ctc_loss,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
 }
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""
@@ -364,7 +390,7 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
         ... def double(x):
         ...     return x + x
     """
-    return named_composite(f, f.__qualname__.rsplit("<locals>.", 1)[-1])
+    return named_composite(f, f"{f.__module__}.{f.__qualname__.rsplit('<locals>.', 1)[-1]}")
 
 
 def named_composite(f: Callable[P, R], name: str) -> Callable[P, R]:

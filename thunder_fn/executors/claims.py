@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from thunder_fn import ops
 from thunder_fn.derive import alone
@@ -44,6 +44,7 @@ from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
 REGION = "region"
 TOO_SMALL = "the region would be too small"
+INSTEAD = "computes something else instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,12 @@ class Claimed:
     notes: dict[int, tuple[str, ...]]
     claims: dict[Trace, Claim]
     log: tuple[Decision, ...] = ()
+    executors: dict[str, Executor] = field(default_factory=dict[str, "Executor"])
+
+    @property
+    def replaced(self) -> tuple[Decision, ...]:
+        """Equations for which an executor computes what it says itself."""
+        return tuple(decision for decision in self.log if decision.how == INSTEAD)
 
     def claim_of(self, equation: Equation) -> Claim:
         """Who runs a composite."""
@@ -127,7 +134,7 @@ class _Claiming:
         part = self.part(trace)
         named = self.named(part.trace)
         log = tuple(replace(decision, times=count) for decision, count in self.log.items() if count)
-        return Claimed(named, part.notes, self.claims, log)
+        return Claimed(named, part.notes, self.claims, log, self.by_name)
 
     def part(self, trace: Trace) -> _Part:
         """A trace, claimed; its shared composites are parts of their own."""
@@ -366,7 +373,7 @@ def _how(answer: Answer) -> str:
         case Run(name):
             return f"runs it as {name}"
         case Instead():
-            return "computes something else instead"
+            return INSTEAD
         case Fuse():
             return "fuses it"
         case Refused(reason):

@@ -55,12 +55,13 @@ BELOW_AUTOGRAD_FROM = 12
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program that runs: a function of the trace's inputs, the text that it was made from, what was claimed, and which
-    equations, by position, are computed in their first operand's memory."""
+    equations, by position, are computed in their first operand's memory. `meaning` is what it was lowered from."""
 
     text: str
     run: Callable[..., tuple[Any, ...]]
     claimed: Claimed = field(repr=False)
     in_place: frozenset[int] = frozenset()
+    meaning: Trace | None = field(default=None, repr=False)
 
     @property
     def trace(self) -> Trace:
@@ -106,6 +107,7 @@ def lower(
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
     claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
     program = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken).program()
+    program = replace(program, meaning=trace)
     made("program", claimed.trace, trace)
     for executor in reversed(frozen) if whole else ():
         program = executor.finish(program)

@@ -36,6 +36,9 @@ class Verifier(Executor):
             generator = torch.get_rng_state()
             expected = check_claims(program.claimed, inputs)
             torch.set_rng_state(generator)
+            if program.meaning is not None and program.claimed.replaced:
+                _check_meaning(program.claimed, expected, evaluate(program.meaning, inputs))
+                torch.set_rng_state(generator)
             results = program.run(*inputs)
             _check_results(program.claimed, expected, results)
             return results
@@ -88,6 +91,22 @@ def _run(claim: Claim, equation: Equation, env: Sequence[Any]) -> tuple[Any, ...
     if isinstance(claim.run, Runner):
         return claim.run.run(args, kwargs, [var.type for var in equation.outputs], equation.source)
     return (claim.run or compiled_region(claim))(*args, **kwargs)
+
+
+def _check_meaning(claimed: Claimed, expected: Sequence[Any], meant: Sequence[Any]) -> None:
+    """What executors compute in place of an equation is as near to it as the loosest of their labels says."""
+    names = dict.fromkeys(f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced)
+    labels: list[Numerics] = [
+        claimed.executors[decision.taken_by].numerics for decision in claimed.replaced if decision.taken_by
+    ]
+    loosest = max(labels, key=lambda label: TOLERANCE[label])
+    for position, (found, wanted) in enumerate(zip(expected, meant, strict=True)):
+        difference = divergence(found, wanted, loosest)
+        if difference is not None:
+            raise VerificationError(
+                f"verify: output {position} of the program {claimed.trace.name} is farther from what it means than {loosest!r} "
+                f"allows: {difference}\nEach call is right, so an execution transform computes something else: {', '.join(names)}"
+            )
 
 
 def _check_results(claimed: Claimed, expected: Sequence[Any], results: Sequence[Any]) -> None:

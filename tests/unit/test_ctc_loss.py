@@ -1,0 +1,34 @@
+"""ctc_loss, whose lengths PyTorch writes into memory of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+
+LENGTHS = [((10, 10), (4, 3)), ([10, 3], [4, 4]), ((10, 10), (0, 2))]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+@pytest.mark.parametrize(("inputs", "targets"), LENGTHS)
+def test_it_is_eagers(inputs: Any, targets: Any, reduction: str, zero_infinity: bool) -> None:
+    scores = torch.randn(10, 2, 5, dtype=torch.float64).log_softmax(-1)
+    labels = torch.randint(1, 5, (2, 4))
+
+    def loss(scores: Any, labels: Any, count: int = 2) -> Any:
+        options: Any = {"reduction": reduction, "zero_infinity": zero_infinity}
+        return F.ctc_loss(scores, labels, inputs[:count], targets[:count], **options)
+
+    assert torch.equal(tfn.jit(loss)(scores, labels), loss(scores, labels))
+    one = scores[:, 0], labels[0, : targets[0]], 1
+    assert torch.equal(tfn.jit(loss)(*one), loss(*one))
+    leaf = scores.clone().requires_grad_()
+    loss(leaf, labels).sum().backward()
+    gradient = tfn.jit(tfn.grad(lambda *args: loss(*args).sum()))(scores, labels)
+    assert leaf.grad is not None
+    torch.testing.assert_close(gradient, leaf.grad, equal_nan=True)
