@@ -82,5 +82,5 @@ def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -
 def test_bad_arguments_have_a_message_and_no_stack_trace(
     where: str, message: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", where]) == 1
+    assert main(["inspect", where]) == 2
     assert capsys.readouterr().err == f"thunder_fn inspect: {message}\n"

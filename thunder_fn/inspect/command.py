@@ -40,6 +40,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         f, args, kwargs = load(options.function)
+    except (ThunderError, OSError) as error:
+        print(f"thunder_fn inspect: {error}", file=sys.stderr)
+        return 2
+    try:
         if options.report is not None:
             return _print(REPORTS[options.report](f, *args, **kwargs))
         if options.chrome_trace is not None:
