@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,8 +40,24 @@ def load() -> Any:
     return __import__(PACKAGE)
 
 
-load()
-EXECUTOR = OperatorExecutor(PACKAGE, version=importlib.metadata.version(PACKAGE), numerics="precision-changing")
+@cache
+def _executor() -> OperatorExecutor:
+    load()
+    executor = OperatorExecutor(PACKAGE, version=importlib.metadata.version(PACKAGE), numerics="precision-changing")
+    matmul = executor.register_operator("nf4_matmul", like=nf4_linear, fn=_nf4)
+    executor.register_implementation(nf4_linear, matmul, checker=suits)
+    return executor
+
+
+def __getattr__(name: str) -> Any:
+    """`EXECUTOR`, made when it is first asked for.
+
+    Raises:
+        ExecutorError: bitsandbytes is not installed.
+    """
+    if name == "EXECUTOR":
+        return _executor()
+    raise AttributeError(name)
 
 
 def suits(
@@ -74,7 +91,3 @@ def _nf4(
     amax, packed = nf4_scales(scales, steps, mean), values.reshape(-1, 1)
     w = torch.ops.bitsandbytes.dequantize_4bit(packed, amax, NF4_BLOCK, "nf4", [rows, x.shape[-1]], x.dtype)
     return linear(x, w, bias)
-
-
-nf4_matmul = EXECUTOR.register_operator("nf4_matmul", like=nf4_linear, fn=_nf4)
-EXECUTOR.register_implementation(nf4_linear, nf4_matmul, checker=suits)
