@@ -35,6 +35,7 @@ from thunder_fn.executors.asking import TORCH, autocasts
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.evaluated import numbers_read, run_compiled
+from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names, tuple_text
 from thunder_fn.executors.numbers import number_name, number_of
@@ -104,6 +105,7 @@ def lower(
         whole: executors that run whole programs get this one.
         taken: callers hand the inputs over with `take`, and the program lets go of each when it has read it last.
     """
+    keep_freed_memory()
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
     claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
     program = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken).program()
