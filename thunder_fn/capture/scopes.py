@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.indexing import getitem, setitem
+from thunder_fn.capture.instead import ctc_loss, deepcopy
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
@@ -67,15 +68,6 @@ BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
 UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
 
 
-def _deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
-    """A copy with the same `requires_grad`, as eager's."""
-    if not x.is_leaf:
-        raise RuntimeError("only graph leaves support deepcopy; call `.detach().clone()` instead")
-    if id(x) not in memo:
-        memo[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-    return memo[id(x)]
-
-
 def _set_data(x: Tensor, value: Tensor) -> None:
     """`x.data = value`: from now on both have the same memory."""
     if x.dtype != value.dtype or x.shape != value.shape:
@@ -89,31 +81,6 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     internals.share_contents(x, value)
 
 
-def _ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> Tensor:
-    """PyTorch's, which writes lengths that are numbers into memory of its own. Reduction: 0 none, 1 mean, 2 sum."""
-    if isinstance(input_lengths, Tensor) or isinstance(target_lengths, Tensor):
-        return torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
-    batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
-    labels = targets.to(batch.device, torch.int64)
-    loss, _ = torch.ops.aten._ctc_loss(batch, labels, input_lengths, target_lengths, blank, zero_infinity)
-    if zero_infinity:
-        loss = torch.where(loss == float("inf"), 0.0, loss)
-    if reduction == 1:
-        lengths = torch.tensor(target_lengths, dtype=loss.dtype, device=loss.device)
-        return (loss / lengths.clamp_min(1)).mean()
-    if reduction == 2:
-        return loss.sum()
-    return loss if log_probs.dim() == 3 else loss.squeeze(0)
-
-
 F = torch.nn.functional
 CHECKS: dict[Any, tuple[bool, str | None]] = {
     **dict.fromkeys((torch.istft, Tensor.istft), (False, "istft: the window overlap-add has a minimum of zero")),
@@ -122,11 +89,11 @@ CHECKS: dict[Any, tuple[bool, str | None]] = {
 """Functions that look at values only to check them: the answer with which they go on, and what another means."""
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
-    Tensor.__deepcopy__: _deepcopy,
+    Tensor.__deepcopy__: deepcopy,
     _DATA.__set__: _set_data,
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
-    torch.ctc_loss: _ctc_loss,
+    torch.ctc_loss: ctc_loss,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
 }
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""

@@ -1,6 +1,5 @@
 """The torch executor: a trace becomes a straight-line Python program of PyTorch calls.
 
-    # torch: add, sin; torch.Tensor: mul_
     def program(v0, v1):
         # Block (h.0)
         v2 = sin(v0)  # f32[2, 2]
@@ -8,13 +7,11 @@
         del v2
         return (v3,)
 
-Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. What another
-executor takes is one call, and what it computes is written below it:
+Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and choices
+are functions in front (`loops.py`). What another executor takes is one call, and what it computes is written below it:
 
     (v2, v3) = multimul(v0, v1, 0, 0)  # f32[2, 2] by myex
         # def multimul(v0, v1): ...
-
-Loops and choices are Python's own, each in a function in front of the program (`loops.py`).
 """
 
 from __future__ import annotations
@@ -108,8 +105,8 @@ def lower(
     keep_freed_memory()
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
     claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
-    program = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken).program()
-    program = replace(program, meaning=trace)
+    emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
+    program = replace(emitter.program(), meaning=trace)
     made("program", claimed.trace, trace)
     for executor in reversed(frozen) if whole else ():
         program = executor.finish(program)
