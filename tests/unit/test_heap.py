@@ -15,7 +15,7 @@ import thunder_fn as tfn
 torch.set_num_threads(1)
 f = tfn.jit(tfn.grad(lambda x: (x.sin().exp().cos() * x).sum()))
 x = torch.randn(1 << 20)
-for _ in range(3):
+for _ in range(10):
     f(x)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
