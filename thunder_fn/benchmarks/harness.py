@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -65,15 +66,18 @@ class Memory:
 
 
 def run_case(case: Case, quick: bool = False) -> Result:
-    """Run all peers in interleaved rounds."""
+    """Run all peers in interleaved rounds, in another order each.
+
+    A call that is not timed goes before those that are: nobody pays for what another peer left in caches and threads.
+    """
     for peer in case.peers.values():
         for _ in range(case.warmup):
             peer()
     names = list(case.peers)
     times: dict[str, list[float]] = {name: [] for name in names}
     for index in range(3 if quick else case.rounds):
-        start = index % len(names)
-        for name in names[start:] + names[:start]:
+        for name in random.Random(index).sample(names, len(names)):
+            case.peers[name]()
             times[name].append(_time(case.peers[name], case.calls))
     seconds = {name: statistics.median(values) for name, values in times.items()}
     ratios = {
@@ -81,7 +85,7 @@ def run_case(case: Case, quick: bool = False) -> Result:
         for name, values in times.items()
         if name != OURS and OURS in times
     }
-    return Result(case.name, seconds, ratios, case.target, " ".join(sys.argv), machine(), case.notes)
+    return Result(case.name, seconds, ratios, case.target, command(), machine(), case.notes)
 
 
 def _time(peer: Callable[[], object], calls: int) -> float:
@@ -107,7 +111,15 @@ def single(
     """A result of things that happen once. `parts` of ours are shown without a ratio."""
     ours = seconds.get(OURS)
     ratios = {peer: ours / value for peer, value in seconds.items() if ours and peer not in (OURS, *parts)}
-    return Result(name, seconds, ratios, target, " ".join(sys.argv), machine(), notes)
+    return Result(name, seconds, ratios, target, command(), machine(), notes)
+
+
+def command() -> str:
+    """The command that is running, without folders of this machine."""
+    words, program = sys.argv[1:], Path(sys.argv[0])
+    if "--json" in words:
+        words = words[: words.index("--json")] + words[words.index("--json") + 2 :]
+    return " ".join(["python -m thunder_fn" if program.name == "__main__.py" else program.name, *words])
 
 
 def machine() -> dict[str, str]:
