@@ -26,7 +26,13 @@ def main(argv: Sequence[str]) -> int:
         description="Run named benchmarks beside every peer that is installed; print medians and ratios.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them by default")
-    parser.add_argument("--json", type=output_folder, metavar="FOLDER", help="write each result there as JSON")
+    parser.add_argument(
+        "--json",
+        type=output_folder,
+        default="benchmark_out",
+        metavar="FOLDER",
+        help="where each result is written as JSON; benchmark_out by default",
+    )
     parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
     parser.add_argument(
         "--plan", action="store_true", help="distributed: what a step would take on many GPUs, by a model"
@@ -46,8 +52,7 @@ def main(argv: Sequence[str]) -> int:
             module = importlib.import_module(f"thunder_fn.benchmarks.{MODULES.get(name, name)}")
             for result in module.run(options.quick):
                 print("\n" + show(result), flush=True)
-                if options.json:
-                    save(result, options.json)
+                save(result, options.json)
     return 0
 
 
