@@ -75,7 +75,8 @@ class DynamoForward:
 class BreakingJit(ModuleJit):
     """A jitted module that goes through Dynamo from the first call on in which it is found to decide on values.
 
-    Nothing has happened by then: a function that cannot be captured has changed no tensor and drawn no random number.
+    By then no tensor has been changed and none of PyTorch's random numbers drawn; Python's and NumPy's generators may have moved,
+    and what else the function does in Python has been done once.
     """
 
     broken: DynamoForward | None = None
