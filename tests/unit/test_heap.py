@@ -17,11 +17,18 @@ f = tfn.jit(tfn.grad(lambda x: (x.sin().exp().cos() * x).sum()))
 x = torch.randn(1 << 20)
 for _ in range(10):
     f(x)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    f(x)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        f(x)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+print(min(faults() for _ in range(5)))
 """
+"""A piece that is freed in another order than before may be given back once, so the quietest of five rounds counts."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library, with another heap")
