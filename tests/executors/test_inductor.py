@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import warnings
 from collections.abc import Callable
@@ -315,6 +316,18 @@ def test_another_environment_finds_nothing(folder: Path, monkeypatch: pytest.Mon
     compiling.forget()
     monkeypatch.setattr(store, "environment", lambda: "another")
     assert compiling.find([job]) == {}
+
+
+def test_code_of_another_version_of_its_writers_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that outlives an edit of what writes loops would give the slower code of before, without a word."""
+    folder = tmp_path / "compiled"
+    shutil.copytree(Path(store.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(store, "__file__", str(folder / "store.py"))
+    before = store.environment.__wrapped__()
+    assert before == store.environment()
+    with (folder / "loop_cpp.py").open("a") as file:
+        file.write("# edited")
+    assert store.environment.__wrapped__() != before
 
 
 def test_keys_tell_programs_apart_and_are_the_same_in_every_process() -> None:

@@ -33,18 +33,21 @@ from thunder_fn.executors.compiled.codegen import Code, Job
 from thunder_fn.executors.compiled.native import load
 from thunder_fn.trace import Equation, Literal, Trace, Var
 
-FORMAT = "2"
-"""Changes whenever what is written, or how code is made, does."""
-
 Functions = dict[str, Callable[..., Any]]
 
 
 @cache
 def environment() -> str:
     """A name for everything besides the region that compiled code depends on."""
-    facts = (FORMAT, torch.__version__, torch.version.git_version, sys.version, sys.implementation.cache_tag)
+    facts = (_writers(), torch.__version__, torch.version.git_version, sys.version, sys.implementation.cache_tag)
     machine = (platform.machine(), platform.system(), internals.cpu_capability(), _processor())
     return hashlib.sha256(repr((facts, machine)).encode()).hexdigest()[:20]
+
+
+def _writers() -> str:
+    """What writes code: a region that another version of these files compiled may be slower, or wrong."""
+    files = (*sorted(Path(__file__).parent.glob("*.py")), Path(internals.__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _processor() -> str:
