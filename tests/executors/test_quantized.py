@@ -26,7 +26,7 @@ def quantised(scheme: Any, rows: int, columns: int, dtype: torch.dtype, **option
 
 
 def program(module: Any) -> str:
-    return str(tfn.last_traces(module._function().jitted)[-1])
+    return str(tfn.last_traces(module)[-1])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

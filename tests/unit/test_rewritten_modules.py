@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from typing import Any
 
 import pytest
@@ -123,7 +125,7 @@ def test_to_another_dtype() -> None:
     assert q.to(torch.bfloat16) is q
     after = q(x.bfloat16())
     assert after.dtype == q.state_dict()["weight"].dtype == torch.bfloat16
-    assert q.parts()["weight.scales"].dtype == torch.float32
+    assert q.parts()["weight.scales"].dtype == torch.bfloat16  # as PyTorch's kernel reads them
     torch.testing.assert_close(after.float(), before, rtol=0.02, atol=0.02)
 
 
@@ -218,3 +220,78 @@ def test_calibrating_what_has_no_steps() -> None:
     )
     with pytest.raises(RewriteError, match="no sample inputs were given"):
         tfn.quantize(nn.Linear(3, 4), "int8_static").calibrate([])
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
+def test_any_scheme_moves_between_dtypes(scheme: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    before, after = dtypes
+    q = tfn.lora(tfn.quantize(tfn.jit(nn.Linear(64, 32).to(before)), scheme), 2)
+    with torch.no_grad():
+        q.parts()["weight.lora_b"].normal_()
+    weight, adapter = q.state_dict()["weight"].float(), q.parts()["weight.lora_b"]
+    q.to(after)
+    assert q.parts()["weight.lora_b"] is adapter and adapter.dtype == after
+    torch.testing.assert_close(q.state_dict()["weight"].float(), weight, rtol=0.03, atol=0.03)
+    assert q(torch.randn(3, 64, dtype=after)).dtype == after
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_copies(scheme: str) -> None:
+    q, x = tfn.quantize(tfn.jit(nn.Linear(64, 32)), scheme), torch.randn(3, 64)
+    if scheme == "int8_static":
+        q.calibrate([(x,)])
+    y = q(x)
+    torch.save(q, file := io.BytesIO())
+    file.seek(0)
+    copied, loaded = copy.deepcopy(q), torch.load(file, weights_only=False)
+    torch.testing.assert_close(copied(x), y, rtol=0, atol=0)
+    torch.testing.assert_close(loaded(x), y, rtol=0, atol=0)
+
+
+class Counting(nn.Module):
+    """What a call depends on besides its arguments: parameters, a buffer that it changes, modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+        return self.norm(self.fc(x)) * times
+
+
+def test_warm_calls_see_what_changes() -> None:
+    q, reference = (tfn.quantize(wrap(Counting()), "int8") for wrap in (tfn.jit, lambda module: module))
+    reference.load_state_dict(q.state_dict())
+    x = torch.randn(5, 4)
+
+    def agree(*args: int) -> None:
+        for _ in range(3):
+            torch.testing.assert_close(q(x, *args), reference(x, *args))
+
+    agree()
+    agree(3)
+    for module in (q, reference):
+        module.eval()
+    agree()
+    for module in (q, reference):
+        module.load_state_dict({name: value * 2 for name, value in module.state_dict().items()})
+    agree()
+    for module in (q, reference):
+        module.double()
+    x = x.double()
+    agree()
+    torch.testing.assert_close(q.state_dict(), reference.state_dict())
+    swapped = {name: value * 3 for name, value in q.named_parameters()}
+    with_others = torch.func.functional_call(q, swapped, (x,))
+    torch.testing.assert_close(with_others, torch.func.functional_call(reference, swapped, (x,)))
+    agree()
+    with q.accumulate(), reference.accumulate():
+        agree()
+
+
+def test_arguments_keep_their_numbers() -> None:
+    q = tfn.quantize(tfn.jit(Counting().eval(), static_argnums=1), "int8")
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(q(x, 3), q(x, 1) * 3)
+    assert not any(map(q(x, 2).equal, (q(x, 1), q(x, 3))))

@@ -234,11 +234,21 @@ def _execute(entry: Entry, call: Call) -> Any:
 # ---- looking inside ----
 
 
-def _last(f: Any) -> Entry:
-    modules = _modules()
-    inner = modules.latest_of(f) if modules.is_jitted(f) else f
-    if inner is not None and not isinstance(inner, Jitted):
+def _jitted_of(f: Any) -> Jitted | None:
+    """The jitted function behind what `jit` or a transform of it made; None for a module that has not been called.
+
+    What keeps one for itself, as rewritten functions and modules do, has it as the attribute `jitted`.
+    """
+    if _modules().is_jitted(f):
+        return _modules().latest_of(f)
+    inner = f if isinstance(f, Jitted) else getattr(f, "jitted", None)
+    if not isinstance(inner, Jitted):
         raise JitError(f"expected a jitted function or module, given a {type(f).__name__}: {f!r:.60}")
+    return inner
+
+
+def _last(f: Any) -> Entry:
+    inner = _jitted_of(f)
     paths = inner.programs.paths if inner is not None else ()
     if not paths:
         raise JitError(f"{f!r} has not been called yet, so there is nothing to show")
@@ -271,18 +281,17 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
         >>> [miss.what for miss in explain_misses(f)]
         ['s1 > 5 (s1 is args[1])']
     """
-    if not isinstance(f, Jitted):
-        raise JitError(f"expected a jitted function, given a {type(f).__name__}: {f!r:.60}")
-    return list(f.programs.misses)
+    inner = _jitted_of(f)
+    return list(inner.programs.misses) if inner is not None else []
 
 
 def cache_info(f: Callable[..., Any]) -> CacheInfo:
     """Hits, misses, size and greatest size of a jitted function's cache."""
     if _modules().is_jitted(f):
         return _modules().jit_of(f).info()
-    if not isinstance(f, Jitted):
-        raise JitError(f"expected a jitted function or module, given a {type(f).__name__}: {f!r:.60}")
-    return f.programs.info()
+    inner = _jitted_of(f)
+    assert inner is not None, "a jitted module was answered above"
+    return inner.programs.info()
 
 
 def explain_claims(f: Callable[..., Any], *args: Any, **kwargs: Any) -> ClaimReport:

@@ -51,7 +51,9 @@ INT8_LARGEST = 127
 
 
 def _int8_scales(w: torch.Tensor) -> torch.Tensor:
-    return scales_of(rows_of(w).abs().amax(1), INT8_LARGEST)
+    """Those of bf16 weights are bf16, as PyTorch's kernel takes them; made a little larger, so that all weights stay in reach."""
+    scales = scales_of(rows_of(w).abs().amax(1), INT8_LARGEST)
+    return (scales * (1 + 2.0**-8)).bfloat16() if w.dtype == torch.bfloat16 else scales
 
 
 def _int8_encode(w: torch.Tensor) -> Parts:
@@ -65,7 +67,7 @@ def _scaled_decode(parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tens
 
 
 def _int8_bound(w: torch.Tensor) -> torch.Tensor:
-    return (as_column(_int8_scales(w), w.dim()) * 0.5 + rounding(w)).expand(w.shape)
+    return (as_column(_int8_scales(w).float(), w.dim()) * 0.5 + rounding(w)).expand(w.shape)
 
 
 @on_codes

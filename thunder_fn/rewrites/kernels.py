@@ -13,6 +13,8 @@ Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from thunder_fn.executors.operator_executor import OperatorExecutor
@@ -42,6 +44,13 @@ def row_count(x: torch.Tensor) -> int:
     return x.numel() // max(x.shape[-1], 1)
 
 
+def on_rows(x: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A product of a matrix of activations, for activations of any rank."""
+    if x.dim() == 2:
+        return multiply(x.contiguous())
+    return multiply(x.reshape(-1, x.shape[-1]).contiguous()).reshape(*x.shape[:-1], -1)
+
+
 # ---- int8 weights ----
 
 
@@ -54,8 +63,7 @@ def suits_int8(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias
 
 def int8_kernel(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
     """Rows of codes are multiplied as they are read."""
-    y = aten._weight_int8pack_mm(x.reshape(-1, x.shape[-1]).contiguous(), values, scales.to(x.dtype))
-    return plus(y.reshape(*x.shape[:-1], -1), bias)
+    return plus(on_rows(x, lambda rows: aten._weight_int8pack_mm(rows, values, scales.to(x.dtype))), bias)
 
 
 EXECUTOR.register_implementation(int8_linear, checker=suits_int8, execution_transform=int8_kernel)
@@ -118,9 +126,8 @@ def int4_kernel(
 ) -> torch.Tensor:
     """As `int8_kernel`, a step and a zero for each group."""
     group = packed.shape[1] * 2 // scales_and_zeros.shape[0]
-    flat = x.reshape(-1, x.shape[-1]).contiguous()
-    y = aten._weight_int4pack_mm_for_cpu(flat, packed, group, scales_and_zeros)
-    return plus(y.reshape(*x.shape[:-1], -1), bias)
+    y = on_rows(x, lambda rows: aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales_and_zeros))
+    return plus(y, bias)
 
 
 EXECUTOR.register_implementation(int4_packed_linear, checker=suits_int4, execution_transform=int4_kernel)

@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import current
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Step
-from thunder_fn.jit import Options
-from thunder_fn.jit.module import is_jitted, jit_of
+from thunder_fn.jit import Jitted, Options
+from thunder_fn.jit.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, as_dtensor
 from thunder_fn.rewrites.initialising import Init, initialised
-from thunder_fn.rewrites.prepared import Prepared, is_adapter
-from thunder_fn.rewrites.rewritten import Rewritten
+from thunder_fn.rewrites.prepared import Layout, Prepared, is_adapter
+from thunder_fn.rewrites.rewritten import Rewritten, with_kernels
+from thunder_fn.rewrites.skeleton import OnState, Skeleton, with_tensors
+from thunder_fn.rewrites.steps import ADAPTERS
 from thunder_fn.trace import type_of_value
 
 _BUFFER = "buffer "
-
-
-def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> torch.nn.Module:
-    """A copy of a module on other tensors, made from names and old ones. What was tied stays tied."""
-    memo: dict[int, Any] = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        new = make(name, tensor)
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        memo[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
-    return copy.deepcopy(module, memo)
-
-
-class Skeleton:
-    """A module without tensors, as a function of its parameters, its buffers and its arguments."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = with_tensors(module, lambda _, tensor: torch.empty_like(tensor, device="meta"))
-        self.__name__ = type(module).__name__
-
-    def __call__(
-        self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any
-    ) -> Any:
-        return torch.func.functional_call(self.module, {**params, **buffers}, args, kwargs)
 
 
 class RewrittenModule(torch.nn.Module):
@@ -63,7 +43,8 @@ class RewrittenModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._skeleton = Skeleton(module)
-        self._functions: dict[tuple[bool, ...], Rewritten] = {}
+        self._functions: dict[tuple[bool, ...], tuple[Rewritten, Jitted | None]] = {}
+        self._latest: Latest | None = None
         self._steps, self._options = steps, options
         self._whole: dict[str, torch.Tensor] | None = None
         self._state_names = _state_names(module)
@@ -89,10 +70,21 @@ class RewrittenModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes on the parameters that the parts stand for."""
+        latest = self._latest
+        if latest is not None and self._whole is None and current() is None and latest.holds():
+            return latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
         buffers = {name: getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names}
         if self._whole is not None:
             return self._skeleton(self._whole, buffers, *args, **kwargs)
-        return self._function()(self.parts(), buffers, *args, **kwargs)
+        function, jitted = self._chosen()
+        if jitted is None:
+            return function(self.parts(), buffers, *args, **kwargs)
+        tensors = (*self.parts().values(), *buffers.values())
+        if current() is None and all(isinstance(value, torch.nn.Parameter) for value in self._parameters.values()):
+            children = (child.__dict__ for child in self._skeleton.module.modules())
+            guard = internals.dict_guard((self._parameters, self._buffers, *children))
+            self._latest = Latest(jitted, tensors, guard)
+        return jitted(*args, **kwargs, **{STATE: tensors})
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """The parameters as DTensors of this rank's rows, in the memory of the parts; buffers as they are.
@@ -115,11 +107,26 @@ class RewrittenModule(torch.nn.Module):
         return {name: known[canonical] for name, canonical in self._state_names}
 
     def _function(self) -> Rewritten:
-        """The function for the module's modes: whether it and its children train is part of what is traced."""
+        return self._chosen()[0]
+
+    @property
+    def jitted(self) -> Jitted | None:
+        """The jitted function that calls run in the module's modes, where a jitted module was rewritten."""
+        return self._chosen()[1]
+
+    def _chosen(self) -> tuple[Rewritten, Jitted | None]:
+        """The function for the module's modes, and its jitted form where a jitted module was rewritten: whether it and its
+        children train is part of what is traced."""
         modes = tuple(child.training for child in self._skeleton.module.modules())
         if modes not in self._functions:
-            self._functions[modes] = Rewritten(self._skeleton, self._steps, self._options)
+            function = Rewritten(self._skeleton, self._steps)
+            on_state = OnState(function, self._layout, self._buffer_names)
+            options = None if self._options is None else with_kernels(self._options, self._steps)
+            self._functions[modes] = function, None if options is None else Jitted(on_state, options)
         return self._functions[modes]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_functions": {}, "_latest": None}
 
     def rewritten(self, step: Step) -> RewrittenModule:
         """This module with one more step: on its parts as they are or, for a step that comes before its own, on the
@@ -288,15 +295,31 @@ class RewrittenModule(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> RewrittenModule:
         """`to` and its kin: parts go where the parameters go; of codes and scales only the device changes."""
         layout = self._layout.moved(fn)
+        stored = self._stored(layout, fn)
+        for name in self._layout.part_shapes.keys() - layout.part_shapes:
+            delattr(self, _slot(name))
         types = layout.rewrite.prepare.output_types
-        for name, type in zip(layout.rewrite.names, types, strict=True):
-            part = getattr(self, _slot(name))
-            setattr(self, _slot(name), _moved(part, type))
+        for (name, part), type in zip(stored.items(), types, strict=True):
+            if isinstance(part, torch.nn.Parameter):
+                setattr(self, _slot(name), _moved(part, type))
+            else:
+                self.register_buffer(_slot(name), _moved(part, type))
         for name in self._buffer_names:
             slot = _BUFFER + _slot(name)
             setattr(self, slot, fn(getattr(self, slot)))
-        self._layout = layout
+        self._layout, self._functions, self._latest = layout, {}, None
         return self
+
+    def _stored(self, layout: Layout, fn: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The parts that a layout has. What it has and this one has not, such as the bytes in which int4 weights of another
+        dtype are stored, is encoded anew."""
+        parts, shapes = self.parts(), self._layout.part_shapes
+        if shapes == layout.part_shapes:
+            return dict(parts)
+        none = {name: torch.zeros_like(value) for name, value in parts.items() if name.endswith(ADAPTERS[1])}
+        with torch.no_grad():
+            again = layout.prepare({name: fn(value) for name, value in parts.replaced(none).restore().items()})
+        return {name: parts[name] if shapes.get(name) == again[name].shape else again[name] for name in again}
 
 
 def _moved(part: torch.Tensor, type: Any) -> torch.Tensor:

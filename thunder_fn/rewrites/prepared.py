@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
 from thunder_fn.interpreters.schedule import overlapped
 from thunder_fn.rewrites.distributed import Fsdp, check_there
 from thunder_fn.rewrites.steps import ADAPTERS, Patterns
-from thunder_fn.trace import TensorType, Trace, TraceBuilder, type_of_value
+from thunder_fn.trace import TensorType, Trace, TraceBuilder, static_shape, type_of_value
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,20 @@ class Layout:
         """The parts to what computations see of the parameters, which need not be what is restored."""
         builder = TraceBuilder("decode")
         return self.rewritten(builder.build(tuple(builder.input(type) for type in self.types))).compute
+
+    @cached_property
+    def part_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of the parts."""
+        types = self.rewrite.prepare.output_types
+        return {
+            name: static_shape(type)
+            for name, type in zip(self.rewrite.names, types, strict=True)
+            if isinstance(type, TensorType)
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: what follows from them is found again."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def rewritten(self, trace: Trace) -> Rewrite:
         """The steps on a trace whose first inputs are the parameters."""

@@ -53,12 +53,12 @@ class Rewritten(Transformed):
         self._check(params)
         if self.jitted is not None:
             return self.jitted(params, *inputs, **kwargs)
-        return self._run(params, *inputs, **kwargs)
+        return self.run(params, *inputs, **kwargs)
 
     @cached_property
     def jitted(self) -> Jitted | None:
         """The call as a jitted function, where a jitted function was rewritten."""
-        return None if self.options is None else Jitted(self._run, with_kernels(self.options, self.steps))
+        return None if self.options is None else Jitted(self.run, with_kernels(self.options, self.steps))
 
     def with_step(self, step: Step) -> Rewritten:
         """This function with one more step."""
@@ -96,7 +96,8 @@ class Rewritten(Transformed):
 
         return calibrated(params, runs())
 
-    def _run(self, params: Prepared, *inputs: Any, **kwargs: Any) -> Any:
+    def run(self, params: Prepared, *inputs: Any, **kwargs: Any) -> Any:
+        """The function on prepared parameters, which are not checked, outside of `jitted`."""
         captured = self._captured(params.layout, inputs, kwargs)
         count = len(params.layout.names)
         self._check_writes(captured, params.layout)
