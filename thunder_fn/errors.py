@@ -180,7 +180,11 @@ class InspectError(ThunderError, ValueError):
 
 
 class GraphBreakWarning(UserWarning):
-    """A model decides on values while it runs and is no single trace. Say which frontend is meant."""
+    """A model is no single trace: it decides on values while it runs, say. Say which frontend is meant."""
+
+
+class HostRandomWarning(UserWarning):
+    """A program has numbers of Python's or NumPy's random generator as constants. Draw them with PyTorch, or pass them."""
 
 
 class RegionWarning(UserWarning):

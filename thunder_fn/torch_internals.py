@@ -858,6 +858,13 @@ def compiling() -> Generator[None]:
             _capturing.value -= 1
 
 
+def numbers_of_numpy() -> contextlib.AbstractContextManager[Any]:
+    """What Dynamo compiles meanwhile draws `numpy.random`'s numbers from NumPy's generator, outside of graphs."""
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(use_numpy_random_stream=True)
+
+
 CUSTOM_OPS = "torch._library.autograd"
 """The module of the autograd functions that `torch.library.register_autograd` makes."""
 

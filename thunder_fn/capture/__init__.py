@@ -16,6 +16,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
+from thunder_fn.capture.host_random import untouched_by_refusals
 from thunder_fn.capture.lookasides import diverted
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
@@ -108,16 +109,18 @@ def capture(
         on_raise: called if f raises, with what it did until then: a trace without results, and its writes.
 
     Raises:
-        CaptureError: f cannot be traced; the subclass says why. Modules are as they were before.
+        CaptureError: f cannot be traced; the subclass says why. Modules and random generators are as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     try:
-        return _capture(f, args, kwargs, track_no_grad, symbolic, on_raise, symbolic is not None)
+        with untouched_by_refusals():
+            return _capture(f, args, kwargs, track_no_grad, symbolic, on_raise, symbolic is not None)
     except (DataDependentShape, DataDependentValue):
         outer = current()
         if symbolic is not None or outer is not None:
             raise
-    return _capture(f, args, kwargs, track_no_grad, None, on_raise, True)  # sizes that depend on data are symbols
+    with untouched_by_refusals():
+        return _capture(f, args, kwargs, track_no_grad, None, on_raise, True)  # sizes that depend on data are symbols
 
 
 def _capture(

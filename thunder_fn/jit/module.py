@@ -141,8 +141,12 @@ class ModuleJit:
             variant.reads = {**variant.reads, **reads}
             self.latest = None
 
-        variant = Variant(layout, Jitted(TracedForward(self.module, on_reads), self.options), {})
+        variant = Variant(layout, Jitted(self.traced(on_reads), self.options), {})
         return variant
+
+    def traced(self, on_reads: Callable[[Reads], None]) -> TracedForward:
+        """What is traced."""
+        return TracedForward(self.module, on_reads)
 
     def info(self) -> CacheInfo:
         """What `cache_info` tells, over all variants."""

@@ -8,6 +8,7 @@ def execute(l0, l1):
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, capture
+from thunder_fn.capture import TENSOR, Captured, capture, host_random
 from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
@@ -26,7 +27,7 @@ from thunder_fn.capture.recorder import Decision
 from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import constraints_of
-from thunder_fn.errors import JitError, located
+from thunder_fn.errors import HostRandomWarning, JitError, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.executors.reuse import is_dense
 from thunder_fn.interpreters.evaluate import evaluate
@@ -85,7 +86,10 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
         write_back(captured, tensors, evaluate(captured.trace, values))
 
+    before = host_random.state()
     captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got)
+    if (generator := host_random.drawn_since(before)) is not None:
+        _warn_of_constants(f, captured.trace.name, generator)
     closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
     writes = _places(targets, len(tensors) + len(numbers), constants)
@@ -106,6 +110,12 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         symbolic=symbolic,
         decisions=decisions,
     )
+
+
+def _warn_of_constants(f: Callable[..., Any], name: str, generator: str) -> None:
+    what = f"jit: {name} drew numbers from `{generator}` while it was traced; its program has them as constants"
+    fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the function and pass them."
+    warnings.warn(located(what, source=source_of(f), fix=fix), HostRandomWarning, stacklevel=2)
 
 
 def _decisions(captured: Captured, trace: Trace, bridged: Bridge | None) -> tuple[Decision, ...]:

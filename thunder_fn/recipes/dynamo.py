@@ -3,8 +3,9 @@
 Dynamo runs the bytecode, breaks graphs where it must and guards what it baked in. Its graphs consist of torch functions, so
 they are traced as any function is, composites included, and get the transforms and executors that were asked for.
 
-A model whose recipe wants no frontend is captured directly, as one trace. If that shows that the model decides on values, it
-goes through Dynamo from then on, with a warning.
+A model whose recipe wants no frontend is captured directly, as one trace. If that shows that the model is no single trace,
+because it decides on values, draws Python's random numbers or calls what no trace can have, it goes through Dynamo from then on,
+with a warning.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture import current
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import current, host_random
+from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.reads import Reads
 from thunder_fn.errors import (
-    DataDependentBranch,
-    DataDependentShape,
-    DataDependentValue,
+    CaptureError,
     GraphBreakWarning,
     RecipeError,
+    TracedFunctionError,
+    UnsupportedCall,
     located,
 )
 from thunder_fn.jit import Jitted, Options, jit
-from thunder_fn.jit.module import ModuleJit, jit_of, with_forward
+from thunder_fn.jit.module import ModuleJit, TracedForward, jit_of, with_forward
 from thunder_fn.rewrites import RewrittenModule
 
 Compiled = Callable[..., Any]
-DECIDES_ON_VALUES = (DataDependentBranch, DataDependentValue, DataDependentShape)
 
 
 def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Compiled]:
@@ -65,18 +68,42 @@ class DynamoForward:
     @functools.cached_property
     def compiled(self) -> Compiled:
         """What Dynamo makes."""
-        return torch.compile(self.module.forward, backend=_backend(self.options))
+        return _compiled(self.module.forward, self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compiled(*args, **kwargs)
 
 
+def _compiled(f: Compiled, options: Options) -> Compiled:
+    """What Dynamo makes of a function. Numbers drawn from `numpy.random` are NumPy's, which Dynamo would draw from PyTorch's."""
+    compiled = torch.compile(f, backend=_backend(options))
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with internals.numbers_of_numpy():
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+class _Unchanging(TracedForward):
+    """A module's `forward`, which must be the same in every call: numbers that Python draws would be constants."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = host_random.state()
+        result = super().__call__(*args, **kwargs)
+        if (generator := host_random.drawn_since(before)) is not None:
+            what = f"numbers were drawn from `{generator}`, which would be constants of a trace"
+            fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the traced function."
+            raise UnsupportedCall(located(what, source=source_of(self.module.forward), fix=fix))
+        return result
+
+
 @dataclass(slots=True, eq=False)
 class BreakingJit(ModuleJit):
-    """A jitted module that goes through Dynamo from the first call on in which it is found to decide on values.
+    """A jitted module that goes through Dynamo from the first call on in which it is found to be no single trace.
 
-    By then no tensor has been changed and none of PyTorch's random numbers drawn; Python's and NumPy's generators may have moved,
-    and what else the function does in Python has been done once.
+    By then no tensor has been changed and no random number drawn; what else the function does in Python has been done once.
     """
 
     broken: DynamoForward | None = None
@@ -90,12 +117,17 @@ class BreakingJit(ModuleJit):
         if self.broken is None:
             try:
                 return ModuleJit.__call__(self, *args, **kwargs)
-            except DECIDES_ON_VALUES as error:
-                if current() is not None or _numbers_arguments(self.options):
+            except CaptureError as error:
+                raised_itself = isinstance(error, TracedFunctionError)
+                if raised_itself or current() is not None or _numbers_arguments(self.options):
                     raise
                 warnings.warn(_says_why(self.module, error), GraphBreakWarning, stacklevel=2)
                 self.broken = DynamoForward(self.module, self.options)
         return self.broken(*args, **kwargs)
+
+    def traced(self, on_reads: Callable[[Reads], None]) -> TracedForward:
+        """What is traced."""
+        return _Unchanging(self.module, on_reads)
 
 
 def _says_why(module: torch.nn.Module, error: Exception) -> str:
@@ -105,7 +137,7 @@ def _says_why(module: torch.nn.Module, error: Exception) -> str:
 
 
 def with_breaks(module: torch.nn.Module, options: dict[str, Any]) -> Any:
-    """`jit` of a module, which may turn out to decide on values."""
+    """`jit` of a module, which may turn out to be no single trace."""
     jitted: Any = jit(module, **options)
     inner = jit_of(jitted)
     return with_forward(inner.module, functools.partial(BreakingJit, options=inner.options))
@@ -135,7 +167,7 @@ def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
         )
     if isinstance(model, torch.nn.Module):
         return with_forward(model, functools.partial(DynamoForward, options=given))
-    return torch.compile(model, backend=_backend(given))
+    return _compiled(model, given)
 
 
 def thunder_fn(
