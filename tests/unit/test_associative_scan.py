@@ -63,8 +63,8 @@ def test_errors() -> None:
         "'pointwise' or 'generic', given 'fast'": lambda: tfn.associative_scan(torch.mul, xs, combine_mode="fast"),
         "xs[0]: 3\n  xs[1]: 2": lambda: tfn.associative_scan(torch.mul, (xs, xs[:2])),
         "xs is f32[3, 2] and has no dim 2": lambda: tfn.associative_scan(torch.mul, xs, 2),
-        "xs[1] is a int": lambda: tfn.associative_scan(torch.mul, (xs, 1)),
-        "the carry must keep its structure": lambda: tfn.associative_scan(lambda a, b: (a, b), xs),
+        "xs[1] is of type int": lambda: tfn.associative_scan(torch.mul, (xs, 1)),
+        "the value must keep its structure": lambda: tfn.associative_scan(lambda a, b: (a, b), xs),
     }.items():
         with pytest.raises(TraceTypeError) as raised:
             call()

@@ -55,8 +55,9 @@ def test_writes_to_tensors_from_outside() -> None:
         return x
 
     assert text_of(lambda x: tfn.cond(x.sum() > 0, count, torch.sin, (x,)), CaptureError) == [
-        "cond: count writes in place to a tensor from outside, but a body computes new values only",
+        "cond: count writes in place to a tensor from outside (f32[2]), but a body computes new values only",
         "Return the new value, or write to a copy made inside the body (`x = x.clone()`).",
+        "A module that updates buffers can be in `.eval()`, or be called by `torch.func.functional_call` on copies.",
     ]
 
 
@@ -67,6 +68,19 @@ def test_outside_a_trace_it_is_pythons_if() -> None:
     assert tfn.switch(7, [torch.sin, lambda x: "last"], (X,)) == "last"
     with pytest.raises(TraceTypeError, match="at least one branch"):
         tfn.switch(0, [], (X,))
+
+
+def test_what_chooses_is_one_integer() -> None:
+    assert text_of(lambda x: tfn.cond(x > 0, torch.sin, torch.cos, (x,))) == [
+        "cond: the choice must be a scalar, not a tensor of shape (2,)",
+        "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap` of the function, or `torch.where`.",
+    ]
+    assert text_of(lambda x: tfn.switch(x.sum(), (torch.sin, torch.cos), (x,))) == [
+        "switch: the index must be an integer, not f32[]",
+        "Convert it by `.to(torch.int64)`.",
+    ]
+    with pytest.raises(TraceTypeError, match="must be an integer"):
+        tfn.switch(torch.tensor(0.5), (torch.sin, torch.cos), (X,))
 
 
 def test_vmap_as_a_loop() -> None:

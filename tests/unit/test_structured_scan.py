@@ -315,13 +315,14 @@ def widen(c: dict[str, Tensor], x: Tensor) -> Any:
 
 
 def test_a_carry_that_changes_type_is_named() -> None:
-    text = raises(lambda h, xs: tfn.scan(widen, {"h": h, "n": h}, xs), H, XS)
-    line = widen.__code__.co_firstlineno
+    call = lambda h, xs: tfn.scan(widen, {"h": h, "n": h}, xs)
+    text = raises(call, H, XS)
     assert text == (
         "scan: the carry must keep its types, but\n"
         "  carry['h']: f64[3] becomes f32[3]\n"
-        f"from:         widen (test_structured_scan.py:{line})\n"
-        "Cast it, e.g. `.to(torch.float32)`, in the function or in the first carry."
+        f"function:     widen (test_structured_scan.py:{widen.__code__.co_firstlineno})\n"
+        f"from:         {__file__}:{call.__code__.co_firstlineno} in <lambda>\n"
+        "Cast or reshape it, e.g. `.to(torch.float32)`, in the function or in the first carry."
     )
 
 
@@ -340,7 +341,9 @@ def test_numbers_in_the_first_carry() -> None:
 def test_other_errors() -> None:
     assert "must return (carry, y), not a Tensor" in raises(lambda xs: tfn.scan(lambda c, x: x, H, xs), XS)
     assert "it becomes PyTreeSpec((*, *))" in raises(lambda xs: tfn.scan(lambda c, x: ((c, c), x), H, xs), XS)
-    assert "y is a int, and only tensors can be stacked" in raises(lambda xs: tfn.scan(lambda c, x: (c, 1), H, xs), XS)
+    assert "y is of type int, and only tensors can be stacked" in raises(
+        lambda xs: tfn.scan(lambda c, x: (c, 1), H, xs), XS
+    )
     assert "xs[0]: 4\n  xs[1]: 3" in raises(lambda xs: tfn.scan(lambda c, x: (c, x[0]), H, (xs, xs[1:])), XS)
     assert "length is needed" in raises(lambda h: tfn.scan(lambda c, x: (c, None), h), H)
     assert "has no dim 2" in raises(lambda xs: tfn.scan(lambda c, x: (c, x), H, xs, dim=2), XS)
@@ -355,8 +358,31 @@ def test_writes_to_outer_tensors_say_so() -> None:
 
         return tfn.scan(step, h * 2, xs)
 
-    with pytest.raises(CaptureError, match="scan: step writes in place to a tensor from outside"):
+    with pytest.raises(CaptureError) as raised:
         tfn.trace(f, H.clone(), XS)
+    line = f.__code__.co_firstlineno + 2
+    assert str(raised.value) == (
+        "scan: step writes in place to a tensor from outside (f64[3]), but a body computes new values only\n"
+        f"from:         {__file__}:{line} in step\n"
+        "Return the new value, or write to a copy made inside the body (`x = x.clone()`).\n"
+        "A module that updates buffers can be in `.eval()`, or be called by `torch.func.functional_call` on copies."
+    )
+
+
+def test_a_module_that_updates_buffers_in_a_body() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+
+        def forward(self, xs: Tensor) -> Tensor:
+            return tfn.scan(lambda c, x: (self.norm(x), None), xs[0], xs)[0]
+
+    with pytest.raises(CaptureError) as raised:
+        tfn.jit(Net())(torch.randn(4, 2, 3, dtype=torch.float64))
+    first, where, *_ = str(raised.value).splitlines()
+    assert "(i64[]), a tensor from outside (f64[3]), a tensor from outside (f64[3])" in first
+    assert where.endswith("in <lambda>")
 
 
 def test_writes_to_its_own_tensors_are_fine() -> None:

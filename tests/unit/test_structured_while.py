@@ -143,10 +143,12 @@ def positive(v: Tensor) -> Tensor:
 
 
 def test_errors() -> None:
-    text = raises(lambda x: tfn.while_loop(positive, lambda v: (v,), (x,)), X)
+    call = lambda x: tfn.while_loop(positive, lambda v: (v,), (x,))
+    text = raises(call, X)
     assert text == (
         "while_loop: the condition must be a bool or a scalar tensor, not a tensor of shape (3,)\n"
-        f"from:         positive (test_structured_while.py:{positive.__code__.co_firstlineno})\n"
+        f"function:     positive (test_structured_while.py:{positive.__code__.co_firstlineno})\n"
+        f"from:         {__file__}:{call.__code__.co_firstlineno} in <lambda>\n"
         "Reduce it with `.all()` or `.any()`."
     )
     text = raises(lambda x: tfn.while_loop(lambda v: v.sum() > 0, lambda v: (v.float(),), (x,)), X)

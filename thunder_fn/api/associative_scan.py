@@ -60,7 +60,7 @@ def associative_scan(
 
     def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
         result = batched(pytree.unflatten(spec, a), pytree.unflatten(spec, b))
-        check_carry("associative_scan", combine_fn, pytree.unflatten(spec, a), result)
+        check_carry("associative_scan", combine_fn, pytree.unflatten(spec, a), result, "value")
         return pytree.flatten(result)[0]
 
     if reverse:
@@ -75,7 +75,9 @@ def _check(xs: Any, leaves: list[Any], dim: int) -> None:
     sizes: list[str] = []
     for path, leaf in zip(pytree.paths(xs, "xs"), leaves, strict=True):
         if not isinstance(leaf, Tensor):
-            raise TraceTypeError(f"associative_scan: {path} is a {type(leaf).__name__}, and only tensors can be sliced")
+            raise TraceTypeError(
+                f"associative_scan: {path} is of type {type(leaf).__name__}, and only tensors can be sliced"
+            )
         if not -leaf.ndim <= dim < leaf.ndim:
             raise TraceTypeError(f"associative_scan: {path} is {type_of_value(leaf)} and has no dim {dim}")
         sizes.append(f"  {path}: {leaf.shape[dim]}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +26,7 @@ from thunder_fn.trace import (
     Atom,
     Dim,
     Literal,
+    Source,
     TensorType,
     Trace,
     TraceBuilder,
@@ -93,18 +96,28 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
     """Raise if a function writes to a tensor from outside."""
     if not captured.writes:
         return
-    name = getattr(function, "__name__", type(function).__name__)
-    targets = [
-        f"argument {write.target}" if isinstance(write.target, int) else "a tensor from outside"
-        for write in captured.writes
-    ]
-    raise CaptureError(
-        located(
-            f"{op}: {name} writes in place to {', '.join(targets)}, but a body computes new values only",
-            source=user_source(),
-            fix="Return the new value, or write to a copy made inside the body (`x = x.clone()`).",
-        )
+    new_values = captured.trace.outputs[captured.num_results :]
+    sources = [made_at(captured.trace, value) for value in new_values]
+    source = next((found for found in sources if found is not None), None) or user_source()
+    fix = "Return the new value, or write to a copy made inside the body (`x = x.clone()`)."
+    if not all(isinstance(write.target, int) for write in captured.writes):
+        fix += "\nA module that updates buffers can be in `.eval()`, or be called by `torch.func.functional_call` on copies."
+    targets = ", ".join(
+        f"{f'argument {write.target}' if isinstance(write.target, int) else 'a tensor from outside'} ({value.type})"
+        for write, value in zip(captured.writes, new_values, strict=True)
+        if isinstance(value, Var)
     )
+    what = f"{op}: {function_name(function)} writes in place to {targets}, but a body computes new values only"
+    raise CaptureError(located(what, source=source, fix=fix))
+
+
+def made_at(trace: Trace, value: Atom) -> Source | None:
+    """The user's line that an output of a trace was computed in, as deep in composites as it was."""
+    equation = next((equation for equation in trace.equations if value in equation.outputs), None)
+    if equation is None or equation.op.kind != "composite":
+        return equation and equation.source
+    inner = made_at(equation.body, equation.body.outputs[equation.outputs.index(value)])
+    return inner or equation.source
 
 
 def write_inside(
@@ -200,8 +213,18 @@ def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     return tuple(flags)
 
 
+def function_name(function: Callable[..., Any]) -> str:
+    """What a user's function is called."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def described_function(function: Callable[..., Any]) -> str:
-    """A function's name and line, for errors."""
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__name__", type(function).__name__)
+    """The name and line of a user's function, for errors; of what it stands for, if it is a wrapper."""
+    function = inspect.unwrap(function)
+    code, name = getattr(function, "__code__", None), function_name(function)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
+
+
+def standing_for(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: errors speak of the user's function where the decorated one is captured in its place."""
+    return lambda wrapper: functools.update_wrapper(wrapper, function, updated=())

@@ -37,13 +37,26 @@ from thunder_fn.structured.bodies import (
     capture_bodies,
     described_function,
     expand,
+    function_name,
     tensor_leaves,
     without_inputs,
 )
 from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
 from thunder_fn.structured.loop import Loop, add_scan
 from thunder_fn.structured.running import body_function
-from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var, canonical
+from thunder_fn.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    canonical,
+    type_of_value,
+)
 
 aten = torch.ops.aten
 COND = Op("structured", "cond")
@@ -300,7 +313,13 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
     Source: jax.lax.switch.
     """
     if not branches:
-        raise TraceTypeError("switch: needs at least one branch")
+        raise TraceTypeError(located("switch: needs at least one branch", source=user_source()))
+    if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
+        what, fix = (
+            f"switch: the index must be an integer, not {type_of_value(index)}",
+            "Convert it by `.to(torch.int64)`.",
+        )
+        raise TraceTypeError(located(what, source=user_source(), fix=fix))
     recorder, options = current(), _options("switch", batched)
     if recorder is None or not isinstance(index, torch.Tensor):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
@@ -322,7 +341,11 @@ def _choose(
     options: dict[str, Any],
 ) -> Any:
     if choice.numel() != 1:
-        raise TraceTypeError(f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}")
+        what = f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}"
+        fix = (
+            "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap` of the function, or `torch.where`."
+        )
+        raise TraceTypeError(located(what, source=user_source(), fix=fix))
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
     for other in bodies.bodies[1:]:
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
@@ -374,11 +397,6 @@ def _leaf_types(captured: Any) -> list[str]:
 
     types = iter(captured.trace.output_types)
     return [str(next(types)) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """What a branch is called."""
-    return getattr(function, "__name__", type(function).__name__)
 
 
 divert("cond", cond)

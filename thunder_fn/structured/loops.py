@@ -21,6 +21,7 @@ from thunder_fn.structured.bodies import (
     agreed,
     capture_bodies,
     described_function,
+    standing_for,
     tensor_leaves,
     tensor_type,
     types_of_tensors,
@@ -98,7 +99,7 @@ def _check_options(xs: Any, dim: Any, length: int | None, unroll: int | bool) ->
     named = list(zip(pytree.paths(xs, "xs"), leaves, strict=True))
     for path, leaf in named:
         if not isinstance(leaf, Tensor):
-            raise TraceTypeError(f"scan: {path} is a {type(leaf).__name__}, and only tensors can be sliced")
+            raise TraceTypeError(f"scan: {path} is of type {type(leaf).__name__}, and only tensors can be sliced")
         if not -leaf.ndim <= dim < leaf.ndim:
             raise TraceTypeError(f"scan: {path} is {type_of_value(leaf)} and has no dim {dim}")
     dim = dim % leaves[0].ndim if leaves else max(dim, 0)
@@ -142,45 +143,45 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         kind = "Tensor" if isinstance(result, TypeText) else type(result).__name__
         what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {kind}"
-        raise TraceTypeError(f"scan: {described_function(combine_fn)} must return (carry, y), not {what}")
+        what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
+        raise TraceTypeError(located(what, source=user_source(), fix="Where there is no y, return `(carry, None)`."))
     return result[0], result[1]
 
 
 def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
     for path, leaf in zip(pytree.paths(y, "y"), pytree.flatten(y)[0], strict=True):
         if not isinstance(leaf, (Tensor, TypeText)):
-            raise TraceTypeError(
-                f"scan: {path} is a {type(leaf).__name__}, and only tensors can be stacked\n"
-                f"from:         {described_function(combine_fn)}\nReturn a tensor, or None for no ys."
-            )
+            what = f"scan: {path} is of type {type(leaf).__name__}, and only tensors can be stacked"
+            what += f"\nfunction:     {described_function(combine_fn)}"
+            raise TraceTypeError(located(what, source=user_source(), fix="Return a tensor, or None for no ys."))
 
 
-def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any) -> None:
+def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, name: str = "carry") -> None:
     """Raise unless a carry keeps its structure and the types of its leaves; names what does not.
 
     A number may become another of its type, or a scalar tensor.
     """
     leaves, spec = pytree.flatten(before)
     new, new_spec = pytree.flatten(after)
-    where = f"from:         {described_function(function)}"
+    where = f"function:     {described_function(function)}"
     if spec != new_spec:
-        raise TraceTypeError(
-            f"{op}: the carry must keep its structure, but\n  it is {spec}\n  it becomes {new_spec}\n{where}"
-        )
-    different: list[str] = []
-    has_number = False
-    for path, old, leaf in zip(pytree.paths(before, "carry"), leaves, new, strict=True):
+        what = f"{op}: the {name} must keep its structure, but\n  it is {spec}\n  it becomes {new_spec}\n{where}"
+        fix = "Return the same tuples, lists and dicts as are given; None stands for nothing."
+        raise TraceTypeError(located(what, source=user_source(), fix=fix))
+    different: list[tuple[Any, str]] = []
+    for path, old, leaf in zip(pytree.paths(before, name), leaves, new, strict=True):
         mine, theirs = _leaf_text(old), _leaf_text(leaf)
         if mine != theirs and not _is_moved(old, leaf):
-            has_number = has_number or not isinstance(old, Tensor)
-            different.append(f"  {path}: {mine} becomes {theirs}")
+            different.append((old, f"  {path}: {mine} becomes {theirs}"))
     if different:
+        lines = "\n".join(line for _, line in different)
         fix = (
             "Make numbers in the first carry tensors, e.g. `torch.tensor(0.0)`."
-            if has_number
-            else ("Cast it, e.g. `.to(torch.float32)`, in the function or in the first carry.")
+            if not all(isinstance(old, Tensor) for old, _ in different)
+            else f"Cast or reshape it, e.g. `.to(torch.float32)`, in the function or in the first {name}."
         )
-        raise TraceTypeError(f"{op}: the carry must keep its types, but\n" + "\n".join(different) + f"\n{where}\n{fix}")
+        what = f"{op}: the {name} must keep its types, but\n{lines}\n{where}"
+        raise TraceTypeError(located(what, source=user_source(), fix=fix))
 
 
 def _is_moved(old: Any, new: Any) -> bool:
@@ -297,10 +298,10 @@ def _run_in_blocks(
     rest = pytree.tree_map(lambda x: x[count:], moved)
 
     def block(length: int) -> Callable[[Any, Any], Any]:
+        @standing_for(combine_fn)
         def steps_of(carry: Any, slices: Any) -> Any:
             return scan(combine_fn, carry, slices, reverse=reverse, length=length, unroll=unroll)
 
-        steps_of.__name__ = getattr(combine_fn, "__name__", "combine_fn")
         return checkpointed(steps_of)
 
     def main(carry: Any) -> Any:
@@ -341,10 +342,10 @@ def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *
         return _while_counted(lo, hi, body, init)
     steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)
 
+    @standing_for(body)
     def step(value: Any, i: Tensor) -> tuple[Any, None]:
         return body(i, value), None
 
-    step.__name__ = getattr(body, "__name__", "body")
     return scan(step, init, steps, unroll=unroll)[0]
 
 
@@ -355,10 +356,10 @@ def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: A
     first = lo.reshape(()).to(torch.int64) if isinstance(lo, Tensor) else torch.tensor(lo)
     last = hi.reshape(()) if isinstance(hi, Tensor) else hi
 
+    @standing_for(body)
     def step(i: Tensor, value: Any) -> tuple[Tensor, Any]:
         return i + 1, body(i, value)
 
-    step.__name__ = getattr(body, "__name__", "body")
     return while_loop(lambda i, value: i < last, step, (first, init))[1]
 
 
@@ -372,7 +373,12 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
 
     Source: jax.lax.map, and the higher-order op `map` of PyTorch.
     """
-    return scan(lambda _, x: (None, f(x, *args)), None, xs, dim=dim)[1]
+
+    @standing_for(f)
+    def step(_: None, x: Any) -> tuple[None, Any]:
+        return None, f(x, *args)
+
+    return scan(step, None, xs, dim=dim)[1]
 
 
 def _torch_scan(combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:

@@ -20,6 +20,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.jvp import push_forward
@@ -32,6 +33,7 @@ from thunder_fn.structured.bodies import (
     agreed,
     capture_bodies,
     described_function,
+    standing_for,
     tensor_leaves,
     tensor_type,
     types_of_tensors,
@@ -310,10 +312,9 @@ def _truth(cond_fn: Callable[..., Any], value: Any) -> Any:
             if isinstance(value, torch.Tensor)
             else f"a {type(value).__name__}"
         )
-        raise TraceTypeError(
-            f"while_loop: the condition must be a bool or a scalar tensor, not {what}\n"
-            f"from:         {described_function(cond_fn)}\nReduce it with `.all()` or `.any()`."
-        )
+        what = f"while_loop: the condition must be a bool or a scalar tensor, not {what}\n"
+        what += f"function:     {described_function(cond_fn)}"
+        raise TraceTypeError(located(what, source=user_source(), fix="Reduce it with `.all()` or `.any()`."))
     value = value.reshape(()) if value.ndim else value
     return value if value.dtype is torch.bool else value != 0
 
@@ -322,17 +323,20 @@ def _as_tuple(body_fn: Callable[..., Any], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (tuple, list)):
         kind = "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
         what = f"must return a tuple of the carries, not a {kind}"
-        raise TraceTypeError(f"while_loop: {described_function(body_fn)} {what}")
+        what = f"while_loop: {described_function(body_fn)} {what}"
+        raise TraceTypeError(located(what, source=user_source(), fix="Return `(carry,)` where there is one."))
     return tuple(value)
 
 
 def _record(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
 ) -> Any:
+    @standing_for(cond_fn)
     def condition(*values: Any) -> torch.Tensor:
         found = _truth(cond_fn, cond_fn(*values))
         return torch.full((), found) if isinstance(found, bool) else found
 
+    @standing_for(body_fn)
     def body(*values: Any) -> tuple[Any, ...]:
         return _as_tuple(body_fn, body_fn(*values))
 
