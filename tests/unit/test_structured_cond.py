@@ -73,7 +73,7 @@ def test_outside_a_trace_it_is_pythons_if() -> None:
 def test_what_chooses_is_one_integer() -> None:
     assert text_of(lambda x: tfn.cond(x > 0, torch.sin, torch.cos, (x,))) == [
         "cond: the choice must be a scalar, not a tensor of shape (2,)",
-        "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap` of the function, or `torch.where`.",
+        "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap`, or `torch.where`.",
     ]
     assert text_of(lambda x: tfn.switch(x.sum(), (torch.sin, torch.cos), (x,))) == [
         "switch: the index must be an integer, not f32[]",

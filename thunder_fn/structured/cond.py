@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops
-from thunder_fn.capture import current, pytree
+from thunder_fn.capture import TENSOR, current, pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
@@ -315,11 +315,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
     if not branches:
         raise TraceTypeError(located("switch: needs at least one branch", source=user_source()))
     if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
-        what, fix = (
-            f"switch: the index must be an integer, not {type_of_value(index)}",
-            "Convert it by `.to(torch.int64)`.",
-        )
-        raise TraceTypeError(located(what, source=user_source(), fix=fix))
+        what = f"switch: the index must be an integer, not {type_of_value(index)}"
+        raise TraceTypeError(located(what, source=user_source(), fix="Convert it by `.to(torch.int64)`."))
     recorder, options = current(), _options("switch", batched)
     if recorder is None or not isinstance(index, torch.Tensor):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
@@ -342,9 +339,7 @@ def _choose(
 ) -> Any:
     if choice.numel() != 1:
         what = f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}"
-        fix = (
-            "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap` of the function, or `torch.where`."
-        )
+        fix = "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap`, or `torch.where`."
         raise TraceTypeError(located(what, source=user_source(), fix=fix))
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
     for other in bodies.bodies[1:]:
@@ -393,8 +388,6 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
 
 
 def _leaf_types(captured: Any) -> list[str]:
-    from thunder_fn.capture import TENSOR
-
     types = iter(captured.trace.output_types)
     return [str(next(types)) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
 
