@@ -44,6 +44,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, ValueRangesSLoc
 from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -229,6 +230,10 @@ class Numbers(ShapeEnv):
         kind: Any = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}[expr.kind]
         return kind(SymNode(expr.value, self, expr.kind, None))
 
+    def computed(self, value: Any, hint: float | None) -> Any:
+        """A float that an expression over known symbols computes, and what it is for their hints."""
+        return torch.SymFloat(SymNode(value, self, float, hint))
+
     def _know(self, symbol: Any) -> None:
         if symbol in self.var_to_range:
             return
@@ -297,6 +302,11 @@ def as_number(value: Any) -> bool | int | float:
     return int(value) if value.is_integer else float(value)
 
 
+def to_float(value: Any) -> Any:
+    """The expression of an int as that of a float."""
+    return ToFloat(value)
+
+
 def running_number(expr: Expr) -> Any:
     """An expression as PyTorch computes with it in the capture that this thread is in.
 
@@ -324,6 +334,9 @@ class ExpressionPrinter(PythonPrinter):
 
     def _print_Float(self, expr: Any) -> str:
         return repr(float(expr))
+
+    def _print_FloatStepBase(self, expr: Any) -> str:
+        return expr.text(self)
 
     def _print_ToFloat(self, expr: Any) -> str:
         return f"float({self._print(expr.args[0])})"

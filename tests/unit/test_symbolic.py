@@ -94,6 +94,20 @@ def test_gradient_with_symbolic_numbers() -> None:
     assert cache_info(f).misses == 1
 
 
+def test_misses_tell_what_kind_of_argument_changed() -> None:
+    f = jit(lambda x, n=None: x)
+    x = torch.ones(2)
+    for args in ((x,), (x, 1), (x, True), (x, "a"), (x[None].double(), "a"), (x, None)):
+        f(*args)
+    assert list(map(str, explain_misses(f))) == [
+        "the structure of the arguments: it was PyTreeSpec(((*,), {})), and is PyTreeSpec(((*, *), {})) now",
+        "args[1]: it was int, and is bool True now",
+        "args[1]: it was bool True, and is str 'a' now",
+        "args[0]: it was Tensor of 1 dims, float32 on cpu, and is Tensor of 2 dims, float64 on cpu now",
+        "the structure of the arguments: it was PyTreeSpec(((*, *), {})), and is PyTreeSpec(((*, None), {})) now",
+    ]
+
+
 # ---- traces ----
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 
+from thunder_fn.capture.number_arithmetic import is_plain
 from thunder_fn.capture.recorder import Decision, Layout
 from thunder_fn.symbols import UNBOUND, Bounds, Symbol, number_symbol, size_symbol
 from thunder_fn.trace import Dim, Expr
@@ -123,6 +124,11 @@ def _product(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a * b
     return Expr((a.value if isinstance(a, Expr) else a) * (b.value if isinstance(b, Expr) else b))  # type: ignore[operator]
+
+
+def is_number(leaf: Any) -> bool:
+    """A number that a symbol can stand for. PyTorch's expressions hold ints below 2**62."""
+    return (type(leaf) is int and -(2**62) < leaf < 2**62) or (type(leaf) is float and is_plain(leaf))
 
 
 def value_at(leaves: Sequence[Any], place: Place) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from thunder_fn.capture.numbers import symbolic_leaves
 from thunder_fn.errors import located
 from thunder_fn.jit.cache import Cache
@@ -66,6 +68,7 @@ def build_for(
         cache.count_miss()
     _tell(f, cache, family, miss)
     family.traced(call)
+    cache.families.latest = family_key(call, key)
     return entry
 
 
@@ -136,6 +139,10 @@ def _kind_reason(latest: tuple[Any, ...], call: Call, key: tuple[Any, ...]) -> M
 
 
 def _kind_text(key: Any) -> str:
+    if isinstance(key, tuple) and len(key) == 5 and isinstance(key[1], torch.dtype):
+        kind, dtype, dims, device, requires_grad = key
+        asks = ", requires_grad" if requires_grad else ""
+        return f"{kind.__name__} of {dims} dims, {str(dtype).removeprefix('torch.')} on {device}{asks}"
     if isinstance(key, tuple) and key:
         return " ".join(str(getattr(part, "__name__", part)) for part in key)
     return getattr(key, "__name__", str(key))

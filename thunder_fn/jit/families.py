@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture.numbers import Place, Symbolic, stride_pattern, value_at
+from thunder_fn.capture.numbers import Place, Symbolic, is_number, stride_pattern, value_at
 from thunder_fn.capture.recorder import Decision
 from thunder_fn.jit.call import Call
 from thunder_fn.trace import Literal, Source
@@ -49,7 +49,7 @@ def places_of(call: Call) -> dict[Place, Any]:
         if isinstance(leaf, torch.Tensor):
             if not isinstance(leaf, torch.nn.Parameter):
                 found.update(((index, dim), size) for dim, size in enumerate(leaf.shape))
-        elif type(leaf) is int or (type(leaf) is float and math.isfinite(leaf)):
+        elif is_number(leaf):
             found[index, None] = leaf
     return found
 
@@ -63,7 +63,7 @@ def family_key(call: Call, key: tuple[Any, ...]) -> tuple[Any, ...]:
 def _leaf_family(leaf: Any, key: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
         return type(leaf), leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
-    if type(leaf) is int or (type(leaf) is float and math.isfinite(leaf)):
+    if is_number(leaf):
         return type(leaf)
     return key
 
@@ -123,7 +123,7 @@ class Class:
         while isinstance(node, Node):
             try:
                 answer = node.ask(*values)
-            except ArithmeticError as error:
+            except (ArithmeticError, ValueError) as error:
                 answer = repr(error)
             known, node = node, node.children.get((type(answer), answer))
             if node is None:

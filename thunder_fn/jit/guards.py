@@ -21,7 +21,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.numbers import Symbolic
+from thunder_fn.capture.numbers import Symbolic, is_number
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
 from thunder_fn.jit.program import Entry
@@ -40,7 +40,7 @@ def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trustin
 
     `trusting` leaves out every check of leaves: the caller of the jitted function promises that they hold.
     """
-    names = Namespace(MISS=MISS, isfinite=math.isfinite, Literal=Literal, execute=entry.execute, count_hit=count_hit)
+    names = Namespace(MISS=MISS, is_number=is_number, Literal=Literal, execute=entry.execute, count_hit=count_hit)
     lines = ["def call(args, kwargs):", *_unpack(call, names)]
     if not trusting:
         lines += [f"    if not ({condition}): return MISS" for condition in _conditions(entry, call, names)]
@@ -107,8 +107,7 @@ def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     for position, leaf in enumerate(call.leaves):
         if (position, None) in dynamic:
             yield f"type(l{position}) is {type(leaf).__name__}"
-            if isinstance(leaf, float):
-                yield f"isfinite(l{position})"
+            yield f"is_number(l{position})"
         elif not isinstance(leaf, torch.Tensor):
             yield static_check(f"l{position}", leaf, names)
         elif id(leaf) in first:
