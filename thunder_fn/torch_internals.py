@@ -773,6 +773,11 @@ class Patch:
         self._users = 0
         self._done: list[tuple[Any, str, Any, Any, bool]] = []
 
+    @property
+    def users(self) -> int:
+        """How many need it now."""
+        return self._users
+
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
         """The replacements are in place, for this user and all who come meanwhile."""
@@ -869,6 +874,42 @@ def compiling() -> Generator[None]:
             yield
         finally:
             _capturing.value -= 1
+
+
+def is_tensor_type(cls: type) -> bool:
+    """The class in C that tensors have their methods from."""
+    return cls is torch._C.TensorBase
+
+
+def is_told_to_modes(fn: types.BuiltinFunctionType) -> bool:
+    """A call of the function is told to every TorchFunctionMode."""
+    owner = getattr(fn, "__self__", None)
+    if owner is None or owner is torch._C._VariableFunctions:
+        return fn.__module__ == "torch"
+    return isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch._C._")
+
+
+class _FirstCall(torch.overrides.TorchFunctionMode):
+    """Remembers the function of the first call, and calls nothing."""
+
+    func: Any = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.func = self.func or func
+        return NotImplemented
+
+
+def arrives_as(fn: Any) -> Any:
+    """The function that modes are told of where `fn` is called: `x + y` arrives as `Tensor.add`."""
+    if not isinstance(fn, types.MethodDescriptorType) or not fn.__name__.startswith("__"):
+        return fn
+    x = torch.zeros(())
+    for args in ((x,), (x, x)):
+        with _FirstCall() as first, contextlib.suppress(TypeError):
+            fn(*args)
+        if first.func is not None:
+            return first.func
+    return fn
 
 
 def numbers_of_numpy() -> contextlib.AbstractContextManager[Any]:

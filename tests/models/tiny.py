@@ -96,6 +96,7 @@ LEVELS = (
     Level(FEW, widths=8),
     Level(FEW, widths=8, heads=8),
     Level(FEW, widths=4, heads=4),
+    Level({**SMALL, **FEW}, depth=8),
     Level({**SMALL, **FEW}, depth=None),
     Level(FEW, widths=4),
     Level(FEW),

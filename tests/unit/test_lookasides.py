@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import math
 import subprocess
 import sys
 import threading
 import types
+from math import sqrt as imported_sqrt
 from typing import Any
 
 import pytest
@@ -197,11 +200,96 @@ def test_lookasides_of_closures_and_of_c_functions() -> None:
     torch.testing.assert_close(shifted(X), X + 1)
 
 
+BY_NAME = {
+    "math.sqrt": (math.sqrt, lambda x: x * math.sqrt(4.0), lambda x: x * imported_sqrt(4.0)),
+    "len": (len, lambda x: x * len([1, 2]), lambda x: x * builtins.len([1, 2])),
+    "torch.get_num_threads": (torch.get_num_threads, lambda x: x * torch.get_num_threads()),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_builtins_that_modules_have(name: str) -> None:
+    """They are replaced where user's code looks them up, for that capture and in that thread."""
+    builtin, *functions = BY_NAME[name]
+    for f in functions:
+        want = f(X)
+        found = list[torch.Tensor]()
+
+        def seven(*args: object) -> int:
+            thread = threading.Thread(target=lambda: found.append(f(X)))
+            thread.start()
+            thread.join()
+            return 7
+
+        torch.testing.assert_close(jit(f, lookasides=[Lookaside(builtin, seven)])(X), X * 7)
+        assert torch.equal(f(X), want) and torch.equal(found[0], want) and torch.equal(jit(f)(X), want)
+    assert math.sqrt is imported_sqrt and len is builtins.len
+
+
+def test_a_builtin_calls_the_original_in_its_replacement() -> None:
+    lookaside = Lookaside(math.sqrt, lambda x: math.sqrt(x) + 1)
+    torch.testing.assert_close(jit(lambda x: x * math.sqrt(4.0), lookasides=[lookaside])(X), X * 3)
+
+
+def test_builtins_that_no_module_has() -> None:
+    for fn in ([].append, {}.get):
+        with pytest.raises(LookasideError) as caught:
+            Lookaside(fn, slow)
+        assert str(caught.value) == (
+            f"Lookaside: no module has {fn!r:.60} by name, so calls of it cannot be reached\n"
+            "Call it in a Python function of yours, and give that one."
+        )
+    with pytest.raises(LookasideError, match="fn must be a function, given <method 'upper' of 'str' objects>"):
+        Lookaside(str.upper, slow)
+
+
+@pytest.mark.parametrize(
+    ("operator", "f"),
+    (
+        (torch.Tensor.__add__, lambda x: x + 1),
+        (torch.Tensor.__mul__, lambda x: 2 * x),
+        (torch.Tensor.__matmul__, lambda x: x @ x),
+        (torch.Tensor.__eq__, lambda x: x == x),
+        (torch.Tensor.__truediv__, lambda x: x / 2),
+        (torch.Tensor.__rsub__, lambda x: 1 - x),
+        (torch.Tensor.__neg__, lambda x: -x),
+    ),
+)
+def test_operators_arrive_under_other_names(operator: Any, f: Any) -> None:
+    torch.testing.assert_close(jit(f, lookasides=[Lookaside(operator, lambda x, *others: x * 10)])(X), X * 10)
+
+
 def test_a_torch_function_in_python_as_its_own_replacement() -> None:
     softmax = torch.nn.functional.softmax
     with lookasides([Lookaside(softmax, lambda x, dim: softmax(x, dim) * 2)]):
         have = tfn.jvp(lambda x: torch.nn.functional.softmax(x, 0), (X,), (X,))[0]
     torch.testing.assert_close(have, X.softmax(0) * 2)
+
+
+class Methods:
+    @classmethod
+    def of_class(cls, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def of_none(x: Tensor) -> Tensor:
+        return x * 3
+
+    def of_instance(self, x: Tensor) -> Tensor:
+        return x * 4
+
+
+def test_methods_of_all_kinds() -> None:
+    def f(x: Tensor) -> Tensor:
+        return Methods.of_class(x) + Methods().of_class(x) + Methods.of_none(x) + Methods().of_instance(x)
+
+    given = [
+        Lookaside(Methods.of_class, lambda cls, x: x * 10),
+        Lookaside(Methods.of_none, lambda x: x * 100),
+        Lookaside(Methods.of_instance, lambda self, x: x * 1000),
+    ]
+    torch.testing.assert_close(jit(f, lookasides=given)(X), X * 1120)
+    torch.testing.assert_close(f(X), X * 11)
 
 
 def test_errors() -> None:

@@ -99,6 +99,26 @@ def test_contradictions_name_both() -> None:
     )
 
 
+def test_what_changes_the_model_comes_before_what_changes_the_trace() -> None:
+    of_model, of_trace = named("of_model", on="model"), named("of_trace")
+    assert in_order([of_trace, of_model]) == (of_model, of_trace)
+    with pytest.raises(TraitError) as caught:
+        tfn.compile(nn.ReLU(), transforms=[of_trace, named("late", on="model", after=("of_trace",))])
+    assert str(caught.value) == (
+        "the transforms 'of_trace' and 'late' each want to come after the other\n"
+        "  of_trace: after late, which changes the model before it is traced\n"
+        "  late: after of_trace, as late says\n"
+        "Leave one of them out, or change the traits of one that is yours."
+    )
+
+
+@pytest.mark.parametrize("trait", ("after", "before", "conflicts"))
+def test_a_transform_is_not_related_to_itself(trait: str) -> None:
+    with pytest.raises(TraitError) as caught:
+        named("alone", **{trait: ("alone",)})
+    assert str(caught.value) == f"Transform 'alone': {trait} names itself"
+
+
 def test_idempotent_transforms_are_applied_once() -> None:
     tidy, again = named("tidy", idempotent=True), named("again")
     assert names(in_order((tidy, again, tidy, again))) == ["tidy", "again", "again"]
@@ -211,7 +231,7 @@ def test_contradicting_recipes() -> None:
 def test_answers_are_checked() -> None:
     class Wrong(Recipe):
         def setup_transforms(self) -> Any:
-            return None
+            return named("alone")
 
     class Flags(Recipe):
         def setup_config(self) -> Any:
@@ -220,7 +240,7 @@ def test_answers_are_checked() -> None:
     with pytest.raises(RecipeError) as caught:
         tfn.compile(torch.sin, Wrong())
     assert str(caught.value) == (
-        "Wrong(): setup_transforms returns a sequence, not a NoneType\nReturn `()` for nothing."
+        "Wrong(): setup_transforms returns a sequence, not a Transform\nReturn `()` for nothing."
     )
     with pytest.raises(UnknownOption) as caught:
         tfn.compile(torch.sin, Flags())
@@ -229,6 +249,31 @@ def test_answers_are_checked() -> None:
     )
     with pytest.raises(UnknownOption):
         tfn.compile(torch.sin, chache=1)
+
+
+def test_none_is_nothing() -> None:
+    """As in the seed's classes."""
+
+    class Nothing(Recipe):
+        def __init__(self) -> None:
+            super().__init__()
+
+        def setup_lookasides(self) -> Any:
+            return None
+
+        setup_operators = setup_transforms = setup_executors = setup_config = setup_lookasides
+
+    assert same(tfn.compile(nn.ReLU(), Nothing())(X), X.relu())
+
+
+def test_the_final_step_is_not_overridden() -> None:
+    for name in ("assemble", "explain"):
+        with pytest.raises(RecipeError) as caught:
+            type("Mine", (Recipe,), {name: lambda self, model: None})
+        assert str(caught.value) == (
+            f"Mine: `{name}` is not to be overridden\n"
+            "Override `validate` and the `setup_` methods, whose answers it puts together."
+        )
 
 
 def test_explain() -> None:

@@ -4,11 +4,14 @@ A Python function may have been imported under any name, so what is replaced is 
 function is a short trampoline to a dispatcher, which calls the replacement in threads that capture and a copy of the
 original in all others. Calls that were under way go on undisturbed. With the last capture the code comes back.
 
-Functions of C, such as `torch.sin`, reach the recorder by themselves (`scopes.py`), and are diverted there.
+Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves (`scopes.py`) and are diverted
+there. Other functions of C, such as `math.sqrt` and `print`, are replaced where modules have them, for as long as a capture runs.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -31,8 +34,11 @@ class Lookaside:
     Law: outside a capture, and in other threads, `fn` is what it was.
 
     Args:
-        fn: a Python function, however it was imported, or a function of PyTorch's.
-        replace_with: takes the same arguments. A call of `fn` inside it goes to the original.
+        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is `x.add(y)`; or a
+            builtin that modules have by name, as `math.sqrt` and `print`: calls that look it up in a module are diverted, in
+            users' code, not in libraries.
+        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn` inside it goes to
+            the original.
     """
 
     fn: Function
@@ -41,11 +47,38 @@ class Lookaside:
     def __post_init__(self) -> None:
         if not callable(self.replace_with):
             raise LookasideError(f"Lookaside: replace_with is a function, given a {type(self.replace_with).__name__}")
-        if not isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
+        if isinstance(self.fn, types.MethodType) and isinstance(self.fn.__self__, type):
+            object.__setattr__(self, "fn", self.fn.__func__)
+        if not isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) and not _is_method(self.fn):
             raise LookasideError(
                 f"Lookaside: fn must be a function, given {self.fn!r:.60}\n"
                 "For a method give the function in its class, `Class.method`; for a module its class's `forward`."
             )
+        if _is_builtin(self.fn) and not _places(self.fn):
+            raise LookasideError(
+                f"Lookaside: no module has {self.fn!r:.60} by name, so calls of it cannot be reached\n"
+                "Call it in a Python function of yours, and give that one."
+            )
+
+
+def _is_method(fn: Any) -> bool:
+    """A method of tensors written in C."""
+    kinds = types.MethodDescriptorType | types.WrapperDescriptorType
+    return isinstance(fn, kinds) and internals.is_tensor_type(fn.__objclass__)
+
+
+def _is_builtin(fn: Any) -> bool:
+    """A function of C that the recorder does not see."""
+    return isinstance(fn, types.BuiltinFunctionType) and not internals.is_told_to_modes(fn)
+
+
+def _places(fn: Any) -> list[tuple[types.ModuleType, str]]:
+    """The modules that have it, and the names."""
+    modules = {
+        id(vars(module)): module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)
+    }
+    holders = [modules[id(holder)] for holder in gc.get_referrers(fn) if id(holder) in modules]
+    return [(module, name) for module in holders for name, value in list(vars(module).items()) if value is fn]
 
 
 _chosen: ContextVar[Mapping[Any, Lookaside]] = ContextVar("thunder_fn_lookasides", default=types.MappingProxyType({}))
@@ -82,7 +115,7 @@ def replacement(fn: Any) -> Function | None:
 @contextmanager
 def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
     """The captures inside, in this thread, use these lookasides."""
-    token = _chosen.set({**_chosen.get(), **{one.fn: one for one in given}})
+    token = _chosen.set({**_chosen.get(), **{internals.arrives_as(one.fn): one for one in given}})
     try:
         yield
     finally:
@@ -99,6 +132,8 @@ def diverted() -> Generator[None]:
         for fn in _chosen.get():
             if isinstance(fn, types.FunctionType):
                 stack.enter_context(_trampoline(fn).applied(None))
+            elif _is_builtin(fn):
+                stack.enter_context(_builtin(fn).applied())
         yield
 
 
@@ -114,6 +149,33 @@ def original_of(fn: Any) -> Any:
     """A function as it was before any trampoline."""
     known = _trampolines.get(fn) if isinstance(fn, types.FunctionType) else None
     return known.copy if known is not None and known.users else fn
+
+
+# ---- builtins ----
+
+_LIBRARIES = frozenset(
+    ("thunder_fn", "torch", "optree", "sympy", "mpmath", "networkx", "numpy", *sys.stdlib_module_names)
+)
+"""Whose calls of a builtin are not the user's: what runs while a function is traced is written in them."""
+_builtins: dict[Any, internals.Patch] = {}
+
+
+def _builtin(fn: Any) -> internals.Patch:
+    """The modules that have a builtin have a dispatcher in its place."""
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        caller = _frame(1).f_globals.get("__name__", "")
+        is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
+        chosen = replacement(fn) if is_users else None
+        return (chosen or fn)(*args, **kwargs)
+
+    with _lock:
+        if fn not in _builtins or not _builtins[fn].users:
+            _builtins[fn] = internals.Patch(*((module, name, lambda _: dispatch) for module, name in _places(fn)))
+        return _builtins[fn]
+
+
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 # ---- trampolines ----

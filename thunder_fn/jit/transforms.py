@@ -2,7 +2,8 @@
 
     Transform(fuse_norms, name="fuse_norms", after=("quantize",), conflicts=("keep_norms",))
 
-Executors have the same traits. What is related by none keeps the order in which it was given.
+Executors have the same traits. Transforms of the model come before those of the trace. What is related by neither keeps the
+order in which it was given.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Transform:
         for trait, names in values.items():
             if isinstance(names, str) or not all(isinstance(one, str) for one in names):
                 raise TraitError(f"Transform {name!r}: {trait} is a sequence of names, given {names!r}")
+            if name in names:
+                raise TraitError(f"Transform {name!r}: {trait} names itself")
             object.__setattr__(self, trait, tuple(names))
         object.__setattr__(self, "fn", fn)
         object.__setattr__(self, "name", name)
@@ -151,8 +154,13 @@ def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
 
 
 def _comes_first(first: HasTraits, second: HasTraits) -> bool:
-    """The traits of either say that `first` is before `second`."""
-    return first is not second and (first.name in second.after or second.name in first.before)
+    """The traits of either, or what they are applied to, say that `first` is before `second`."""
+    return first is not second and (reason(first, second) is not None or _subjects(first, second) == ("model", "trace"))
+
+
+def _subjects(first: HasTraits, second: HasTraits) -> tuple[Subject, Subject]:
+    """What each is applied to. Executors run traces."""
+    return getattr(first, "on", "trace"), getattr(second, "on", "trace")
 
 
 def reason(first: HasTraits, second: HasTraits) -> str | None:
@@ -169,8 +177,12 @@ def _contradiction(left: Sequence[HasTraits], what: str) -> TraitError:
         first = next(other for other in left if _comes_first(other, chain[-1]))
         if first in chain:
             cycle = [*chain[chain.index(first) :], first]
-            lines = [f"  {after.name}: {reason(before, after)}" for after, before in itertools.pairwise(cycle)]
+            lines = [f"  {after.name}: {_why(before, after)}" for after, before in itertools.pairwise(cycle)]
             names = " and ".join(repr(one.name) for one in cycle[:-1])
             text = f"the {what}s {names} each want to come after the other\n" + "\n".join(lines)
             return TraitError(located(text, fix="Leave one of them out, or change the traits of one that is yours."))
         chain.append(first)
+
+
+def _why(first: HasTraits, second: HasTraits) -> str:
+    return reason(first, second) or f"after {first.name}, which changes the model before it is traced"

@@ -93,13 +93,27 @@ class Recipe(metaclass=_MadeOnce):
         """Options of `jit`."""
         return {}
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("assemble", "explain"):
+            if name in vars(cls):
+                fix = "Override `validate` and the `setup_` methods, whose answers it puts together."
+                raise RecipeError(located(f"{cls.__name__}: `{name}` is not to be overridden", fix=fix))
+
     def __setattr__(self, name: str, value: Any) -> None:
+        self._check_unmade()
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._check_unmade()
+        object.__delattr__(self, name)
+
+    def _check_unmade(self) -> None:
         if getattr(self, "_is_made", False):
             raise RecipeError(
                 f"{self!r} does not change once it is made, since it may serve many models\n"
                 "Make another one, or add to it with `+` and `with_`."
             )
-        object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -288,7 +302,7 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
     executors = [*asked("setup_operators", read), *asked("setup_executors", read)]
     executors += [one for one in machine_executors() if one.name not in {other.name for other in executors}]
     assembly = Assembly(
-        tuple(sorted(in_order(transforms), key=lambda one: one.on != "model")),
+        in_order(transforms),
         in_order(resolve_executors(executors), "executor"),
         tuple(asked("setup_lookasides")),
         _frontend(parts),
@@ -303,6 +317,8 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
 
 def _sequence(part: Recipe, question: str) -> Sequence[Any]:
     answer: Any = getattr(part, question)()
+    if answer is None:  # said by a method without `return`
+        return ()
     if isinstance(answer, str) or not isinstance(answer, Sequence):
         raise RecipeError(
             f"{part!r}: {question} returns a sequence, not a {type(answer).__name__}\nReturn `()` for nothing."
@@ -322,7 +338,7 @@ def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
     said: dict[str, list[tuple[Recipe, Any]]] = {}
     known = Config.__annotations__
     for part in parts:
-        answer: Any = part.setup_config()
+        answer: Any = part.setup_config() or {}
         if not isinstance(answer, Mapping):
             raise RecipeError(f"{part!r}: setup_config returns a dict of options, not a {type(answer).__name__}")
         for name, value in answer.items():
