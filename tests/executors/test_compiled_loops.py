@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,8 +16,10 @@ from thunder_fn.executors.compiled import compiling
 from thunder_fn.executors.compiled.codegen import Code, Job
 from thunder_fn.executors.compiled.loop_cpp import View, _leading
 from thunder_fn.executors.compiled.loop_plan import is_loop
+from thunder_fn.executors.compiled.loop_sums import sums_of
 from thunder_fn.executors.compiled.loops import generate
 from thunder_fn.executors.compiled.programs import jobs_of
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.testing.laws.comparing import run
 from thunder_fn.trace import Trace
 
@@ -69,6 +71,41 @@ def counting(n: Tensor, xs: Tensor) -> Any:
     return tfn.scan(step, (n, torch.tensor(False)), xs)
 
 
+def parts(h: Tensor, xs: Tensor) -> Any:
+    """A y that is the beginning of what is computed: in its place there would be no room for the rest."""
+
+    def step(h: Tensor, x: Tensor) -> Any:
+        z = torch.cat([h * 2, x * 3]).sin()
+        return z[: len(h)] + 1, (z[: len(h)], z.sum())
+
+    return tfn.scan(step, h, xs)
+
+
+def gradients(w: Tensor, h: Tensor, xs: Tensor) -> Any:
+    """A weight that is read twice, in a loop from the last step to the first."""
+
+    def f(w: Tensor, h: Tensor, xs: Tensor) -> Tensor:
+        step = lambda h, x: (lambda new: (new, new.sin()))(torch.tanh((x @ w).cos() + h @ w))
+        return tfn.scan(step, h, xs, reverse=True)[1].square().sum()
+
+    return tfn.grad(f, argnums=(0, 1, 2))(w, h, xs)
+
+
+def totals(total: Tensor, h: Tensor, xs: Tensor, reverse: bool = False) -> Any:
+    """Sums whose rows are carries before and after the step, stacked results, slices, and what is the same in each step."""
+
+    def step(carry: Any, x: Tensor) -> Any:
+        a, b, c, d, e, v = carry
+        new = torch.tanh(v + x)
+        a = new.t() @ x + a
+        b = (b + v.t() @ x) + x.t() @ new
+        c = c + new.sin().t() @ h
+        d, e = d - v.t() @ new, e + e.t() @ e.t()  # these two are none
+        return (a, b, c, d, e, new), new.sin()
+
+    return tfn.scan(step, (total, total * 2, total.t(), total, total * 0.1, h), xs, reverse=reverse)
+
+
 def strided(h: Tensor, xs: Tensor) -> Any:
     """A carry that is laid out otherwise than its first value."""
     return tfn.scan(lambda h, x: ((h + x).t().contiguous().t(), h.t()), h, xs)
@@ -96,6 +133,8 @@ def at_most(x: Tensor) -> Any:
 
 DOUBLE = [x.double() for x in (W, H, XS)]
 GATES = (torch.randn(16, 64) * 0.2, torch.randn(16, 64) * 0.2, torch.randn(64))
+FAR = torch.randn(120, 16) * 0.1, torch.randn(7, 120, 16) * 0.1
+"""So many rows that two steps fill a block."""
 LOOPS: dict[str, tuple[Any, tuple[Tensor, ...], bool]] = {
     "rnn": (rnn, (W, H, XS), True),
     "rnn, backward": (rnn_backward, (W, H, XS), True),
@@ -109,6 +148,13 @@ LOOPS: dict[str, tuple[Any, tuple[Tensor, ...], bool]] = {
     "rnn of odd sizes": (rnn, (W[:5, :5].contiguous(), H[:, :5], XS[:, :, :5]), True),
     "lstm, backwards": (lstm, (*GATES, H, H + 1, XS), True),
     "passing": (passing, (H, H + 1, XS), True),
+    "parts": (parts, (H, XS), True),
+    "weight that is read twice": (gradients, (W, H, XS), True),
+    "sums in one block": (totals, (W, H, XS), True),
+    "sums in blocks": (totals, (W * 0.1, *FAR), True),
+    "sums in blocks, reversed": (lambda *args: totals(*args, reverse=True), (W * 0.1, *FAR), True),
+    "sums in blocks that are full": (totals, (W.double(), FAR[0].double(), FAR[1][:4].double()), True),
+    "sums of one step": (totals, (W, H, XS[:1]), True),
     "counting": (counting, (torch.tensor(3), XS), True),
     "strided": (strided, (H, XS), True),
     "sorting": (sorting, (H, XS), False),
@@ -179,6 +225,14 @@ def test_loops_that_stay_in_python() -> None:
     for f in (noisy, nested):
         text = str(lower(capture(f, (H, XS), {}).trace, executors=[inductor()], below_autograd=True))
         assert "    for v" in text
+
+
+def test_which_carries_are_sums() -> None:
+    (equation,) = inline(capture(lambda *args: totals(*args)[0], (W, H, XS), {}).trace).equations[-1:]
+    whole = replace(equation, bodies=(inline(equation.body),))
+    assert [(one.carry, len(one.products)) for one in sums_of(whole)] == [(0, 1), (1, 2), (2, 1)]
+    wide = capture(lambda w, h, xs: tfn.scan(lambda c, x: (c + x.t() @ x, c), w, xs), (W, H, XS), {}).trace
+    assert sums_of(wide.equations[-1]) == (), "a y reads it"
 
 
 @pytest.mark.parametrize("rows", [1, 6])

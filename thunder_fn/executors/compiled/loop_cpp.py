@@ -26,8 +26,10 @@ import torch
 
 from thunder_fn import torch_internals_inductor as internals
 from thunder_fn.executors.compiled.codegen import Code, Kernel, Strides
+from thunder_fn.executors.compiled.loop_front import FRONT, INCLUDE
 from thunder_fn.executors.compiled.loop_plan import (
     Plan,
+    Rows,
     contiguous_strides,
     end_lines,
     header_line,
@@ -42,7 +44,8 @@ from thunder_fn.trace import Var, static_shape
 ALIGNMENT = 64
 SMALL = 2**18
 """Products of so many multiplications are written out."""
-_INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
+LONG = 256
+"""Rows that make a sum's product long enough to take no notice of its beginning and end."""
 
 
 class NotCpp(Exception):
@@ -50,76 +53,6 @@ class NotCpp(Exception):
 
 
 _C_TYPES = {torch.float32: "float", torch.float64: "double"}
-
-_FRONT = f"""{_INCLUDE}
-#include <cstring>
-
-// While a loop runs, other threads may; now and then it looks whether its user wants it to end.
-struct Running {{
-    PyThreadState* state = PyEval_SaveThread();
-    ~Running() {{ PyEval_RestoreThread(state); }}
-    bool interrupted(int64_t n) {{
-        if ((n & 0xffff) != 0xffff) return false;
-        PyEval_RestoreThread(state);
-        const bool found = PyErr_CheckSignals() != 0;
-        state = PyEval_SaveThread();
-        return found;
-    }}
-}};
-
-template <typename T>
-static void multiply(int64_t gemm, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t a0, int64_t a1,
-                     const T* b, int64_t b0, int64_t b1, T beta, T* c, int64_t ldc) {{
-    using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
-                          const T*, const int*, const T*, T*, const int*);
-    const bool at = a1 != 1, bt = b1 != 1;
-    const int M = m, N = n, K = k, lda = at ? a1 : a0, ldb = bt ? b1 : b0, ld = ldc;
-    reinterpret_cast<Gemm>(gemm)(bt ? "T" : "N", at ? "T" : "N", &N, &M, &K, &alpha, b, &ldb, a, &lda, &beta, c, &ld);
-}}
-
-template <typename T>
-static void fill(const T* from, int64_t s0, int64_t s1, T* to, int64_t ld, int64_t m, int64_t n) {{
-    if (from == to) return;
-    for (int64_t i = 0; i < m; ++i) {{
-        if (s1 == 1) std::memcpy(to + i * ld, from + i * s0, n * sizeof(T));
-        else for (int64_t j = 0; j < n; ++j) to[i * ld + j] = from[i * s0 + j * s1];
-    }}
-}}
-
-// Small products whose right side lies in rows: BLAS takes longer to begin than these take.
-template <typename T, int64_t N, int64_t K, int64_t R, int64_t C>
-static inline void block(const T* a, int64_t lda, const T* b, int64_t ldb, bool add, T alpha, T* c, int64_t ldc) {{
-    using Vec = at::vec::Vectorized<T>;
-    Vec sums[R][C];
-    for (int64_t r = 0; r < R; ++r)
-        for (int64_t j = 0; j < C; ++j) sums[r][j] = Vec(T(0));
-    for (int64_t k = 0; k < K; ++k) {{
-        Vec row[C];
-        for (int64_t j = 0; j < C; ++j) row[j] = Vec::loadu(b + k * ldb + j * Vec::size());
-        for (int64_t r = 0; r < R; ++r) {{
-            const Vec x(a[r * lda + k]);
-            for (int64_t j = 0; j < C; ++j) sums[r][j] = at::vec::fmadd(x, row[j], sums[r][j]);
-        }}
-    }}
-    for (int64_t r = 0; r < R; ++r)
-        for (int64_t j = 0; j < C; ++j) {{
-            T* to = c + r * ldc + j * Vec::size();
-            auto value = sums[r][j] * Vec(alpha);
-            if (add) value = value + Vec::loadu(to);
-            value.store(to);
-        }}
-}}
-
-template <typename T, int64_t M, int64_t N, int64_t K>
-static void multiply_small(const T* a, int64_t lda, const T* b, int64_t ldb, bool add, T alpha, T* c, int64_t ldc) {{
-    constexpr int64_t V = at::vec::Vectorized<T>::size(), C = N % (2 * V) ? 1 : 2, R = 4;
-    for (int64_t j = 0; j < N; j += C * V) {{
-        int64_t i = 0;
-        for (; i + R <= M; i += R) block<T, N, K, R, C>(a + i * lda, lda, b + j, ldb, add, alpha, c + i * ldc + j, ldc);
-        for (; i < M; ++i) block<T, N, K, 1, C>(a + i * lda, lda, b + j, ldb, add, alpha, c + i * ldc + j, ldc);
-    }}
-}}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +81,15 @@ def in_cpp(plan: Plan, codes: Sequence[Code]) -> Code:
         raise NotCpp("tensors of its own")
     writer = _CppWriter(plan, codes)
     source = writer.source()
-    arguments = [*map(str, plan.equation.operands[: plan.num_consts]), *(f"c{i}" for i in range(plan.num_carry))]
+    arguments = [*map(str, plan.equation.operands[: plan.num_consts]), *(f"c{i}" for i in plan.kept)]
     arguments += list(map(str, plan.xs))
     outputs = [f"o{i}" for i in range(len(plan.equation.outputs))]
     lines = ["import torch", "from thunder_fn.torch_internals_inductor import gemm_address", header_line(plan)]
-    lines += [f"    c{i} = {var}.contiguous()" for i, var in enumerate(plan.carry)]
+    lines += [f"    c{i} = {plan.carry[i]}.contiguous()" for i in plan.kept]
     for name, var in zip(outputs, plan.equation.outputs, strict=True):
         type = tensor_type(var)
         lines.append(f"    {name} = torch.empty({static_shape(type)}, dtype={type.dtype}, device='cpu')")
+    lines += [f"    o{i}.copy_({plan.carry[i]})" for i, _ in plan.sums]
     lines.append(f"    scratch = torch.empty({max(writer.size, 1)}, dtype=torch.uint8, device='cpu')")
     gemm = f"gemm_address({next(iter(writer.gemms))})" if writer.gemms else "0"
     lines.append(f"    loop({', '.join([*arguments, *outputs, 'scratch'])}, {gemm})")
@@ -173,16 +107,21 @@ class _CppWriter:
         self.size = 0
         self.gemms: set[torch.dtype] = set()
         self.kernels: list[str] = []
+        self.homes: dict[int, tuple[str, int]] = {}
+        self.packed: dict[View, View] = {}
+        widest = [left.shape[0] for _, products in plan.sums for left, _ in products]
+        self.block = max(2, LONG // min(widest)) if widest else 1
 
     def source(self) -> str:
         plan, lines = self.plan, list[str]()
+        first_x = plan.num_consts + len(plan.kept)
         if plan.is_scan:
             loop = Loop.of(plan.equation)
             lines.append(f"for (int64_t n = 0; n < {loop.steps}; ++n) {{")
             lines.append(f"const int64_t i = {f'{loop.steps - 1} - n' if loop.reverse else 'n'};")
             for number, (var, stride) in enumerate(zip(plan.xs, plan.x_strides, strict=True)):
                 size = stride * tensor_type(var).dtype.itemsize
-                lines.append(f"const uint8_t* in{plan.num_consts + plan.num_carry + number} = x{number} + i * {size};")
+                lines.append(f"const uint8_t* in{first_x + number} = x{number} + i * {size};")
         else:
             steps = While.of(plan.equation).max_steps
             lines.append(f"for (int64_t n = 0; {'' if steps is None else f'n < {steps}'}; ++n) {{")
@@ -191,39 +130,97 @@ class _CppWriter:
             lines += ["if (!*reinterpret_cast<const bool*>(result0)) break;", "}"]
         body = _Statements(self, len(plan.steps) - 1, self.placed)
         lines += body.lines()
-        results = [f"result{place}" for place in plan.body.places]
-        for number, (name, var) in enumerate(zip(results, plan.equation.outputs, strict=True)):
-            if number < plan.num_carry:
-                lines.append(f"in{plan.num_consts + number} = {name};")
-            elif self.owner(plan.body.places[number]) != number:
-                lines.append(f"std::memcpy(y{number} + i * {_slice(var)}, {name}, {_slice(var)});")
+        for place, number in zip(plan.body.places, self.numbers, strict=False):
+            size = _slice(plan.equation.outputs[number])
+            if number >= plan.num_carry and self.homes.get(place) != (f"y{number}", size):
+                lines.append(f"std::memcpy(y{number} + i * {size}, result{place}, {size});")
+        lines += self.sums()
+        lines += [f"in{plan.num_consts + at} = result{plan.body.places[at]};" for at in range(len(plan.kept))]
         lines += ["if (running.interrupted(n)) return;", "}"]
-        for number, var in enumerate(plan.carry):
-            type = tensor_type(var)
+        for at, number in enumerate(plan.kept):
+            type = tensor_type(plan.carry[number])
             size = _bytes(static_shape(type), type.dtype)
-            lines.append(f"std::memcpy(y{number}, in{plan.num_consts + number}, {size});")
-        return "\n".join([_FRONT, *self.kernels, self.header(), *lines, "}"])
+            lines.append(f"std::memcpy(y{number}, in{plan.num_consts + at}, {size});")
+        return "\n".join([FRONT, *self.kernels, self.header(), *self.packing(), *lines, "}"])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the loop's results that a step gives, in its order."""
+        return (*self.plan.kept, *range(self.plan.num_carry, len(self.plan.equation.outputs)))
+
+    def sums(self) -> Iterator[str]:
+        """At the end of a block of steps, what its rows are multiplied to."""
+        plan = self.plan
+        if not plan.sums:
+            return
+        loop = Loop.of(plan.equation)
+        yield f"if ({'i' if loop.reverse else '(i + 1)'} % {self.block} == 0 || n == {loop.steps - 1}) {{"
+        yield f"const int64_t first = i - i % {self.block};"
+        yield f"const int64_t steps = std::min<int64_t>({self.block}, {loop.steps if loop.reverse else 'i + 1'} - first);"
+        for number, products in plan.sums:
+            dtype = tensor_type(plan.carry[number]).dtype
+            c = self.gemm_type(dtype)
+            for left, right in products:
+                (k, m), (_, n) = left.shape, right.shape
+                a, b = (f"(const {c}*)({self.rows(rows, dtype)})" for rows in (left, right))
+                yield f"multiply<{c}>(gemm, {m}, {n}, steps * {k}, 1, {a}, 1, {m}, {b}, {n}, 1, 1, ({c}*)(y{number}), {n});"
+        yield "}"
+
+    def rows(self, rows: Rows, dtype: torch.dtype) -> str:
+        """The address of the first row of a block of steps."""
+        size = _bytes(rows.shape, dtype)
+        if rows.of == "x":
+            return f"x{rows.number} + first * {size}"
+        home, slot = self.homes[self.plan.body.places[rows.number]]
+        if slot != size:
+            raise NotCpp("rows that are a part of a buffer")
+        return f"{home} + first * {size}" if home.startswith("y") else home
+
+    def gemm_type(self, dtype: torch.dtype) -> str:
+        """The type that BLAS calls it, of which a loop has one."""
+        if dtype not in _C_TYPES or not internals.gemm_address(dtype) or {dtype} | self.gemms != {dtype}:
+            raise NotCpp(f"products of {dtype}")
+        self.gemms.add(dtype)
+        return _C_TYPES[dtype]
+
+    def in_rows(self, view: View) -> View:
+        """A matrix that is the same in each step, copied in front of the loop so that its rows lie together."""
+        if view not in self.packed:
+            base = self.scratch(None, _bytes(view.shape, view.dtype))
+            self.packed[view] = View(base, view.shape, contiguous_strides(view.shape), view.dtype)
+        return self.packed[view]
+
+    def packing(self) -> Iterator[str]:
+        """The copies in front of the loop."""
+        for view, packed in self.packed.items():
+            (m, n), (s0, s1), c = view.shape, view.strides, _C_TYPES[view.dtype]
+            yield f"fill<{c}>((const {c}*)({view.pointer}), {s0}, {s1}, ({c}*)({packed.base}), {n}, {m}, {n});"
 
     def header(self) -> str:
         plan = self.plan
-        names = [f"const uint8_t* in{i}" for i in range(plan.num_consts + plan.num_carry)] + [
+        names = [f"const uint8_t* in{i}" for i in range(plan.num_consts + len(plan.kept))] + [
             f"const uint8_t* x{i}" for i in range(len(plan.xs))
         ]
         names += [f"uint8_t* y{i}" for i in range(len(plan.equation.outputs))]
         return f'extern "C" void kernel({", ".join([*names, "uint8_t* scratch", "int64_t gemm"])}) {{\nRunning running;'
 
-    def owner(self, place: int) -> int | None:
-        """The stacked output whose memory a result of the step is computed in."""
-        found = [n for n, at in enumerate(self.plan.body.places) if at == place and n >= self.plan.num_carry]
-        return found[0] if found else None
-
     def placed(self, result: int | None, size: int) -> str:
-        """Where a buffer lies: results in their slice of what is stacked, carries in turns, others in the scratch memory."""
+        """Where a buffer lies.
+
+        Results in their slice of what is stacked, unless they are a part of the buffer only; rows of sums one after the
+        other; carries in turns; others in the scratch memory.
+        """
         if result is None:
             return self.scratch(None, size)
-        number = self.owner(result)
-        if number is not None:
-            return f"y{number} + i * {_slice(self.plan.equation.outputs[number])}"
+        plan = self.plan
+        for place, number in zip(plan.body.places, self.numbers, strict=False):
+            if place == result and number >= plan.num_carry and _slice(plan.equation.outputs[number]) == size:
+                self.homes[result] = f"y{number}", size
+                return f"y{number} + i * {size}"
+        if result in plan.body.places[len(self.numbers) :]:
+            start = self.scratch(None, size * self.block)
+            self.homes[result] = start, size
+            return f"{start} + i % {self.block} * {size}"
         first, second = self.scratch(None, size), self.scratch(None, size)
         return f"(n & 1 ? {first} : {second})"
 
@@ -256,13 +253,14 @@ class _Statements:
         self.code, self.step = writer.codes[number], writer.plan.steps[number]
         self.views: dict[str, View] = {}
         self.bases: dict[str, int] = {}
+        self.fixed = {f"in{number}" for number in range(writer.plan.num_consts)}
         self.found: list[str] = []
 
     def lines(self) -> list[str]:
         module = ast.parse(self.code.text)
         function = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "region")
         for name, kernel in self.code.kernels:
-            source = kernel.source.replace(_INCLUDE, "").replace('extern "C"', "static", 1)
+            source = kernel.source.replace(INCLUDE, "").replace('extern "C"', "static", 1)
             self.writer.kernels.append(f"namespace step{self.number} {{ namespace {name} {{\n{source}\n}} }}")
         inputs = zip(function.args.args, self.step.trace.inputs, self.step.strides, strict=True)
         for position, (argument, var, strides) in enumerate(inputs):
@@ -335,13 +333,11 @@ class _Statements:
             raise NotCpp(name)
         *front, a, b = map(self.view, call.args)
         out = self.view(options["out"])
-        if out.dtype not in _C_TYPES or not internals.gemm_address(out.dtype):
-            raise NotCpp(f"products of {out.dtype}")
-        self.writer.gemms.add(out.dtype)
-        if len(self.writer.gemms) > 1 or not all(map(_is_matrix, (a, b, out))) or _leading(out)[1] != 1:
+        c = self.writer.gemm_type(out.dtype)
+        if not all(map(_is_matrix, (a, b, out))) or _leading(out)[1] != 1:
             raise NotCpp("a matrix of another layout")
         alpha, beta = (ast.literal_eval(options[key]) if key in options else 1 for key in ("alpha", "beta"))
-        c, (m, k), n = _C_TYPES[out.dtype], a.shape, b.shape[1]
+        (m, k), n = a.shape, b.shape[1]
         lines = list[str]()
         if front:
             (start,) = front
@@ -351,7 +347,11 @@ class _Statements:
             )
         (a0, a1), (b0, b1) = _leading(a), _leading(b)
         beta = float(beta) if front else 0.0
-        if a1 == b1 == 1 and m * n * k <= SMALL and n % (64 // out.dtype.itemsize) == 0 and beta in (0.0, 1.0):
+        is_small = a1 == 1 and m * n * k <= SMALL and n % (64 // out.dtype.itemsize) == 0 and beta in (0.0, 1.0)
+        if is_small and b1 != 1 and b.base in self.fixed:
+            b = self.writer.in_rows(b)
+            b0, b1 = _leading(b)
+        if is_small and b1 == 1:
             left, right = f"(const {c}*)({a.pointer}), {a0}", f"(const {c}*)({b.pointer}), {b0}"
             options = f"{'true' if beta else 'false'}, {float(alpha)}, ({c}*)({out.pointer}), {_rows(out)}"
             lines.append(f"multiply_small<{c}, {m}, {n}, {k}>({left}, {right}, {options});")

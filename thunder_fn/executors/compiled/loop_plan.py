@@ -12,6 +12,7 @@ import torch
 
 from thunder_fn import torch_internals_inductor as internals
 from thunder_fn.executors.compiled.codegen import Job, RegionError, Strides
+from thunder_fn.executors.compiled.loop_sums import Sum, sums_of, without_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline_into
@@ -130,8 +131,20 @@ def _check_settled(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """What steps multiply for a sum: slices of an operand (`of` is "x") or a result of the step, each a matrix of `shape`."""
+
+    of: str
+    number: int
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A loop: its operands as the region's inputs, the steps, the strides that its carries have at the end."""
+    """A loop: its operands as the region's inputs, the steps, the strides that its carries have at the end.
+
+    `sums` are carries that the steps do not have, by number, and what is multiplied for each.
+    """
 
     equation: Equation
     region: Trace
@@ -140,10 +153,14 @@ class Plan:
     steps: tuple[Step, ...]
     x_strides: tuple[int, ...]
     final: tuple[Strides, ...]
+    sums: tuple[tuple[int, tuple[tuple[Rows, Rows], ...]], ...] = ()
 
     @staticmethod
-    def of(job: Job) -> Plan:
+    def of(job: Job, *, has_sums: bool = False) -> Plan:
         """How a job's loop is compiled.
+
+        Args:
+            has_sums: carries that are sums of products are left to whoever runs the steps.
 
         Raises:
             RegionError: a carry has another layout after each step.
@@ -164,16 +181,25 @@ class Plan:
             *(contiguous_strides(shape) for shape in shapes[num_consts:last]),
             *(given[1:] for given in strides[last:]),
         ]
-        steps = tuple(Step.of(one, inner) for one in equation.bodies)
         final = _final_strides(body, (num_consts, num_carry), [*strides[:last], *inner[last:]], equation)
-        return Plan(
-            equation, job.region, num_consts, num_carry, steps, tuple(given[0] for given in strides[last:]), final
-        )
+        x_strides = tuple(given[0] for given in strides[last:])
+        if has_sums and equation.op == SCAN and (sums := sums_of(equation)):
+            rows, results = _rows(equation, sums, inner[last:], x_strides)
+            kept = [given for number, given in enumerate(inner) if number - num_consts not in dict(rows)]
+            steps = (Step.of(without_sums(equation, sums, results), kept),)
+            return Plan(equation, job.region, num_consts, num_carry, steps, x_strides, final, rows)
+        steps = tuple(Step.of(one, inner) for one in equation.bodies)
+        return Plan(equation, job.region, num_consts, num_carry, steps, x_strides, final)
 
     @property
     def is_scan(self) -> bool:
         """It is a scan; otherwise a while_loop."""
         return self.equation.op == SCAN
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The numbers of the carries that the steps have."""
+        return tuple(number for number in range(self.num_carry) if number not in dict(self.sums))
 
     @property
     def xs(self) -> tuple[Var, ...]:
@@ -189,6 +215,26 @@ class Plan:
     def body(self) -> Step:
         """The step itself; before it may come a condition."""
         return self.steps[-1]
+
+
+def _rows(
+    equation: Equation, sums: tuple[Sum, ...], strides: Sequence[Strides], x_strides: Sequence[int]
+) -> tuple[tuple[tuple[int, tuple[tuple[Rows, Rows], ...]], ...], tuple[Var, ...]]:
+    """Where the rows of sums are, and those among them that are results of the step."""
+    _, _, xs = Loop.of(equation).parts(equation.body.inputs)
+    first = len(equation.outputs) - len(sums)
+    results = list[Var]()
+
+    def found(var: Var) -> Rows:
+        k, n = static_shape(tensor_type(var))
+        if var in xs and is_contiguous((k, n), strides[xs.index(var)]) and x_strides[xs.index(var)] == k * n:
+            return Rows("x", xs.index(var), (k, n))
+        if var not in results:
+            results.append(var)
+        return Rows("result", first + results.index(var), (k, n))
+
+    rows = tuple((one.carry, tuple((found(left), found(right)) for left, right in one.products)) for one in sums)
+    return rows, tuple(results)
 
 
 def _final_strides(

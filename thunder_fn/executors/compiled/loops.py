@@ -23,12 +23,14 @@ def generate(job: Job) -> Code:
     """
     if not is_loop(job.region):
         return generate_region(job)
-    plan = Plan.of(job)
-    codes = tuple(generate_region(Job(step.trace, step.strides, job.threads)) for step in plan.steps)
     try:
-        return in_cpp(plan, codes)
+        return in_cpp(*_with_codes(Plan.of(job, has_sums=True), job))
     except NotCpp:
-        return in_python(plan, codes)
+        return in_python(*_with_codes(Plan.of(job), job))
+
+
+def _with_codes(plan: Plan, job: Job) -> tuple[Plan, tuple[Code, ...]]:
+    return plan, tuple(generate_region(Job(step.trace, step.strides, job.threads)) for step in plan.steps)
 
 
 def in_python(plan: Plan, codes: Sequence[Code]) -> Code:
