@@ -282,8 +282,8 @@ WRONG_VJPS = [
         lambda p: ((p["w"], p["b"]), None),
         None,
         (P,),
-        "custom_vjp: fwd of <lambda> returned an output of structure PyTreeSpec((*, *)), "
-        "but the function's is PyTreeSpec(*)",
+        "custom_vjp: fwd of <lambda> returned another structure than the function: "
+        "its out is a tuple of 2, and the function's out is a leaf",
     ),
     (
         lambda p: (p["b"] * 2, None),
@@ -309,7 +309,7 @@ WRONG_VJPS = [
         fwd,
         lambda res, ct: (ct,),
         (P,),
-        "custom_vjp: bwd of <lambda> returned f32[3] for args[0], which is a dict with the keys 'w', 'b'\n"
+        "custom_vjp: bwd of <lambda> returned f32[3] for args[0], which is a dict with the keys 'b', 'w'\n"
         "Return the same structure, with None for what has no gradient.",
     ),
     (
@@ -350,7 +350,7 @@ def jvp_error(rule: Any) -> str:
 WRONG_JVPS = [
     (
         lambda ps, ts: ps[0],
-        "custom_jvp: the rule of <lambda> must return (output, tangent), but it returned a dict with the keys 'w', 'b'",
+        "custom_jvp: the rule of <lambda> must return (output, tangent), but it returned a dict with the keys 'b', 'w'",
     ),
     (
         lambda ps, ts: ({"o": ps[0]["b"]}, {"o": None}),

@@ -148,3 +148,11 @@ def test_static_programs_are_traced_once() -> None:
     with warnings.catch_warnings():
         jit(f)(INPUTS[0])
     assert len(calls) == 1
+
+
+def test_the_pullback_takes_a_cotangent_of_the_size_that_was_found() -> None:
+    x = INPUTS[0]
+    y, pullback = tfn.vjp(lambda x: x[x > 0].sin(), x)
+    same(pullback(y), torch.func.vjp(lambda x: x[x > 0].sin(), x)[1](y))
+    with pytest.raises(errors.CotangentError, match=r"cotangent is f32\[9\], but out is f32\[\d\]"):
+        pullback(torch.ones(9))

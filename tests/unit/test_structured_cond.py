@@ -41,7 +41,8 @@ def test_branches_that_differ() -> None:
         "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both have the same type.",
     ]
     assert text_of(lambda x: tfn.switch(x.sum().long(), (wide, wide, torch.sin), (x,)))[0] == (
-        "switch: the branches must return the same structure, but they return"
+        "switch: the branches must return the same structure, "
+        "but wide() is a dict with the keys 'h', 'n', 'same', and sin() is a leaf"
     )
     numbers = text_of(lambda x: tfn.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x, 2), (x,)))
     assert numbers[-1] == "Return equal numbers, or tensors such as `torch.tensor(1)`."

@@ -340,7 +340,9 @@ def test_numbers_in_the_first_carry() -> None:
 
 def test_other_errors() -> None:
     assert "must return (carry, y), not a Tensor" in raises(lambda xs: tfn.scan(lambda c, x: x, H, xs), XS)
-    assert "it becomes PyTreeSpec((*, *))" in raises(lambda xs: tfn.scan(lambda c, x: ((c, c), x), H, xs), XS)
+    assert "carry is a leaf, and the new carry is a tuple of 2" in raises(
+        lambda xs: tfn.scan(lambda c, x: ((c, c), x), H, xs), XS
+    )
     assert "y is of type int, and only tensors can be stacked" in raises(
         lambda xs: tfn.scan(lambda c, x: (c, 1), H, xs), XS
     )

@@ -113,20 +113,54 @@ def test_signatures_are_torch_funcs(name: str) -> None:
             "  args[0] has size 3 in dim 0\n  args[1] has size 4 in dim 0",
         ),
         (
+            lambda: tfn.vmap(lambda p: p["w"], in_dims=({"w": (0,)},))({"w": X}),
+            errors.VmapError,
+            "vmap_<lambda>: in_dims must be a prefix of the structure of the arguments, "
+            "but in_dims[0]['w'] is (0,), and args[0]['w'] is a leaf",
+        ),
+        (
+            lambda: tfn.vmap(lambda p: p, out_dims={"w": 0, "b": 0})({"w": X}),
+            errors.VmapError,
+            "vmap_<lambda>: out_dims must be a prefix of the structure of the result, "
+            "but out_dims is {'w': 0, 'b': 0}, and out is a dict with the keys 'w'",
+        ),
+        (
+            lambda: tfn.vmap(lambda p: p, out_dims={"w": None})({"w": X}),
+            errors.VmapError,
+            "vmap_<lambda>: out_dims is None for out['w'], but out['w'] differs between examples",
+        ),
+        (
+            lambda: tfn.vmap(lambda p: p, out_dims={"w": 2})({"w": X}),
+            errors.VmapError,
+            "vmap_<lambda>: out['w'] has 2 dims with the batch dim, so out_dims cannot be 2",
+        ),
+        (
+            lambda: tfn.jvp(lambda p: p, ({"w": (X, X)},), ({"w": (X,)},)),
+            errors.TangentError,
+            "jvp: the tangents must have the structure of the primals, "
+            "but tangents[0]['w'] is a tuple of 1, and primals[0]['w'] is a tuple of 2",
+        ),
+        (
+            lambda: tfn.vjp(lambda p: p, {"w": X, "b": A})[1]({"w": X, "b": X[0]}),
+            errors.CotangentError,
+            "vjp_<lambda>: cotangent['b'] is f32[4], but out['b'] is f32[3]",
+        ),
+        (
             lambda: tfn.linearize(torch.sin, A)[1](B, A),
             errors.TangentError,
-            "linearize: the tangents have the structure PyTreeSpec((*, *)), but the primals have PyTreeSpec((*,))",
+            "linearize: the tangents must have the structure of the primals, "
+            "but tangents is a tuple of 2, and primals is a tuple of 1",
         ),
         (
             lambda: tfn.jacrev(lambda v: 3)(A),
             errors.NotDifferentiable,
-            "jacrev_<lambda>: the function must return tensors, but output 0 is a int\n"
+            "jacrev_<lambda>: the function must return tensors, but out is a int\n"
             "Return other values as aux, with has_aux=True.",
         ),
         (
             lambda: tfn.jacfwd(lambda v: 3)(A),
             errors.NotDifferentiable,
-            "jacfwd_<lambda>: the function must return tensors, but output 0 is a int\n"
+            "jacfwd_<lambda>: the function must return tensors, but out is a int\n"
             "Return other values as aux, with has_aux=True.",
         ),
         (
@@ -141,7 +175,20 @@ def test_signatures_are_torch_funcs(name: str) -> None:
             "For an output that is a tuple pass a tuple: `pullback((a, b))`.",
         ),
     ],
-    ids=["sizes", "tangents", "jacrev", "jacfwd", "functionalize", "cotangents"],
+    ids=[
+        "sizes",
+        "in_dims",
+        "out_dims",
+        "out_dims None",
+        "out_dims too large",
+        "tree of tangents",
+        "tree of cotangents",
+        "tangents",
+        "jacrev",
+        "jacfwd",
+        "functionalize",
+        "cotangents",
+    ],
 )
 def test_misuse(call: Callable[[], Any], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as found:

@@ -34,7 +34,7 @@ class Jacrev(Transformed):
         result = vjp(partial, *chosen, has_aux=self.has_aux)
         output, pullback = result[0], result[1]
         leaves, spec = pytree.flatten(output)
-        check_tensors(leaves, self.__name__)
+        check_tensors(output, self.__name__)
         rows = vmap(pullback, chunk_size=self.chunk_size)(pytree.unflatten(spec, basis(leaves)))
         jacobian = by_output(rows, leaves, spec, isinstance(self.argnums, int))
         return (jacobian, result[2]) if self.has_aux else jacobian
@@ -58,7 +58,7 @@ class Jacfwd(Transformed):
 
         def push(*tangents: Any) -> Any:
             result = jvp(partial, chosen, pytree.unflatten(spec, tangents), has_aux=self.has_aux)
-            check_tensors(pytree.flatten(result[0])[0], self.__name__)
+            check_tensors(result[0], self.__name__)
             return result[1:] if self.has_aux else (result[1], ())
 
         columns, aux = vmap(push, out_dims=(0, None), randomness=self.randomness)(*basis(leaves))
@@ -114,12 +114,12 @@ def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     return jacfwd(jacrev(f, argnums), argnums)
 
 
-def check_tensors(leaves: list[Any], name: str) -> None:
+def check_tensors(output: Any, name: str) -> None:
     """A Jacobian is of tensors."""
-    for index, leaf in enumerate(leaves):
+    for path, leaf in zip(pytree.paths(output, "out"), pytree.flatten(output)[0], strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(
-                f"{name}: the function must return tensors, but output {index} is {described(leaf)}\n"
+                f"{name}: the function must return tensors, but {path} is {described(leaf)}\n"
                 "Return other values as aux, with has_aux=True."
             )
 

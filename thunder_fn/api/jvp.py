@@ -99,8 +99,9 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
     if not isinstance(tangents, (tuple, list)):
         raise TangentError(f"{name}: tangents is a tuple like primals, not a {type(tangents).__name__}")
     given, given_spec = pytree.flatten(tuple(tangents))
-    if given_spec != spec:
-        raise TangentError(f"{name}: the tangents have the structure {given_spec}, but the primals have {spec}")
+    different = pytree.difference(given_spec, spec, "tangents", "primals")
+    if different is not None:
+        raise TangentError(f"{name}: the tangents must have the structure of the primals, but {different}")
     for path, primal, tangent in zip(pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True):
         have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else type(tangent).__name__
         if have != type_of_value(primal):

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, main_only, main_output, write_back
+from thunder_fn.api.calling import apply, described, main_only, main_output, write_back
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable
 from thunder_fn.interpreters import vjp as reverse
 from thunder_fn.rules import Split
-from thunder_fn.trace import type_of_value
+from thunder_fn.trace import Type, type_of_value
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Pullback:
     residuals: tuple[torch.Tensor, ...]
     captured: Captured
     wanted_outputs: tuple[bool, ...]
+    output_types: tuple[Type, ...]
     primals: tuple[torch.Tensor, ...]
     in_spec: pytree.PyTreeSpec
     name: str
@@ -46,21 +47,19 @@ class Pullback:
 
     def _check(self, cotangents: Any) -> list[Any]:
         leaves, spec = pytree.flatten(cotangents)
-        if spec != self.captured.out_spec:
-            raise CotangentError(
-                f"{self.name}: the cotangent has the structure {spec}, but the output has {self.captured.out_spec}"
-            )
+        different = pytree.difference(spec, self.captured.out_spec, "cotangent", "out")
+        if different is not None:
+            raise CotangentError(f"{self.name}: the cotangent must have the structure of the output, but {different}")
         tensors = [leaf for leaf, known in zip(leaves, self.captured.out_leaves, strict=True) if known is TENSOR]
+        paths = zip(self.captured.paths("cotangent"), self.captured.paths(), strict=True)
         given: list[Any] = []
-        types = self.captured.trace.output_types
-        for index, (value, wanted) in enumerate(zip(tensors, self.wanted_outputs, strict=False)):
+        rest = zip(self.wanted_outputs, self.output_types, strict=True)
+        for value, (mine, its), (wanted, type) in zip(tensors, paths, rest, strict=False):
             if not wanted:
                 continue
-            have = type_of_value(value) if isinstance(value, torch.Tensor) else type(value).__name__
-            if have != types[index]:
-                raise CotangentError(
-                    f"{self.name}: the cotangent of output {index} is {have}, but the output is {types[index]}"
-                )
+            have = type_of_value(value) if isinstance(value, torch.Tensor) else described(value)
+            if have != type:
+                raise CotangentError(f"{self.name}: {mine} is {have}, but {its} is {type}")
             given.append(value)
         return given
 
@@ -105,5 +104,6 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     write_back(captured, leaves, outputs[captured.num_results : count])
     result = captured.result(outputs)
     shown = main_only(captured) if has_aux else captured
-    pullback = Pullback(split, residuals, shown, wanted_outputs, tuple(leaves), in_spec, f"vjp_{name}")
+    found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known by now
+    pullback = Pullback(split, residuals, shown, wanted_outputs, found, tuple(leaves), in_spec, f"vjp_{name}")
     return (result[0], pullback, result[1]) if has_aux else (result, pullback)

@@ -67,15 +67,13 @@ class Vmap(Transformed):
     def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
         out_dims = spread_out_dims(self.out_dims, captured, self.__name__)
         placed: list[Any] = []
-        for index, (value, flag, dim) in enumerate(zip(outputs, flags, out_dims, strict=True)):
+        for path, value, flag, dim in zip(captured.paths(), outputs, flags, out_dims, strict=True):
             if dim is None and flag is not None:
-                raise VmapError(
-                    f"{self.__name__}: out_dims is None for output {index}, but that output differs between examples"
-                )
+                raise VmapError(f"{self.__name__}: out_dims is None for {path}, but {path} differs between examples")
             if dim is None:
                 placed.append(value)
             else:
-                placed.append(place(value, flag is not None, dim, size, f"{self.__name__}: output {index}"))
+                placed.append(place(value, flag is not None, dim, size, f"{self.__name__}: {path}"))
         return captured.result(tuple(placed))
 
     def _in_chunks(self, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int) -> Any:
@@ -92,7 +90,7 @@ class Vmap(Transformed):
     def _joined(self, parts: list[Any]) -> Any:
         columns = zip(*(pytree.flatten(part)[0] for part in parts), strict=True)
         spec = pytree.flatten(parts[0])[1]
-        dims = spread_prefix(self.out_dims, spec)
+        dims = spread_prefix(self.out_dims, spec, "out_dims", "out")
         joined = [
             column[0] if dim is None or not isinstance(column[0], torch.Tensor) else torch.cat(column, dim)
             for column, dim in zip(columns, dims, strict=True)
@@ -171,30 +169,39 @@ def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int |
     for index, (arg, entry) in enumerate(zip(args, given, strict=True)):
         leaves, spec = pytree.flatten(arg)
         try:
-            spread = spread_prefix(entry, spec)
+            spread = spread_prefix(
+                entry, spec, "in_dims" if given is not in_dims else f"in_dims[{index}]", f"args[{index}]"
+            )
         except ValueError as error:
             raise VmapError(
-                f"{name}: in_dims[{index}] = {entry!r} is not a prefix of the structure of args[{index}]: {error}"
+                f"{name}: in_dims must be a prefix of the structure of the arguments, but {error}"
             ) from None
         for path, leaf, dim in zip(pytree.paths(arg, f"args[{index}]"), leaves, spread, strict=True):
             dims.append(check_dim(leaf, dim, path, name))
     return dims
 
 
-def spread_prefix(prefix: Any, spec: pytree.PyTreeSpec) -> list[Any]:
-    """One entry of the prefix for each leaf of the structure."""
+def spread_prefix(prefix: Any, spec: pytree.PyTreeSpec, path: str, of: str) -> list[Any]:
+    """One entry of the prefix for each leaf of the structure. `path` and `of` are how one writes the two.
+
+    Raises:
+        ValueError: they do not fit; names the first place.
+    """
     if prefix is None or isinstance(prefix, int):
         return [prefix] * spec.num_leaves
-    children = spec.children()
-    if isinstance(prefix, dict):
-        entries = [prefix[key] for key in spec.entries()] if set(prefix) == set(spec.entries()) else None
-    elif isinstance(prefix, tuple):
-        entries = list(prefix)
-    else:
-        raise ValueError(f"{prefix!r} is neither an int, None nor a container")
+    children, entries = spec.children(), None
+    if isinstance(prefix, dict) and set(prefix) == set(spec.entries()):
+        entries = [(prefix[key], f"{path}[{key!r}]") for key in spec.entries()]
+    elif isinstance(prefix, tuple) and not spec.is_leaf():
+        entries = [(entry, f"{path}[{index}]") for index, entry in enumerate(prefix)]
     if entries is None or len(entries) != len(children):
-        raise ValueError(f"expected {len(children)} entries")
-    return [item for entry, child in zip(entries, children, strict=True) for item in spread_prefix(entry, child)]
+        raise ValueError(f"{path} is {prefix!r}, and {of} is {pytree.describe(spec)}")
+    names = pytree.entries(spec, of)
+    return [
+        item
+        for (entry, mine), child, its in zip(entries, children, names, strict=True)
+        for item in spread_prefix(entry, child, mine, its)
+    ]
 
 
 def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
@@ -238,11 +245,9 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
 def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | None]:
     """One dim or None for each tensor of the result."""
     try:
-        spread = spread_prefix(out_dims, captured.out_spec)
+        spread = spread_prefix(out_dims, captured.out_spec, "out_dims", "out")
     except ValueError as error:
-        raise VmapError(
-            f"{name}: out_dims = {out_dims!r} is not a prefix of the structure of the result: {error}"
-        ) from None
+        raise VmapError(f"{name}: out_dims must be a prefix of the structure of the result, but {error}") from None
     return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.benchmarks.checkpoint import peak_of
+from thunder_fn.benchmarks.checkpoint import process_peak
 from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
 
 
@@ -205,7 +205,7 @@ def main(name: str, peer: str, quick: bool) -> None:
         step()
         _until_compiled(peer)
     found["steady step"] = statistics.median(_seconds(step) for _ in range(3 if quick else 7))
-    found["peak"] = peak_of(step)[0]
+    found["peak"] = process_peak(step)[0]
     print(json.dumps(found))
 
 

@@ -88,6 +88,11 @@ class Captured:
         values = iter(outputs)
         return pytree.unflatten(self.out_spec, [next(values) if leaf is TENSOR else leaf for leaf in self.out_leaves])
 
+    def paths(self, root: str = "out") -> list[str]:
+        """How one writes each tensor of the result, such as `out['w']`."""
+        paths = pytree.paths_of(self.out_spec, root)
+        return [path for path, leaf in zip(paths, self.out_leaves, strict=True) if leaf is TENSOR]
+
 
 def capture(
     f: Callable[..., Any],

@@ -39,9 +39,47 @@ def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:
 
 def paths(tree: Any, root: str = "") -> list[str]:
     """How one writes each leaf, such as `args[0]['w']`."""
-    flatten(tree)
-    accessors = optree.tree_accessors(tree, namespace=NAMESPACE)
-    return [accessor.codify(root) for accessor in accessors]
+    return paths_of(flatten(tree)[1], root)
+
+
+def paths_of(spec: PyTreeSpec, root: str = "") -> list[str]:
+    """How one writes each leaf of a tree of this structure."""
+    return [accessor.codify(root) for accessor in spec.accessors()]
+
+
+def difference(mine: PyTreeSpec, its: PyTreeSpec, path: str, other: str) -> str | None:
+    """Where two structures first differ, such as `x['w'] is a tuple of 2, and y['w'] is a leaf`; None if nowhere.
+
+    `path` and `other` are how one writes the roots of the two.
+    """
+    if mine == its:
+        return None
+    a, b, names = mine.children(), its.children(), entries(mine, path)
+    if mine.type is its.type and len(a) == len(b) and entries(its, path) == names:
+        for one, two, name, theirs in zip(a, b, names, entries(its, other), strict=True):
+            found = difference(one, two, name, theirs)
+            if found is not None:
+                return found
+    return f"{path} is {describe(mine)}, and {other} is {describe(its)}"
+
+
+def entries(spec: PyTreeSpec, root: str) -> list[str]:
+    """How one writes the children of the root of a structure."""
+    level = spec.one_level()
+    return [] if level is None else [accessor.codify(root) for accessor in level.accessors()]
+
+
+def describe(spec: PyTreeSpec) -> str:
+    """The root of a structure, in a few words."""
+    if spec.is_leaf():
+        return "a leaf"
+    if spec.type is type(None):
+        return "None"
+    name = getattr(spec.type, "__name__", str(spec.type))
+    kind = f"an {name}" if name[0] in "AEIOU" else f"a {name}"
+    if isinstance(spec.type, type) and issubclass(spec.type, dict):
+        return f"{kind} with the keys {', '.join(map(repr, spec.entries()))}" if spec.entries() else f"an empty {name}"
+    return f"{kind} of {len(spec.children())}" if spec.type in (tuple, list) else kind
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:

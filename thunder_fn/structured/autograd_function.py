@@ -277,7 +277,11 @@ def _cotangents(primal: Captured, given: Any, types: Any) -> list[Any]:
             found.append(None)
             continue
         type = next(types)
-        found.append(next(given) if is_differentiable(type) else torch.zeros(running_shape(type), dtype=type.dtype))
+        found.append(
+            next(given)
+            if is_differentiable(type)
+            else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+        )
     return found
 
 

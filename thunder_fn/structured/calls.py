@@ -211,11 +211,8 @@ def described(tree: Any) -> str:
         return "None"
     if isinstance(tree, torch.Tensor | TensorType):
         return str(tree if isinstance(tree, TensorType) else type_of_value(tree))
-    if isinstance(tree, dict):
-        return f"a dict with the keys {', '.join(map(repr, tree))}"
-    if isinstance(tree, (list, tuple)):
-        return f"a {type(tree).__name__} of {len(tree)}"
-    return f"a {type(tree).__name__}"
+    _, spec = pytree.flatten(tree)
+    return f"a {type(tree).__name__}" if spec.is_leaf() else pytree.describe(spec)
 
 
 def check_like(value: Any, type: Type, path: str, where: str) -> torch.Tensor:
@@ -281,10 +278,9 @@ def check_gradient(value: Any, type: Type, path: str, where: str) -> torch.Tenso
 def check_same_result(primal: Captured, other: Captured, where: str) -> None:
     """Raise unless the first part of another function's result has the structure and types of the function's."""
     first = other.out_spec.children()[0]
-    if first != primal.out_spec:
-        raise CustomRuleError(
-            f"{where} returned an output of structure {first}, but the function's is {primal.out_spec}"
-        )
+    different = pytree.difference(first, primal.out_spec, "its out", "the function's out")
+    if different is not None:
+        raise CustomRuleError(f"{where} returned another structure than the function: {different}")
     for (path, mine), its in zip(_described_leaves(primal), _described_leaves(other), strict=False):
         if mine != its[1]:
             raise CustomRuleError(f"{where} returned {its[1]} for {path}, but the function returns {mine}")

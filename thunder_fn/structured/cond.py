@@ -355,8 +355,10 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
     first = bodies.captured[0]
     for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
         names = f"{described_function(functions[0])} and {described_function(function)}"
-        if other.out_spec != first.out_spec:
-            what = f"{op}: the branches must return the same structure, but they return\n  {first.out_spec}\n  {other.out_spec}"
+        mine, its = f"{function_name(functions[0])}()", f"{function_name(function)}()"
+        difference = pytree.difference(first.out_spec, other.out_spec, mine, its)
+        if difference is not None:
+            what = f"{op}: the branches must return the same structure, but {difference}"
             raise TraceTypeError(
                 located(
                     f"{what}\nbranches:     {names}",

@@ -164,8 +164,9 @@ def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, 
     leaves, spec = pytree.flatten(before)
     new, new_spec = pytree.flatten(after)
     where = f"function:     {described_function(function)}"
-    if spec != new_spec:
-        what = f"{op}: the {name} must keep its structure, but\n  it is {spec}\n  it becomes {new_spec}\n{where}"
+    other = pytree.difference(spec, new_spec, name, f"the new {name}")
+    if other is not None:
+        what = f"{op}: the {name} must keep its structure, but {other}\n{where}"
         fix = "Return the same tuples, lists and dicts as are given; None stands for nothing."
         raise TraceTypeError(located(what, source=user_source(), fix=fix))
     different: list[tuple[Any, str]] = []
