@@ -87,6 +87,16 @@ def draws(equation: Applied) -> bool:
     return is_random(equation.op) and not _drops_nothing(equation)
 
 
+def draws_within(trace: Any) -> bool:
+    """Some equation of a trace, however deep, draws random numbers or has another effect."""
+    return any(
+        draws(equation)
+        or (equation.op.kind == "leaf" and is_effectful(equation.op))
+        or any(map(draws_within, equation.bodies))
+        for equation in trace.equations
+    )
+
+
 def _drops_nothing(equation: Applied) -> bool:
     """`scaled_dot_product_attention` without dropout, say."""
     position = _dropout_position(equation.op)

@@ -1483,3 +1483,12 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
+
+
+def allocations(run: Callable[[], object]) -> list[int]:
+    """The bytes that PyTorch's allocator hands out while something runs, in order; what it takes back is negative."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profiled:
+        run()
+    results: Any = profiled
+    found = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]

@@ -40,3 +40,14 @@ def test_an_index_that_a_decomposition_would_have_to_read() -> None:
     with pytest.warns(LoopWarning, match=r"aten\.take\.default has no batching rule"):
         found = tfn.vmap(lambda x: torch.take(x, torch.tensor(0)))(xs)
     assert torch.equal(found, xs)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, tfn.jit], ids=["eager", "jit"])
+def test_same_numbers_are_equal_in_all_chunks(around: object) -> None:
+    draw = tfn.vmap(lambda x: torch.nn.functional.dropout(x + torch.randn(4)), randomness="same", chunk_size=2)
+    torch.manual_seed(0)
+    found = around(draw)(torch.ones(5, 4))  # type: ignore[operator]
+    assert all(torch.equal(found[0], row) for row in found)
+    torch.manual_seed(0)
+    x = tfn.vmap(lambda x: torch.nn.functional.dropout(x + torch.randn(4)), randomness="same")(torch.ones(5, 4))
+    assert torch.equal(x, found) and not torch.equal(torch.rand(3), torch.rand(3))

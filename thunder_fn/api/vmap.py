@@ -79,11 +79,14 @@ class Vmap(Transformed):
     def _in_chunks(self, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int) -> Any:
         leaves, spec = pytree.flatten(args)
         parts: list[Any] = []
+        state = torch.get_rng_state() if self.randomness == "same" else None
         for start in range(0, size, chunk):
             count = min(chunk, size - start)
             narrowed = [
                 leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in zip(leaves, dims, strict=True)
             ]
+            if state is not None:  # the examples of all chunks draw the same numbers
+                torch.set_rng_state(state)
             parts.append(self._call(pytree.unflatten(spec, narrowed), kwargs, dims, count))
         return self._joined(parts)
 

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint, create_selective_checkpoint_contexts
 
 import thunder_fn as tfn
+from thunder_fn import torch_internals as internals
 from thunder_fn.benchmarks.harness import OURS, Memory, machine
 from thunder_fn.benchmarks.models import GPT, params_of
 
@@ -139,11 +140,7 @@ def _around_theirs(variant: str) -> Callable[[Any], Any]:
 
 def allocated_peak(step: Callable[[], object]) -> int:
     """Bytes that PyTorch's allocator has handed out at the peak of a step, above what it had before."""
-    with torch.autograd.profiler.profile(profile_memory=True) as profiled:
-        step()
-    found = [event for event in profiled.kineto_results.events() if event.name() == "[memory]"]
-    found.sort(key=lambda event: event.start_ns())
-    return max(itertools.accumulate(event.nbytes() for event in found), default=0)
+    return max(itertools.accumulate(internals.allocations(step)))
 
 
 def process_peak(step: Callable[[], object]) -> tuple[int, float]:

@@ -59,6 +59,8 @@ def bind_equation(
     """Record an equation; its results are new tracers."""
     outputs = tuple(recorder.fresh(type) for type in types)
     source = user_source(recorder)
+    if recorder.states and any(map(ops.draws_within, bodies)):
+        recorder.draws += 1
     recorder.scope.items.append(Leaf(op, args, kwargs, outputs, source, bodies))
     return tuple(recorder.tracer_of(var) for var in outputs)
 
