@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 INTERRUPTED = 130
@@ -26,6 +29,29 @@ def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> in
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     return code
+
+
+class UserError(Exception):
+    """Code that a command was pointed at raised; the text is Python's, from the user's frames on."""
+
+
+@contextlib.contextmanager
+def users_code() -> Generator[None]:
+    """Inside, what raises is not ours: of the stack, only the frames of the code that was called are of interest.
+
+    Raises:
+        UserError: something was raised, or it left by `sys.exit`.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is the user's
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = Path(__file__).parent
+        theirs = [frame for frame in frames if ours not in Path(frame.filename).parents and frame.filename[:1] != "<"]
+        theirs = [frame for frame in theirs if Path(frame.filename) != Path(importlib.__file__)]
+        lines = ["the code that it was given raises", *traceback.format_list(theirs)]
+        lines += traceback.format_exception_only(error)
+        raise UserError("\n".join(line.rstrip("\n") for line in lines)) from None
 
 
 def output_folder(text: str) -> Path:

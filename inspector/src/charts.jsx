@@ -43,10 +43,11 @@ function stacks(data) {
     part[Math.min(one[1], length - 1) + 1] -= one[2];
   }
   const sums = [];
-  let below = new Float64Array(length);
+  let below = new Float64Array(length + 1);
   for (const name of names) {
-    const [change, line] = [parts.get(name), new Float64Array(length)];
+    const [change, line] = [parts.get(name), new Float64Array(length + 1)];
     for (let i = 0, live = 0; i < length; i++) line[i] = below[i] + (live += change[i]);
+    line[length] = line[Math.max(0, length - 1)]; // an equation's bar reaches to where the next one begins, the last one's too
     sums.push(line);
     below = line;
   }
@@ -93,7 +94,7 @@ function Memory({ model, step, node, reveal, theme }) {
         u.ctx.textAlign = "left";
         u.ctx.fillText("backward", u.valToPos(start, "x", true) + 6 * devicePixelRatio, u.bbox.top + 10 * devicePixelRatio);
       }
-      if (marked.current !== null) line(u, marked.current, color("--accent"), []);
+      if (marked.current !== null) line(u, marked.current + 0.5, color("--accent"), []);
       u.ctx.fillStyle = color("--send");
       for (const [at, bytes] of sent) {
         const tall = (6 + 22 * (bytes / mostSent)) * devicePixelRatio;
@@ -102,9 +103,10 @@ function Memory({ model, step, node, reveal, theme }) {
       const { peak, peakAt } = model.data.memory;
       u.ctx.fillStyle = color("--text");
       u.ctx.beginPath();
-      u.ctx.arc(u.valToPos(peakAt, "x", true), u.valToPos(peak, "y", true), 3 * devicePixelRatio, 0, 7);
+      u.ctx.arc(u.valToPos(peakAt + 0.5, "x", true), u.valToPos(peak, "y", true), 3 * devicePixelRatio, 0, 7);
       u.ctx.fill();
     };
+    const under = (u) => (u.cursor.left < 0 ? null : Math.min(length - 1, Math.max(0, Math.floor(u.posToVal(u.cursor.left, "x")))));
     const options = {
       width: box.current.clientWidth, height: 150, series,
       padding: [10, 12, 0, 0],
@@ -112,25 +114,26 @@ function Memory({ model, step, node, reveal, theme }) {
       legend: { show: true, live: false },
       scales: { x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] }, y: { range: (_, low, high) => [0, (high || 1) * 1.14] } },
       axes: [
-        { stroke: color("--quiet"), grid: { show: false }, ticks: { show: false }, size: 22, font: "11px system-ui", values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) },
+        { stroke: color("--quiet"), grid: { show: false }, ticks: { show: false }, size: 22, font: "11px system-ui", values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) && (tick < length || !length) ? tick : "")) },
         { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, size: 64, font: "11px system-ui", incrs: BYTES, values: (_, ticks) => ticks.map(bytesText) },
       ],
       hooks: {
         draw: [draw],
         ready: [(u) => u.over.addEventListener("click", () => {
-          const found = u.cursor.idx !== null && model.atPosition(u.cursor.idx);
+          const at = under(u);
+          const found = at !== null && model.atPosition(at);
           if (found) reveal(found.step, found.node);
         })],
         setCursor: [(u) => {
-          const at = u.cursor.idx;
-          const found = at === null || at === undefined ? null : model.atPosition(at);
+          const at = under(u);
+          const found = at === null ? null : model.atPosition(at);
           tip.textContent = found ? `${at}  ${model.op(found.node).name}  ${model.module(found.step, found.node)}  ${bytesText(sums.at(-1)[at])}` : "";
         }],
       },
     };
     const tip = document.createElement("div");
     tip.className = "tip";
-    const u = new uPlot(options, [Float64Array.from({ length }, (_, i) => i), ...order.map((k) => sums[k])], box.current);
+    const u = new uPlot(options, [Float64Array.from({ length: length + 1 }, (_, i) => i), ...order.map((k) => sums[k])], box.current);
     u.over.appendChild(tip);
     plot.current = u;
     const watch = new ResizeObserver(() => u.setSize({ width: box.current.clientWidth, height: 150 }));

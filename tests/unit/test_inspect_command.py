@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,8 @@ def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -
         ),
         (
             "an_example_to_inspect.py:wrong",
-            "an_example_to_inspect.py:wrong returned a int\nReturn (f, args) or (f, args, kwargs).",
+            "an_example_to_inspect.py:wrong returned a int\n"
+            "Return (f, args) or (f, args, kwargs), where args is a tuple: `return f, (x,)`.",
         ),
         (
             "an_example_to_inspect.py:needs",
@@ -75,7 +77,7 @@ def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -
         ),
         (
             "no_such_module:f",
-            "there is no module no_such_module: No module named 'no_such_module'\nOr give a path that ends in .py.",
+            "there is no module no_such_module\nOr give a path that ends in .py.",
         ),
     ],
 )
@@ -84,3 +86,31 @@ def test_bad_arguments_have_a_message_and_no_stack_trace(
 ) -> None:
     assert main(["inspect", where]) == 2
     assert capsys.readouterr().err == f"thunder_fn inspect: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("def f():\n    return {}['a']\n", ['  File "{path}", line 2, in f', "    return {{}}['a']", "KeyError: 'a'"]),
+        (
+            "import no_such_module\n",
+            ['  File "{path}", line 1, in <module>', "ModuleNotFoundError: No module named 'no_such_module'"],
+        ),
+        ("def f(:\n", ['  File "{path}", line 1', "SyntaxError: invalid syntax"]),
+        ("raise SystemExit(7)\n", ["SystemExit: 7"]),
+    ],
+    ids=["call", "import", "syntax", "exit"],
+)
+@pytest.mark.parametrize("command", ["inspect", "compile"])
+def test_users_code_that_raises(
+    command: str, text: str, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    name = f"raises_{command}_{abs(hash(text))}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([command, f"{path}:f" if command == "inspect" else f"{name}:f"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"thunder_fn {command}: the code that it was given raises\n")
+    assert all(line.format(path=path) in error for line in lines)
+    assert "Traceback" not in error and "importlib" not in error and "thunder_fn/" not in error

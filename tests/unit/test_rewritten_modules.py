@@ -92,11 +92,23 @@ def test_representations_made_under_autocast_know_nothing_of_it() -> None:
     assert "bf16" not in str(done.restore)
 
 
-def test_codes_are_not_quantised_again() -> None:
-    q = tfn.quantize(tfn.quantize(nn.Linear(128, 4), "int4"), "int8")
-    assert [name for name in q.parts() if name.startswith("weight")] == list(
-        tfn.quantize(nn.Linear(128, 4, bias=False), "int4").parts()
+@pytest.mark.parametrize(
+    ("filter", "named"), [(None, "there is"), (["weight"], "the filter 'weight' chooses")], ids=["all", "by name"]
+)
+def test_codes_are_not_quantised_again(filter: Any, named: str) -> None:
+    q = tfn.quantize(nn.Linear(128, 4), "int4")
+    with pytest.raises(RewriteError) as error:
+        tfn.quantize(q, "int8", filter=filter)
+    assert str(error.value) == (
+        f"quantize: {named} no weight that is not stored as codes already (weight.scales_and_zeros, weight.values, ...)\n"
+        "A weight is quantised once. To store it in another way, begin with `restored()` or the parameters."
     )
+
+
+def test_what_one_scheme_leaves_another_takes() -> None:
+    module = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4))
+    q = tfn.quantize(tfn.quantize(module, "int4", filter="0.weight"), "int8")
+    assert {"0.weight.scales_and_zeros", "1.weight.scales"} <= set(q.parts())
 
 
 def test_a_second_adapter() -> None:

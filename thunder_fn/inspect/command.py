@@ -16,6 +16,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from thunder_fn.commands import UserError, users_code
 from thunder_fn.errors import InspectError, ThunderError, located
 from thunder_fn.inspect.chain import chain
 from thunder_fn.inspect.chrome import chrome_trace
@@ -40,6 +41,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         f, args, kwargs = load(options.function)
+    except UserError as error:
+        print(f"thunder_fn inspect: {error}", file=sys.stderr)
+        return 1
     except (ThunderError, OSError) as error:
         print(f"thunder_fn inspect: {error}", file=sys.stderr)
         return 2
@@ -81,6 +85,7 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
 
     Raises:
         InspectError: there is no such file, module or function, or it returns something else; says which.
+        UserError: the user's code raises.
     """
     place, colon, name = where.rpartition(":")
     if not colon or not place:
@@ -90,7 +95,11 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
     module = _module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        ]
         raise InspectError(located(f"{place} has no function {name!r}", fix=f"It has {', '.join(known) or 'none'}."))
     return _call(where, function)
 
@@ -105,15 +114,14 @@ def _module(place: str) -> Any:
         assert spec is not None and spec.loader is not None, "a Python file has a loader"
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
+        with users_code():
+            spec.loader.exec_module(module)
         return module
     sys.path.insert(0, "")
-    try:
+    if importlib.util.find_spec(place.partition(".")[0]) is None:
+        raise InspectError(located(f"there is no module {place}", fix="Or give a path that ends in .py."))
+    with users_code():
         return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        raise InspectError(
-            located(f"there is no module {place}: {error}", fix="Or give a path that ends in .py.")
-        ) from None
 
 
 def _call(where: str, function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -122,7 +130,8 @@ def _call(where: str, function: Callable[..., Any]) -> tuple[Callable[..., Any],
     except TypeError as error:
         fix = "It takes no argument and returns (f, args), the function and what it is called with."
         raise InspectError(located(f"{where} cannot be called without arguments: {error}", fix=fix)) from None
-    found: Any = function()
+    with users_code():
+        found: Any = function()
     match found:
         case (f, tuple() | list() as args) if callable(f):
             return f, tuple(args), {}
@@ -131,5 +140,11 @@ def _call(where: str, function: Callable[..., Any]) -> tuple[Callable[..., Any],
         case f if callable(f):
             return f, (), {}
         case _:
-            fix = "Return (f, args) or (f, args, kwargs)."
-            raise InspectError(located(f"{where} returned a {type(found).__name__}", fix=fix))
+            fix = "Return (f, args) or (f, args, kwargs), where args is a tuple: `return f, (x,)`."
+            raise InspectError(located(f"{where} returned {_kinds(found)}", fix=fix))
+
+
+def _kinds(found: Any) -> str:
+    if not isinstance(found, tuple):
+        return f"a {type(found).__name__}"
+    return f"({', '.join('a function' if callable(part) else f'a {type(part).__name__}' for part in found)})"

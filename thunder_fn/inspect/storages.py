@@ -193,12 +193,12 @@ def _inner_peak(equation: Equation) -> int:
     """What a loop or a choice needs while it runs, beside what it returns: the most that one of its bodies needs."""
     if equation.op.kind != "structured":
         return 0
-    return max(map(_peak_of_body, equation.bodies), default=0)
+    return max(map(peak_of, equation.bodies), default=0)
 
 
-def _peak_of_body(body: Trace) -> int:
-    """The most bytes of a body's results that live at a time."""
-    trace = claim(dce(body), below_autograd=True).trace
+def peak_of(trace: Trace) -> int:
+    """The most bytes that live at a time of what a trace computes, by the torch executor."""
+    trace = claim(dce(trace), below_autograd=True).trace
     last, live, peak = last_uses(trace), 0, 0
     freed: defaultdict[int, int] = defaultdict(int)
     for position, equation in enumerate(trace.equations):

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn.commands import output_folder
+from thunder_fn.commands import UserError, output_folder, users_code
 from thunder_fn.errors import ThunderError
+from thunder_fn.inspect.storages import peak_of
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.jit import explain_claims, last_traces
 from thunder_fn.recipes.entry import chosen, compile
-from thunder_fn.trace import TensorType, Trace, Type, Var
+from thunder_fn.trace import Trace
 
 ROUNDS = 5
 
@@ -54,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         model, inputs = load(options.model)
         chosen(model, recipe)
+    except UserError as error:
+        return _failed(error, 1)
     except (ThunderError, ValueError, OSError) as error:
         return _failed(error, 2)
     try:
@@ -78,12 +81,13 @@ def load(name: str) -> tuple[Any, dict[str, Any]]:
 
     Raises:
         ValueError: there is no such model.
-        Exception: what a function of the user raises.
+        UserError: the user's code raises.
     """
     if Path(name).exists():
         return _from_config(name)
     function = _function(name)
-    made = function()
+    with users_code():
+        made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], dict)):
         raise ValueError(f"{name} must return (model, kwargs), but it returned a {type(made).__name__}")
     return made
@@ -96,7 +100,9 @@ def _function(name: str) -> Callable[[], Any]:
     sys.path.insert(0, "")
     if not module or importlib.util.find_spec(module.partition(".")[0]) is None:
         raise ValueError(f"{name}: there is no module {module!r}")
-    function = getattr(importlib.import_module(module), attribute, None)
+    with users_code():
+        found = importlib.import_module(module)
+    function = getattr(found, attribute, None)
     if not callable(function):
         raise ValueError(f"{name}: {module} has no function {attribute!r}")
     return function
@@ -150,7 +156,7 @@ def report(
         "seconds": seconds,
         "ops": dict(ops.most_common()),
         "parameter_bytes": sum(tensor.nbytes for tensor in model.parameters()),
-        "forward_peak_bytes": peak_bytes(flat),
+        "forward_peak_bytes": peak_of(trace),
         "claims": str(_claims(compiled, inputs)),
         "trace": str(trace),
     }
@@ -185,33 +191,6 @@ def _seconds(run: Callable[[], None]) -> float:
         run()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def bytes_of(type: Type) -> int:
-    """How much memory a tensor of this type takes."""
-    if not isinstance(type, TensorType):
-        return 0
-    count = 1
-    for size in type.shape:
-        count *= int(size)  # type: ignore[arg-type]
-    return count * type.dtype.itemsize
-
-
-def peak_bytes(trace: Trace) -> int:
-    """The most memory that a flat trace's results take at a time, beside its inputs; views counted as tensors."""
-    last: dict[int, int] = {}
-    for position, equation in enumerate(trace.equations):
-        last.update((var.index, position) for var in (*equation.operands, *equation.outputs))
-    last.update((atom.index, len(trace.equations)) for atom in trace.outputs if isinstance(atom, Var))
-    live = peak = 0
-    ending: dict[int, int] = collections.defaultdict(int)
-    for position, equation in enumerate(trace.equations):
-        for var in equation.outputs:
-            live += bytes_of(var.type)
-            ending[last[var.index]] += bytes_of(var.type)
-        peak = max(peak, live)
-        live -= ending[position]
-    return peak
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import optree
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
 from thunder_fn.interpreters.schedule import overlapped
@@ -58,6 +58,7 @@ class Layout:
         """The steps on a trace whose first inputs are the parameters."""
         done = identity(trace, self.names)
         for step in self.steps:
+            check_left(step, done)
             done = done.then(step)
         ahead = next((step.prefetch for step in self.steps if isinstance(step, Fsdp)), None)
         return done if ahead is None else replace(done, compute=overlapped(done.compute, ahead + 1))
@@ -182,6 +183,32 @@ def _unflatten(layout: Any, values: Iterable[Any]) -> Prepared:
 
 
 optree.register_pytree_node(Prepared, _flatten, _unflatten, namespace=pytree.NAMESPACE)
+
+
+def check_left(step: Step, done: Rewrite) -> None:
+    """A step that encodes weights finds some that are not codes yet.
+
+    Raises:
+        RewriteError: a filter's pattern, or the filter as a whole, chooses none.
+    """
+    chosen = getattr(step, "chosen", None)
+    if chosen is None or not done.codes:
+        return
+    parts = zip(done.names, done.prepare.output_types, strict=True)
+    left = [
+        (name, static_shape(type)) for name, type in parts if name not in done.codes and isinstance(type, TensorType)
+    ]
+    every = [Patterns((pattern,)) for pattern in chosen.patterns] if isinstance(chosen, Patterns) else [chosen]
+    for one in every:
+        if not any(one(name, shape) for name, shape in left):
+            word, codes = type(step).__name__.lower(), ", ".join(sorted(done.codes)[:3])
+            named = f"the filter {one.patterns[0]!r} chooses" if isinstance(one, Patterns) else "there is"
+            raise RewriteError(
+                located(
+                    f"{word}: {named} no weight that is not stored as codes already ({codes}, ...)",
+                    fix="A weight is quantised once. To store it in another way, begin with `restored()` or the parameters.",
+                )
+            )
 
 
 def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
