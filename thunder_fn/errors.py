@@ -191,6 +191,10 @@ class RegionWarning(UserWarning):
     """An executor could not compile a region, which runs on the torch executor instead."""
 
 
+class HooksWarning(UserWarning):
+    """A jitted module has a submodule whose backward hooks autograd has to run, so it runs as the module does."""
+
+
 def page_of(kind: type[BaseException]) -> str:
     """The page about a class of this module, or about the nearest base of a subclass made elsewhere."""
     name = next(base.__name__ for base in kind.__mro__ if base.__module__ == __name__)

@@ -40,6 +40,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch.autograd import forward_ad
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, ValueRangesSLoc
 from torch.utils import _pytree as torch_pytree
@@ -720,7 +721,7 @@ _levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", defau
 
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
-    """No dispatch modes and no torch.func levels: a capture starts from nothing, whatever runs around it."""
+    """No modes and no torch.func levels: a capture starts from nothing but the grad mode, whatever runs around it."""
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     token = _levels_outside.set(depth + _levels_outside.get())
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
@@ -731,12 +732,24 @@ def isolated() -> Generator[None]:
             temporarily_clear_interpreter_stack(),
             _disable_current_modes(),
             torch.autograd.set_multithreading_enabled(False),
+            outside_inference_mode(),
         ):
             yield
     finally:
         _levels_outside.reset(token)
         if all(anomaly):
             torch.set_anomaly_enabled(*anomaly)
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Generator[None]:
+    """Inference mode off, gradients on or off as they were: functional tensors look for memory in inference mode."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    gradients = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        yield
 
 
 @contextlib.contextmanager
@@ -1437,9 +1450,17 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many torch function modes are active."""
 
 
+def is_batched(value: Any) -> bool:
+    """A tensor of a vmap: torch.func's, or the older one behind `torch.autograd.grad(is_grads_batched=True)`."""
+    functorch = torch._C._functorch
+    return isinstance(value, torch.Tensor) and (
+        functorch.is_legacy_batchedtensor(value) or functorch.is_functorch_wrapped_tensor(value)
+    )
+
+
 def inside_torch_func() -> bool:
-    """A transform of torch.func is running."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """A transform of torch.func is running, or a dual level of forward mode."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def version_probe(tensor: torch.Tensor) -> torch.Tensor:

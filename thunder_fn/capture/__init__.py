@@ -168,9 +168,10 @@ def _capture(
             tracers = {i: recorder.input(leaves[i], layouts.get(i)) for i in places}
             values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
             given = tracers | {i: values[number.value] for i, number in numbers.items()}
-            for module, path in modules_of(f, leaves):
-                recorder.modules.watch(module, path)
+            recorder.modules.is_exclusive = True
             try:
+                for module, path in modules_of(f, leaves):
+                    recorder.modules.watch(module, path)
                 arguments = pytree.unflatten(in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
                 end = _end(recorder, f, name, tensors, list(tracers.values()), _run(recorder, f, name, *arguments))
             except TracedFunctionError:
@@ -290,7 +291,7 @@ def _written(
                 fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
             )
         )
-    return [(write, after)]
+    return [(write, recorder.stop(after))]
 
 
 def _accumulated(

@@ -9,6 +9,7 @@ what it held before.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,12 +28,26 @@ _OWN = frozenset(torch.nn.Module().__dict__)  # `training`, hooks and the sectio
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 
 
+TRACING = threading.RLock()
+"""Held while modules hold tracers. Who reads modules to pass their tensors on takes it too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rebound:
     """A buffer that was bound to a new tensor: the old one and the tracer in its place."""
 
     tensor: torch.Tensor
     tracer: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """An attribute of a module, and what it was bound to: tensors, or a tree of tensors and plain values."""
+
+    module: torch.nn.Module
+    section: str
+    name: str
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +62,18 @@ class _State:
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture."""
+    """The modules of one capture. Where it `is_exclusive`, no other thread captures modules until they are restored."""
 
+    is_exclusive: bool = False
     states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
         """Remember what the module holds, the first time."""
-        if module not in self.states:
-            self.states[module] = _state(module, path)
+        if module in self.states:
+            return
+        if self.is_exclusive and not self.states:
+            TRACING.acquire()
+        self.states[module] = _state(module, path)
 
     def rebound(self) -> list[Rebound]:
         """Buffers that were bound to new tensors; every module as it was.
@@ -81,11 +100,30 @@ class WatchedModules:
             raise _escaped_error(*escaped[0])
         return found
 
+    def take_assigned(self) -> list[Assigned]:
+        """Attributes that were bound to new tensors, buffers among them; each holds again what it held."""
+        found: list[Assigned] = []
+        for state in self.states.values():
+            for section, name, value in list(_current(state.module)):
+                before = state.entries.get((section, name), _ABSENT)
+                if section not in ("", "_buffers") or value is before or not _is_assignable(value):
+                    continue
+                if not _is_recomputed(state.module, name):
+                    found.append(Assigned(state.module, section, name, value))
+                    _put(state.module, section, name, before)
+        return found
+
     def restore(self, *, tracers_only: bool = False) -> None:
         """Give modules back what they held; with `tracers_only`, other values that were assigned stay."""
-        for state in self.states.values():
-            _restore(state, tracers_only)
-        self.states.clear()
+        if not self.states:
+            return
+        try:
+            for state in self.states.values():
+                _restore(state, tracers_only)
+        finally:
+            self.states.clear()
+            if self.is_exclusive:
+                TRACING.release()
 
 
 def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str]]:
@@ -129,6 +167,14 @@ def holds_tracer(value: Any) -> bool:
     )
 
 
+def _is_assignable(value: Any) -> bool:
+    """Tensors of the trace, alone or in a tree with plain values only."""
+    if isinstance(value, torch.nn.Module) or not holds_tracer(value):
+        return False
+    leaves = [value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0]
+    return all(isinstance(leaf, (torch.Tensor, str, int, float, type(None))) for leaf in leaves)
+
+
 def _is_rebound(before: Any, section: str, value: Any) -> TypeGuard[torch.Tensor]:
     if section != "_buffers" or not isinstance(before, torch.Tensor):
         return False
@@ -168,11 +214,7 @@ def _restore(state: _State, tracers_only: bool) -> None:
         before = state.entries.get((section, name), _ABSENT)
         if value is before or holds_tracer(before) or (tracers_only and not holds_tracer(value)):
             continue
-        held = state.module.__dict__[section] if section else state.module.__dict__
-        if before is _ABSENT:
-            del held[name]
-        else:
-            held[name] = before
+        _put(state.module, section, name, before)
     if tracers_only:
         return
     for (section, name), value in state.entries.items():
@@ -185,6 +227,14 @@ def _restore(state: _State, tracers_only: bool) -> None:
 
 
 _ABSENT: Any = object()
+
+
+def _put(module: torch.nn.Module, section: str, name: str, value: Any) -> None:
+    held = module.__dict__[section] if section else module.__dict__
+    if value is _ABSENT:
+        del held[name]
+    else:
+        held[name] = value
 
 
 def _refill(container: Any, before: Any) -> None:

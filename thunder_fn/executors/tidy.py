@@ -28,6 +28,7 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
     """
     escaping = escaping_vars(trace)
     computed = {var.index for equation in trace.equations for var in equation.outputs}
+    returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     names, seen = dict[int, Arg](), dict[object, Equation]()
     kept, gone, makers = list[Equation](), list[int](), dict[int, Equation]()
 
@@ -38,12 +39,14 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
         args = tuple(map_arg(read, arg) for arg in equation.args)
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
         new = replace(equation, args=args, kwargs=kwargs)
-        same = _identity(new, equation, escaping, computed, below_autograd)
+        same = _identity(new, equation, escaping, computed, returned, below_autograd)
         if same is None and not any(var.index in escaping for var in equation.outputs):
             same = same_as(new, makers)
         known = seen.get(_key(new))
         if same is not None:
             names[equation.outputs[0].index] = same
+            if equation.outputs[0].index in returned and isinstance(same, Var):
+                returned.add(same.index)
         elif known is not None and not _both_escape(known, equation, escaping):
             names.update((old.index, var) for old, var in zip(equation.outputs, known.outputs, strict=True))
             escaping |= {
@@ -91,13 +94,19 @@ def escaping_vars(trace: Trace) -> set[int]:
 
 
 def _identity(
-    new: Equation, equation: Equation, escaping: set[int], computed: set[int], below_autograd: bool
+    new: Equation,
+    equation: Equation,
+    escaping: set[int],
+    computed: set[int],
+    returned: set[int],
+    below_autograd: bool,
 ) -> Arg | None:
     """What a detach or a clone copies, where the copy can be dropped."""
     if len(new.args) != 1 or new.kwargs or not isinstance(new.args[0], Var):
         return None
     if new.op == ops.STOP_GRADIENT:
-        own = equation.outputs[0].index not in escaping or new.args[0].index in computed
+        result, operand = equation.outputs[0].index, new.args[0].index
+        own = result not in escaping or (operand in computed and not {result, operand} <= returned)
         return new.args[0] if below_autograd and own else None
     if new.op == CLONE and equation.outputs[0].index not in escaping:
         return new.args[0]

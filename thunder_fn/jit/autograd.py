@@ -21,6 +21,7 @@ from thunder_fn.capture.watching import made
 from thunder_fn.derive import Split
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.executors import Executor, Program, lower
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.vjp import activity, split_vjp, vjp
 from thunder_fn.symbols import bind, close_symbols, is_symbolic, replaced
 from thunder_fn.trace import Expr, Literal, NumberType, TensorType, Trace, Var, canonical, type_of
@@ -95,7 +96,11 @@ class Bridge:
         Raises:
             RuntimeError: a leaf that requires grad is to be changed in place, as PyTorch has it.
         """
+        if internals.inside_torch_func():  # forward mode, which follows each op
+            return evaluate(self.trace, inputs)
         known: dict[int, Any] = dict(enumerate(inputs))
+        if self.unreachable:
+            inputs = tuple(value.detach() if place in self.unreachable else value for place, value in enumerate(inputs))
         if self.changed:
             if any(inputs[place].is_leaf for place in self.changed):
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
@@ -105,6 +110,12 @@ class Bridge:
             if isinstance(atom, Var):
                 known.setdefault(atom.index, value)
         return tuple(known[atom.index] if isinstance(atom, Var) else atom.value for atom in self.trace.outputs)
+
+    @cached_property
+    def unreachable(self) -> frozenset[int]:
+        """The wanted inputs that never get a gradient: autograd would go on into the graphs that they come from."""
+        places = (place for place, flag in enumerate(self.wanted) if flag)
+        return frozenset(place for place, found in zip(places, self.split.gradients, strict=True) if found is None)
 
     @cached_property
     def handed_over(self) -> Mask:
@@ -167,7 +178,7 @@ class _Function(torch.autograd.Function):
         ctx.numbers, results = results[len(results) - numbers :], results[: len(results) - numbers]
         outputs = tuple(value if flag else None for value, flag in zip(results, owner.handed_over, strict=False))
         if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
-            outputs = _own_tensors(outputs, inputs)
+            outputs = _own_tensors(outputs, inputs, owner.active)
         places = {"output": results[:count], "extra": results[count:]}
         kept = [places[residual.kind][residual.index] for residual in owner.split.residuals if residual.kind != "input"]
         ctx.owner = owner
@@ -200,9 +211,13 @@ class _Function(torch.autograd.Function):
             split, others = owner.split, iter(kept)
             box = [inputs[where.index] if where.kind == "input" else next(others) for where in split.residuals]
             box += [*given, *ctx.numbers]
+            batched = any(map(internals.is_batched, given))
             for values in (inputs, kept, given):
                 values.clear()
-            results = owner.backward.take(box)
+            if batched:
+                results = evaluate(owner.closed_backward[0], box)
+            else:
+                results = owner.backward.take(box)
             gradients = [None if place is None else results[place] for place in split.gradients]
         reached = owner.reached(tuple(cotangents[i] is not None for i, flag in enumerate(owner.active) if flag))
         supply = iter(zip(gradients, reached, strict=True))
@@ -210,18 +225,22 @@ class _Function(torch.autograd.Function):
         return None, *(gradient if flag else None for gradient, flag in found)
 
 
-def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs, those that are views of nothing else that the caller has no longer views.
+def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) -> tuple[Any, ...]:
+    """The outputs, those that are views of nothing else that the caller has no longer views, and constants neither.
 
     Autograd lets nobody change a view in place that such a function returns, since it does not know of what it is one.
+    A view of a result that requires grad would require it too.
     """
     tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
     owners = collections.Counter(map(internals.storage_id, tensors))
 
-    def is_alone(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value._is_view() and owners[internals.storage_id(value)] == 1
+    def is_alone(value: Any, flag: bool) -> bool:
+        if not isinstance(value, torch.Tensor) or not value._is_view():
+            return False
+        return not flag or owners[internals.storage_id(value)] == 1
 
-    return tuple(value.detach() if is_alone(value) else value for value in outputs)
+    pairs = zip(outputs, active, strict=True)
+    return tuple(value.detach() if is_alone(value, flag) else value for value, flag in pairs)
 
 
 def _saved_inputs(owner: Bridge, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[Any, int]]]:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import copy
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
+from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.patches import module_path
 from thunder_fn.capture.reads import Reads, tracked
-from thunder_fn.errors import JitError
+from thunder_fn.errors import HooksWarning, JitError, ThunderError, located
 from thunder_fn.jit import Jitted
 from thunder_fn.jit.cache import MAXSIZE, CacheInfo
 from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
@@ -34,11 +37,17 @@ VARIANTS = 16
 _SLOT = "_thunder_fn_jit"
 
 
+class _Changed(ThunderError):
+    """The module is not what was called any more. The call begins again."""
+
+
 class TracedForward:
     """A module's `forward` as a function of its tensors too: those that it uses are the inputs that were passed."""
 
-    def __init__(self, module: torch.nn.Module, on_reads: Callable[[Reads], None]) -> None:
-        self.module, self.on_reads = module, on_reads
+    def __init__(
+        self, module: torch.nn.Module, on_reads: Callable[[Reads], None], layout: Layout | None = None
+    ) -> None:
+        self.module, self.on_reads, self.layout = module, on_reads, layout
         self.__name__ = type(module).__name__
         self.__wrapped__ = module.forward
 
@@ -46,23 +55,36 @@ class TracedForward:
         given, recorder = kwargs.pop(STATE), current()
         if recorder is None:
             return self.module.forward(*args, **kwargs)
-        for tensor, tracer in zip(read(self.module).tensors, given, strict=True):
-            recorder.identify(tensor, tracer)
         for child in self.module.modules():
             recorder.modules.watch(child, module_path(recorder, child))
+        reading = read(self.module)
+        if self.layout is not None and reading.layout != self.layout:
+            raise _Changed("another thread changed the module between the call and its trace")
+        for tensor, tracer in zip(reading.tensors, given, strict=True):
+            recorder.identify(tensor, tracer)
         with tracked() as reads:
             result = self.module.forward(*args, **kwargs)
+            assigned = recorder.modules.take_assigned()
         self.on_reads(reads)
         objects = pytree.objects_in((args, kwargs))
-        return Assigning(result, tuple(map(pytree.attributes_of, objects))) if objects else result
+        if not objects and not assigned:
+            return result
+        places = {id(child): place for place, child in enumerate(self.module.modules())}
+        attributes = tuple((places[id(one.module)], one.section, one.name, one.value) for one in assigned)
+        return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes)
 
 
 @dataclass(frozen=True)
 class Assigning:
-    """The result of a call whose arguments include objects that hold tensors, and what these objects hold after it."""
+    """The result of a call that leaves tensors elsewhere too.
+
+    `states` are what the objects among its arguments hold after it, `attributes` what attributes of the module and its submodules
+    are bound to, with the submodule's number, the section of its `__dict__` and the name.
+    """
 
     result: Any
     states: tuple[Any, ...]
+    attributes: tuple[tuple[int, str, str, Any], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -92,29 +114,66 @@ class ModuleJit:
     variants: tuple[Variant, ...] = ()
     latest: Latest | None = None
     retired: tuple[CacheInfo, ...] = ()
+    warned: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         latest = self.latest
-        if latest is not None and current() is None and latest.holds():
-            result = latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
-        else:
-            result = self._call_slowly(args, kwargs)
+        try:
+            if latest is not None and current() is None and latest.holds():
+                result = latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
+            else:
+                result = self._call_slowly(args, kwargs)
+        except _Changed:
+            return self(*args, **kwargs)
         if type(result) is not Assigning:
             return result
         for value, state in zip(pytree.objects_in((args, kwargs)), result.states, strict=True):
             pytree.assign(value, state)
+        if result.attributes:
+            self._assign(result.attributes)
         return result.result
 
+    def _assign(self, attributes: tuple[tuple[int, str, str, Any], ...]) -> None:
+        """Bind attributes as the traced code did."""
+        modules, recorder = tuple(self.module.modules()), current()
+        for place, section, name, value in attributes:
+            module = modules[place]
+            if recorder is not None:
+                recorder.modules.watch(module, module_path(recorder, module))
+            (module.__dict__[section] if section else module.__dict__)[name] = value
+
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reading = read(self.module)
-        if not reading.is_ready:
+        with TRACING:
+            reading = read(self.module)
+            jitted = self._programs_for(reading)
+        if jitted is None:
             return self.module.forward(*args, **kwargs)
+        return jitted(*args, **kwargs, **{STATE: reading.tensors})
+
+    def _programs_for(self, reading: Reading) -> Jitted | None:
+        """What a call of the module as it was read goes to; None where the module runs as it is."""
+        if not reading.is_ready:
+            return None
         if current() is not None:
-            return self.function()(*args, **kwargs, **{STATE: reading.tensors})
+            return self.function()
+        hooked = next((child for child in reading.layout.modules[1:] if internals.has_backward_hooks(child)), None)
+        if hooked is not None:
+            self._warn_of_hooks(hooked)
+            return None
         variant = self.variant_of(reading)
         if not reading.is_borrowed:
             self.latest = Latest(variant.jitted, reading.tensors, unchanged(reading, variant.reads))
-        return variant.jitted(*args, **kwargs, **{STATE: reading.tensors})
+        return variant.jitted
+
+    def _warn_of_hooks(self, hooked: torch.nn.Module) -> None:
+        """Say once that the module is not jitted, and why."""
+        if self.warned:
+            return
+        self.warned = True
+        path = next(path for path, child in self.module.named_modules() if child is hooked)
+        what = f"jit: {path!r} in a {type(self.module).__name__} has backward hooks, which autograd runs where eager code is"
+        fix = "Until they are removed, the module runs as it does without jit. Hooks of the jitted module itself are no problem."
+        warnings.warn(located(what, fix=fix), HooksWarning, stacklevel=5)
 
     @property
     def again(self) -> Callable[[torch.nn.Module], ModuleJit]:
@@ -141,12 +200,12 @@ class ModuleJit:
             variant.reads = {**variant.reads, **reads}
             self.latest = None
 
-        variant = Variant(layout, Jitted(self.traced(on_reads), self.options), {})
+        variant = Variant(layout, Jitted(self.traced(on_reads, layout), self.options), {})
         return variant
 
-    def traced(self, on_reads: Callable[[Reads], None]) -> TracedForward:
+    def traced(self, on_reads: Callable[[Reads], None], layout: Layout) -> TracedForward:
         """What is traced."""
-        return TracedForward(self.module, on_reads)
+        return TracedForward(self.module, on_reads, layout)
 
     def info(self) -> CacheInfo:
         """What `cache_info` tells, over all variants."""
@@ -179,6 +238,44 @@ class _Forward:
         del instance.__dict__["forward"]
 
 
+class _Slotted(torch.nn.Module):
+    """A jitted module of any class: one layout, so that a module can become one of another class."""
+
+    __slots__ = (_SLOT,)
+
+
+def _get_class(self: torch.nn.Module) -> type[torch.nn.Module]:
+    return type(getattr(self, _SLOT).module)
+
+
+def _set_class(self: torch.nn.Module, cls: type[torch.nn.Module]) -> None:
+    getattr(self, _SLOT).module.__class__ = cls
+    _follow(self)
+
+
+def _follow(self: torch.nn.Module) -> bool:
+    """Take over a class that the module behind has got since, as from `register_parametrization`."""
+    cls = _class_of(type(getattr(self, _SLOT).module))
+    changed = type(self) is not cls
+    if changed:
+        object.__dict__["__class__"].__set__(self, cls)
+    return changed
+
+
+def _attribute_of(cls: type[torch.nn.Module]) -> Callable[..., Any]:
+    def __getattr__(self: torch.nn.Module, name: str) -> Any:
+        if name != _SLOT and _follow(self):
+            return getattr(self, name)
+        return cls.__getattr__(self, name)
+
+    return __getattr__
+
+
+def _replicate(self: torch.nn.Module) -> torch.nn.Module:
+    inner = getattr(self, _SLOT)
+    return with_forward(inner.module._replicate_for_data_parallel(), inner.again)
+
+
 def _reduce(self: torch.nn.Module, protocol: Any = None) -> tuple[Any, ...]:
     inner = getattr(self, _SLOT)
     return with_forward, (inner.module, inner.again)
@@ -201,13 +298,16 @@ def _class_of(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        "__slots__": (_SLOT,),
+        "__slots__": (),
+        "__class__": property(_get_class, _set_class),
+        "__getattr__": _attribute_of(cls),
+        "_replicate_for_data_parallel": _replicate,
         "__reduce_ex__": _reduce,
         "__copy__": _copy,
         "__deepcopy__": _deepcopy,
         "forward": _Forward(cls.forward),
     }
-    return types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update(namespace))
+    return types.new_class(cls.__name__, (cls, _Slotted), exec_body=lambda body: body.update(namespace))
 
 
 def jit_of(module: torch.nn.Module) -> ModuleJit:

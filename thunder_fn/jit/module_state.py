@@ -22,9 +22,10 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tensors of a module sit, by number, and what its submodules and hooks are."""
+    """Where the tensors of a module sit, by number, and what its submodules, their classes and hooks are."""
 
     modules: tuple[Any, ...]
+    classes: tuple[type, ...]
     places: tuple[tuple[str, int | None], ...]
     hooks: tuple[Any, ...]
 
@@ -73,7 +74,9 @@ def read(module: torch.nn.Module) -> Reading:
                     tensors.append(tensor)
                 places.append((name, None if tensor is None else numbers[id(tensor)]))
         places += [(name, None if part is None else -1) for name, part in held["_modules"].items()]
-    return Reading(Layout(modules, tuple(places), tuple(hooks)), tuple(tensors), tuple(dicts))
+    return Reading(
+        Layout(modules, tuple(map(type, modules)), tuple(places), tuple(hooks)), tuple(tensors), tuple(dicts)
+    )
 
 
 def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:

@@ -32,6 +32,7 @@ from thunder_fn.errors import (
 )
 from thunder_fn.jit import Jitted, Options, jit
 from thunder_fn.jit.module import ModuleJit, TracedForward, jit_of, with_forward
+from thunder_fn.jit.module_state import Layout
 from thunder_fn.rewrites import RewrittenModule
 
 Compiled = Callable[..., Any]
@@ -125,9 +126,9 @@ class BreakingJit(ModuleJit):
                 self.broken = DynamoForward(self.module, self.options)
         return self.broken(*args, **kwargs)
 
-    def traced(self, on_reads: Callable[[Reads], None]) -> TracedForward:
+    def traced(self, on_reads: Callable[[Reads], None], layout: Layout) -> TracedForward:
         """What is traced."""
-        return _Unchanging(self.module, on_reads)
+        return _Unchanging(self.module, on_reads, layout)
 
 
 def _says_why(module: torch.nn.Module, error: Exception) -> str:
