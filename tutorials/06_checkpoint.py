@@ -38,8 +38,7 @@ for residual in tfn.saved_residuals(block, x, w1, w2):
 
 # %%
 def kept_bytes(f, *args):
-    residuals = tfn.saved_residuals(f, *args)
-    return sum(residual.num_bytes for residual in residuals if not residual.reason.startswith("argument"))
+    return sum(residual.own_bytes for residual in tfn.saved_residuals(f, *args))
 
 
 whole = kept_bytes(block, x, w1, w2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn import checkpoint, checkpoint_name, checkpoint_policies as policies
+from thunder_fn import checkpoint, checkpoint_name, checkpoint_policies as policies, torch_internals as internals
 from thunder_fn.check import check
 from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.jvp import jvp
@@ -216,6 +216,25 @@ def test_saved_residuals() -> None:
     ]
     assert found[-1].source is not None and found[-1].source.function == "mlp"
     assert str(found[-1]).startswith("          96 B  f32[3, 8]  named 'hidden' at ")
+
+
+def attention(p: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Linear layers, whose weights are transposed; heads, which are views of one product; a mask that is closed over."""
+    q, k, v = torch.nn.functional.linear(x, p["qkv"]).unflatten(-1, (3, 2, 4)).unbind(-3)
+    rows = (q.transpose(0, 1) @ k.permute(1, 2, 0)).masked_fill(torch.ones(3, 3, dtype=torch.bool).triu(1), -1e9)
+    mixed = (rows.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1).flatten(1)
+    return torch.tanh(checkpoint_name(torch.nn.functional.linear(mixed, p["out"]), "hidden"))
+
+
+@pytest.mark.parametrize("policy", [None, *POLICIES], ids=str)
+def test_own_bytes_are_what_a_pullback_keeps(policy: str | None) -> None:
+    p, x = {"qkv": torch.randn(24, 8), "out": torch.randn(8, 8)}, torch.randn(3, 8)
+    f = attention if policy is None else checkpoint(attention, POLICIES[policy])
+    predicted = sum(one.own_bytes for one in tfn.saved_residuals(f, p, x))
+    kept: list[Any] = [tfn.vjp(f, p, x)]
+    kept.clear()
+    allocated = sum(internals.allocations(lambda: kept.append(tfn.vjp(f, p, x))))
+    assert allocated == predicted + kept[0][0].nbytes
 
 
 def test_modules_and_buffers() -> None:

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture, pytree
 from thunder_fn.derive import is_differentiable
+from thunder_fn.interpreters.storages import values_without_numbers
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.structured.checkpoint_name import name_of
 from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Equation, Literal, Source, Trace, Type, Var
+from thunder_fn.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 
 
 @dataclass(frozen=True, slots=True)
 class SavedResidual:
     """A value that the backward reads: its type, its size, why it is there, and the user's line that made it.
 
-    An argument takes no memory of its own while its caller holds it.
+    `own_bytes` is the memory that is there because of it: none for an argument, which its caller holds, nor for what
+    lies in the memory of an argument, a result or a residual before it; all of the memory that a view keeps alive.
     """
 
     type: Type
     num_bytes: int
+    own_bytes: int
     reason: str
     source: Source | None = None
 
     def __str__(self) -> str:
         where = f" at {self.source}" if self.source else ""
+        if not self.own_bytes and not self.reason.startswith("argument"):
+            where += ", in memory that is there anyhow"
         return f"{self.num_bytes:>12,} B  {self.type}  {self.reason}{where}"
 
 
 def saved_residuals(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[SavedResidual]:
     """The residuals of the gradient of f at these arguments, in the order in which the backward gets them.
 
-    Law: the bytes of the residuals that are no arguments are what ``vjp(f, *args)`` allocates beside its outputs.
+    Law: the sum of their `own_bytes` is what ``vjp(f, *args)`` keeps beside its arguments and its outputs.
 
     Args:
         f: any PyTorch callable. The gradient is that of all its floating results, to all floating arguments.
@@ -61,20 +67,45 @@ def saved_residuals(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Sa
     wanted_outputs = tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
     split = split_vjp(trace, wanted_inputs, wanted_outputs)
     atoms = split.residual_values(split.forward.inputs, split.forward.outputs)
-    return [_describe(split.forward, atom, paths) for atom in atoms if isinstance(atom, Var)]
+    values = [atom for atom in atoms if isinstance(atom, Var)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    own = _own_bytes(split.forward, tensors, split.forward.outputs[: len(trace.outputs)], values)
+    return [_describe(split.forward, var, size, paths) for var, size in zip(values, own, strict=True)]
 
 
-def _describe(trace: Trace, var: Var, paths: list[str]) -> SavedResidual:
+def _own_bytes(
+    trace: Trace, tensors: Sequence[torch.Tensor], outputs: Sequence[Atom], residuals: Sequence[Var]
+) -> list[int]:
+    """For each residual the bytes of its storage, unless that is there anyhow."""
+    mode = internals.fake_mode()
+    env = values_without_numbers(mode, trace, [internals.fake_like(mode, tensor) for tensor in tensors])
+    there = (*trace.inputs, *(constant.var for constant in trace.constants), *outputs)
+    held = (env[atom.index] for atom in there if isinstance(atom, Var))
+    known = {internals.storage_id(value) for value in held if isinstance(value, torch.Tensor)}
+    found: list[int] = []
+    for var in residuals:
+        value = env[var.index]
+        if not isinstance(value, torch.Tensor):
+            found.append(bytes_of(var.type))
+            continue
+        place, size = internals.storage_id(value), value.untyped_storage().nbytes()
+        depends_on_data = not isinstance(size, int)  # pyright: ignore[reportUnnecessaryIsInstance]
+        found.append(0 if place in known else bytes_of(var.type) if depends_on_data else size)
+        known.add(place)
+    return found
+
+
+def _describe(trace: Trace, var: Var, own: int, paths: list[str]) -> SavedResidual:
     size = bytes_of(var.type)
     if var in trace.inputs:
-        return SavedResidual(var.type, size, f"argument {paths[trace.inputs.index(var)]}")
+        return SavedResidual(var.type, size, own, f"argument {paths[trace.inputs.index(var)]}")
     name = _name(trace, var)
     equation = _maker(trace, var)
     if name is not None:
-        return SavedResidual(var.type, size, f"named {name!r}", equation.source if equation else None)
+        return SavedResidual(var.type, size, own, f"named {name!r}", equation.source if equation else None)
     if equation is None:
-        return SavedResidual(var.type, size, "a closed-over tensor")
-    return SavedResidual(var.type, size, f"output of {equation.op}", equation.source)
+        return SavedResidual(var.type, size, own, "a closed-over tensor")
+    return SavedResidual(var.type, size, own, f"output of {equation.op}", equation.source)
 
 
 def _maker(trace: Trace, var: Var) -> Equation | None:

@@ -99,7 +99,7 @@ def our_step(model: Checkpointed, tokens: torch.Tensor) -> tuple[Callable[[], ob
 
     held = [params_of(model)]
     found = tfn.saved_residuals(lambda params: loss(params, tokens), held[0])
-    residuals = sum(each.num_bytes for each in found if not each.reason.startswith("argument"))
+    residuals = sum(each.own_bytes for each in found)
     jitted = tfn.jit(step, donate_argnums=0)
 
     def call() -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from thunder_fn.api.residuals import SavedResidual, saved_residuals
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
 
-_HEADER = ("bytes", "type", "what", "line", "module")
+_HEADER = ("bytes", "own", "type", "what", "line", "module")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Residuals:
     @property
     def num_bytes(self) -> int:
         """What they take beside the arguments, which their caller holds."""
-        return sum(one.num_bytes for one in self.residuals if not one.reason.startswith("argument"))
+        return sum(one.own_bytes for one in self.residuals)
 
     @property
     def summary(self) -> str:
@@ -33,11 +33,11 @@ class Residuals:
         return f"residuals of {self.function}: {len(self.residuals)}, {bytes_text(self.num_bytes)} beside the arguments"
 
     def rows(self, limit: int = 40) -> list[tuple[str, ...]]:
-        """The table, largest first."""
+        """The table, largest first: its size, and what it takes of its own."""
         ordered = sorted(self.residuals, key=lambda one: -one.num_bytes)
-        rows = [(bytes_text(one.num_bytes), str(one.type), one.reason, *_where(one)) for one in ordered[:limit]]
+        rows = [(*_sizes([one]), str(one.type), one.reason, *_where(one)) for one in ordered[:limit]]
         rest = ordered[limit:]
-        more = (bytes_text(sum(one.num_bytes for one in rest)), "", f"{len(rest)} more", "", "")
+        more = (*_sizes(rest), "", f"{len(rest)} more", "", "")
         return [*rows, more] if rest else rows
 
     def __str__(self) -> str:
@@ -48,6 +48,11 @@ class Residuals:
         from rich.text import Text
 
         return Group(Text(self.summary, style="bold"), rich_table(_HEADER, self.rows()))
+
+
+def _sizes(residuals: Sequence[SavedResidual]) -> tuple[str, str]:
+    """The bytes of some residuals, and those of their own."""
+    return bytes_text(sum(one.num_bytes for one in residuals)), bytes_text(sum(one.own_bytes for one in residuals))
 
 
 def _where(residual: SavedResidual) -> tuple[str, str]:

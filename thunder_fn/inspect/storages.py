@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.executors import Program, claim
 from thunder_fn.executors.reuse import last_uses
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.interpreters.storages import fake_of, results_on_fakes
 from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Equation, Literal, Op, Source, TensorType, Trace, Type, Var, python_arg
+from thunder_fn.trace import Equation, Literal, Op, Source, TensorType, Trace, Type, Var
 
 WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
 """Returns its operand, whatever fake tensors say."""
@@ -60,7 +61,7 @@ class Run:
         self.env: list[Any] = []
         for position, var in enumerate(self.trace.inputs):
             name = self.arguments[position] if position < len(self.arguments) else f"input {position}"
-            self.bind(var, _fake(mode, var), self.start, "input", name)
+            self.bind(var, fake_of(mode, var), self.start, "input", name)
         for constant in self.trace.constants:
             kind = "intermediate" if constant.owned else "input"
             self.bind(
@@ -124,12 +125,7 @@ class Run:
         """What an equation gives, by PyTorch's own rules for views and layouts; by its types where that takes values."""
         if equation.op == WAIT:
             return (self.env[equation.operands[0].index],)
-        if equation.op.kind == "leaf":
-            try:
-                return _on_fakes(mode, equation, self.env)
-            except Exception:  # noqa: BLE001  # data-dependent, or an op without a fake implementation
-                pass
-        return tuple(_fake(mode, var) for var in equation.outputs)
+        return results_on_fakes(mode, equation, self.env)
 
     def finish(self) -> None:
         """When each storage is freed: after the last use of any variable in it."""
@@ -139,22 +135,6 @@ class Run:
             dies = self.start + last[index] if last[index] >= 0 else buffer.born
             kind = "output" if last[index] == end and buffer.kind == "intermediate" else buffer.kind
             self.made[storage] = replace(buffer, dies=max(buffer.dies, dies), kind=kind)
-
-
-def _fake(mode: Any, var: Var) -> Any:
-    return internals.fake_of_type(mode, var.type) if isinstance(var.type, TensorType) else None
-
-
-def _on_fakes(mode: Any, equation: Equation, env: Sequence[Any]) -> tuple[Any, ...]:
-    read: Callable[[Var], Any] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
-    with internals.only_mode(mode), torch.no_grad():
-        result = internals.call_on_fakes(ops.overload(equation.op), *args, **kwargs)
-    found = ops.flatten_result(result)
-    if len(found) != len(equation.outputs):
-        raise ValueError("results of another number")
-    return found
 
 
 def _scratch_of(equation: Equation) -> int:
