@@ -17,6 +17,7 @@ from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.trace import Arg, Literal, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
+RESHAPE = Op("leaf", "aten.reshape.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
 DIFFERENTIATED_AS = Op("structured", "differentiated_as")

@@ -21,7 +21,7 @@ import types
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -92,6 +92,7 @@ OnDecision = Callable[[Expr, "bool | float"], None]
 
 
 _DEVICE = torch.ops.prim.device.default
+_DETACH = torch.ops.aten.detach.default
 """A question that PyTorch asks of every tensor that it wraps."""
 
 
@@ -486,6 +487,13 @@ def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool =
         return FakeTensor(mode, elem, type.device)
 
 
+def fake_as(mode: RecordingMode, fake: torch.Tensor) -> torch.Tensor:
+    """Another fake tensor of mode, with this one's type and strides."""
+    with _only_memory():
+        elem = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+        return FakeTensor(mode, elem, fake.device)
+
+
 def fake_mode() -> RecordingMode:
     """A fake tensor mode that records nothing: for functions that are asked about types."""
     return RecordingMode()
@@ -585,8 +593,27 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return target
 
 
-OnChange = Callable[[list[torch.Tensor], list[torch.Tensor]], Callable[[], None]]
-"""Told of tensors that are about to be changed in place, and of the op's others; what it returns is called afterwards."""
+class WritesAndReads(Protocol):
+    """Who wants to know what ops change in place and which tensors share memory."""
+
+    def changing(
+        self, tensors: list[torch.Tensor], others: list[torch.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around an op that changes tensors in place: those, and the op's others."""
+        ...
+
+    def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Before an op reads tensors where gradients are off."""
+        ...
+
+    def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of which a view is taken in place of this one, where gradients are off."""
+        ...
+
+    def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
+        """After `alias = source.detach()`."""
+        ...
+
 
 OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {aten.polygamma_.default: lambda x, n: aten.polygamma.default(n, x)}
 """In-place ops that functionalization does not know."""
@@ -616,29 +643,35 @@ class TracerMode(FunctionalTensorMode):
         self,
         on_new: Callable[[torch.Tensor], None],
         on_higher_order: Callable[[Any, Any, Any], Any] | None = None,
-        on_change: OnChange | None = None,
+        history: WritesAndReads | None = None,
         pure_call: Callable[[OpOverload], Callable[..., Any] | None] = lambda func: None,
     ) -> None:
         super().__init__()
         self.pure_call = pure_call
         self.on_new = on_new
         self.on_higher_order = on_higher_order
-        self.on_change = on_change
+        self.history = history
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         if _get_dispatch_mode(_PROXY) is not None:
             raise SymbolicTracing
-        if self.on_change is None or torch.is_grad_enabled():
+        if self.history is None:
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args)
-        told = self.on_change(changed, others) if changed else None
-        try:
-            return self._dispatch(func, types, args, kwargs or {})
-        finally:
-            if told is not None:
-                told()
+        if changed:
+            with self.history.changing(changed, others):
+                return self._dispatch(func, types, args, kwargs or {})
+        if not torch.is_grad_enabled():
+            leaves = torch_pytree.tree_leaves((args, kwargs))
+            self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
+            if isinstance(func, OpOverload) and func.is_view and isinstance(args[0], Tracer):
+                args = (self.history.viewed(args[0]), *args[1:])
+        result = self._dispatch(func, types, args, kwargs or {})
+        if func is _DETACH:
+            self.history.detached(args[0], result)
+        return result
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator) and self.on_higher_order is not None:
@@ -675,7 +708,7 @@ class TracerMode(FunctionalTensorMode):
         """Drop what refers to the recorder, and with it every cycle."""
         self.on_new = _ignore_tensor
         self.on_higher_order = None
-        self.on_change = None
+        self.history = None
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""
@@ -697,9 +730,37 @@ def plain(value: Any) -> Any:
     return value
 
 
-def share_contents(target: torch.Tensor, value: torch.Tensor) -> None:
-    """What `target.data = value` means for tracers: from now on both have the same memory."""
-    target.elem = value.elem  # type: ignore[attr-defined]
+def base_of(tracer: torch.Tensor) -> torch.Tensor | None:
+    """The tracer that autograd knows this one as a view of, if it is one."""
+    with torch._C.DisableTorchFunction():
+        return tracer._base
+
+
+def memory_in(tracer: torch.Tensor) -> torch.Tensor:
+    """The functional tensor in a tracer, which its views share."""
+    return tracer.elem  # type: ignore[attr-defined]
+
+
+def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    """Memory of its own for a tracer, with a fake tensor in it. Views of what it was do not follow."""
+    with _only_memory():
+        tracer.elem = torch._to_functional_tensor(fake)  # type: ignore[attr-defined]
+    return memory_in(tracer)
+
+
+def write_memory(memory: torch.Tensor, fake: torch.Tensor) -> None:
+    """Another fake tensor in the memory; its views follow."""
+    with torch._C.DisableTorchFunction():
+        torch._functionalize_replace(memory, fake)
+        torch._functionalize_commit_update(memory)
+        torch._functionalize_sync(memory)
+
+
+def read_memory(memory: torch.Tensor) -> torch.Tensor:
+    """The fake tensor in the memory, after pending view updates."""
+    with torch._C.DisableTorchFunction():
+        torch._sync(memory)
+        return torch._from_functional_tensor(memory)
 
 
 def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -1123,7 +1184,8 @@ def become_result(tensor: torch.Tensor) -> None:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """The same number for tensors in the same memory."""
-    return tensor.untyped_storage()._cdata
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata
 
 
 def _range(tensor: torch.Tensor) -> tuple[Any, Any]:

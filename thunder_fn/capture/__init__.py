@@ -255,7 +255,7 @@ def _output(recorder: Recorder, leaf: Any, name: str) -> Atom:
     var = recorder.var_of(recorder.lift(leaf))
     if var is None:
         raise CaptureError(f"{name} returned a tensor that is unknown to its capture")
-    return recorder.stop(var)
+    return recorder.history.read(var)
 
 
 def _changes(
@@ -271,7 +271,7 @@ def _changes(
     for rebound in recorder.modules.rebound():
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
-            found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.stop(var)))
+            found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.history.read(var)))
     for _, tracer, before in recorder.grads():
         found += _accumulated(recorder, f, tracer, before)
     return found
@@ -291,7 +291,7 @@ def _written(
                 fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
             )
         )
-    return [(write, recorder.stop(after))]
+    return [(write, recorder.history.read(after))]
 
 
 def _accumulated(
@@ -312,4 +312,4 @@ def _accumulated(
             )
         )
     var = recorder.var_of(after)
-    return [] if var is None else [(Write(before), recorder.stop(var))]
+    return [] if var is None else [(Write(before), recorder.history.read(var))]

@@ -45,7 +45,7 @@ def operands_of(recorder: Recorder, values: Sequence[Any]) -> tuple[Var, ...] | 
 
 
 def _variables(recorder: Recorder, tracers: Sequence[torch.Tensor]) -> tuple[Var, ...]:
-    return tuple(recorder.stop(var) for tracer in tracers if (var := recorder.var_of(tracer)) is not None)
+    return tuple(recorder.history.read(var) for tracer in tracers if (var := recorder.var_of(tracer)) is not None)
 
 
 def bind_equation(

@@ -12,7 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
-from thunder_fn.capture.recorder import Inputs, Recorder, current
+from thunder_fn.capture.history import Inputs
+from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.capture.seeds import FUNCTIONS as SEEDS
 from thunder_fn.errors import UnsupportedCall, located
@@ -68,9 +69,9 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
         function = sys._getframe(1).f_locals.get("cls")  # pyright: ignore[reportPrivateUsage]
         lifted = Inputs(original(lift_call(recorder, args, {})[0]))
         if function is not None and function.__module__ == internals.CUSTOM_OPS:
-            recorder.enter_custom_op(lifted)
+            recorder.history.enter_custom_op(lifted)
         elif function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
-            recorder.enter_function(function.__qualname__, lifted)
+            recorder.history.enter_function(function.__qualname__, lifted)
         return lifted
 
     return unwrap_dead_wrappers

@@ -23,7 +23,7 @@ import sympy
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
+from thunder_fn.capture.history import History
 from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.python_numbers import MATH, as_python
@@ -59,7 +59,6 @@ _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", defaul
 
 ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift.default"}
 RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"}
-RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
 PHYSICAL = {"aten._conj.default": "aten.conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
 """Lazy conjugation and negation, bits that a type does not have, and the ops that do it at once."""
 SAME: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
@@ -119,16 +118,6 @@ class Decision:
         return Expr(sympy.Not(value) if self.answer is False else sympy.Eq(value, self.answer))
 
 
-class Inputs(tuple[Any, ...]):
-    """The inputs of a running `torch.autograd.Function`, which alone refers to them: they go when it ends."""
-
-    ended: Callable[[], Any] | None = None
-
-    def __del__(self) -> None:
-        if self.ended is not None:
-            self.ended()
-
-
 @dataclass(slots=True, eq=False)
 class Scope:
     """A call that becomes a composite: a torch function, a module or a `@composite` function.
@@ -163,10 +152,10 @@ class Recorder:
             self.mode.allow_data_dependent_sizes(self._on_assertion, is_rule=not track_no_grad)
         self.decisions: dict[Expr, Decision] = {}
         self._made: set[sympy.Basic] = set()
-        on_change = self._on_change if track_no_grad else None
-        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, on_change, pure_call)
+        self.history = History(self, is_tracked=track_no_grad)
+        told = self.history if track_no_grad else None
+        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, told, pure_call)
         self.track_no_grad = track_no_grad
-        self.base_grad = torch.is_grad_enabled()
         self.root = Scope("", "root", None, 0)
         self.scope = self.root
         self.inputs: list[Var] = []
@@ -176,21 +165,13 @@ class Recorder:
         self.function: Any = None
         self.module_paths: dict[torch.nn.Module, str] = {}
         self.modules = WatchedModules()
-        self._functions: list[str] = []
         self.refused: ThunderError | None = None
         self.draws = 0
         self.where: Callable[[], Source | None] | None = None
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
-        self._made_by: dict[int, str] = {}
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
-        self._off: set[int] = set()
-        self._before: dict[int, Var] = {}
-        self._changing: list[Var | None] | None = None
-        self._updating = False
-        self._custom_ops = 0
-        self._views: dict[int, Leaf] = {}
         self._undone: dict[int, Var] = {}
         self.contiguous: set[int] = set()
         self._grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
@@ -229,6 +210,7 @@ class Recorder:
         self._vars.clear()
         self._lifted.clear()
         self._grads.clear()
+        self.history.forget()
         self.refused = None
         self.module_paths.clear()
         self.where = None
@@ -399,6 +381,7 @@ class Recorder:
     def var_of(self, tensor: torch.Tensor) -> Var | None:
         """The variable that a tracer stands for now, None if it is no tracer of this recorder at the base level."""
         if isinstance(tensor, internals.FunctionalTensor):
+            self.history.bring_up_to_date((tensor,))
             entry = self._vars.get(id(internals.inner_fake(tensor)))
             return entry[1] if entry else None
         if id(tensor) in self._lifted:
@@ -432,7 +415,7 @@ class Recorder:
         elif name in PHYSICAL:
             self._record_physical(PHYSICAL[name], args[0], result)
         else:
-            self._record(RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
+            self._record(ops.RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
 
     def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise higher_order_error(func, args, self.source)
@@ -467,7 +450,6 @@ class Recorder:
         if plain is not None:
             for value, var in zip(ops.flatten_result(result), plain, strict=True):
                 self.bind(value, var)
-            self._changing = None
             return
         new_args = tuple(self.encode(arg) for arg in args)
         new_kwargs = tuple((key, self.encode(value)) for key, value in kwargs.items())
@@ -490,19 +472,21 @@ class Recorder:
         self._made.update(made_by(leaf) if self.symbolic else ())
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
-        if not self._is_tracking() and (op == RESHAPE or ops.is_view(op)):
-            self._views.update((var.index, leaf) for var in outputs)
-        if self._changing is not None:
-            self._changed(outputs)
+        self.history.recorded(leaf)
 
     def bind(self, value: Any, var: Var) -> None:
         """`value`, a fake tensor, is what `var` stands for from now on."""
         if isinstance(value, torch.Tensor):
-            self._vars[id(value)] = (value, var)
-            if self.track_no_grad and not self._is_tracking():
-                self._off.add(var.index)
-                if self._functions:
-                    self._made_by[var.index] = self._functions[-1]
+            self.know(value, var)
+            self.history.bound(var)
+
+    def know(self, fake: torch.Tensor, var: Var) -> None:
+        """`fake` is what `var` stands for, whose history is known."""
+        self._vars[id(fake)] = (fake, var)
+
+    def known(self, fake: torch.Tensor) -> Var:
+        """The variable that a fake tensor of this recorder stands for, whatever its history."""
+        return self._vars[id(fake)][1]
 
     def emit(
         self, op: Op, args: tuple[Arg, ...], types: tuple[Type, ...], kwargs: tuple[tuple[str, Arg], ...]
@@ -549,83 +533,7 @@ class Recorder:
         entry = self._vars.get(id(tensor))
         if entry is None:
             return self._foreign(tensor)
-        return self.stop(entry[1])
-
-    def stop(self, var: Var) -> Var:
-        """The variable as grad sees it here: made where gradients were off and read where they are on, constant."""
-        if var.index not in self._off or not self._is_tracking() or not self.track_no_grad or not self.base_grad:
-            return var
-        known = self.scope.detached.get(var.index)
-        if known is None:
-            known = self.scope.detached[var.index] = self.fresh(var.type)
-            before, function = self._before.get(var.index), self._made_by.get(var.index)
-            if function is not None:
-                op, args = AUTOGRAD_FUNCTION, (var, Literal(function))
-            elif before is not None and self._has_history(before):
-                op, args = ops.STRAIGHT_THROUGH, (var, self._tracked(before))
-            else:
-                op, args = ops.STOP_GRADIENT, (var,)
-            self.scope.items.append(Leaf(op, args, (), (known,), self.source))
-        return known
-
-    def _has_history(self, var: Var) -> bool:
-        """Autograd follows the variable, or what its memory held before it was changed."""
-        if var.index not in self._off:
-            return True
-        view, before = self._views.get(var.index), self._before.get(var.index)
-        source = view.args[0] if view is not None else before
-        return isinstance(source, Var) and self._has_history(source)
-
-    def enter_function(self, name: str, inputs: Inputs) -> None:
-        """The call of a `torch.autograd.Function` begins. It ends when its inputs are let go."""
-        if torch.is_grad_enabled():
-            self._functions.append(name)
-            inputs.ended = self._functions.pop
-
-    def enter_custom_op(self, inputs: Inputs) -> None:
-        """The call of a custom op that brought its own derivative begins: what it records, autograd follows."""
-        if torch.is_grad_enabled():
-            self._custom_ops += 1
-            inputs.ended = self._end_custom_op
-
-    def _end_custom_op(self) -> None:
-        self._custom_ops -= 1
-
-    def _tracked(self, var: Var) -> Var:
-        """The variable with the history that its memory has, though the view was taken where gradients are off."""
-        leaf = self._views.get(var.index)
-        if leaf is None or not isinstance(leaf.args[0], Var):
-            return self.stop(var)
-        viewed = self._tracked(leaf.args[0])
-        if viewed == leaf.args[0]:
-            return var
-        types = tuple(output.type for output in leaf.outputs)
-        return self.emit(leaf.op, (viewed, *leaf.args[1:]), types, leaf.kwargs)[leaf.outputs.index(var)]
-
-    def _on_change(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Callable[[], None]:
-        """Tensors are changed in place where gradients are off: autograd goes on with the history that they had.
-
-        The first op that is recorded computes their new values; what comes after it brings views up to date.
-        """
-        before = [self.var_of(tensor) for tensor in tensors]
-        for tensor in others:
-            self.var_of(tensor)
-        self._changing = before
-
-        def told() -> None:
-            self._changing, self._updating = None, False
-
-        return told
-
-    def _changed(self, outputs: tuple[Var, ...]) -> None:
-        before, self._changing = self._changing or [], None
-        if len(outputs) == len(before):
-            self._before.update((new.index, old) for new, old in zip(outputs, before, strict=True) if old is not None)
-            self._updating = True
-
-    def _is_tracking(self) -> bool:
-        """Autograd would follow what is recorded now."""
-        return torch.is_grad_enabled() or self._updating or self._custom_ops > 0
+        return self.history.read(entry[1])
 
     def _foreign(self, tensor: torch.Tensor) -> Var:
         """A tensor that reached the dispatcher without passing a torch function."""
@@ -633,7 +541,7 @@ class Recorder:
             raise escaped_error()
         known = self.var_of(tensor)
         if known is not None:
-            return self.stop(known)
+            return self.history.read(known)
         check_supported(tensor)
         var = self.fresh(type_of_value(tensor))
         self.constants.append(Constant(var, tensor))

@@ -20,7 +20,7 @@ from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
 from thunder_fn.capture.scalars import with_tensor_scalars
-from thunder_fn.capture.supported import LITERALS
+from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
     DataDependentBranch,
     DataDependentShape,
@@ -57,7 +57,7 @@ METADATA: frozenset[Any] = frozenset(
     }
 )
 DETACHES = {
-    *(Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, _DATA.__get__),
+    *(Tensor.detach, torch.detach, _DATA.__get__),
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
 }
 DATA_DEPENDENT = (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE, internals.NEEDS_A_NUMBER)
@@ -66,6 +66,12 @@ PYTHON_NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "__complex__"
 """Methods of tensors that give a number of Python's, which cannot be a symbol."""
 BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
 UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
+
+
+def _recorder() -> Recorder:
+    recorder = current()
+    assert recorder is not None, "torch functions are seen by a recorder's mode only"
+    return recorder
 
 
 def _set_data(x: Tensor, value: Tensor) -> None:
@@ -78,7 +84,15 @@ def _set_data(x: Tensor, value: Tensor) -> None:
                 fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
             )
         )
-    internals.share_contents(x, value)
+    _recorder().history.set_data(x, value)
+
+
+def _detach_in_place(x: Tensor) -> Tensor:
+    """`x.detach_()`: views of x keep their history. At a level of torch.func autograd alone is concerned."""
+    Tensor.detach_(x)
+    if not is_wrapped(x):
+        _recorder().history.detach(x)
+    return x
 
 
 F = torch.nn.functional
@@ -91,6 +105,7 @@ CHECKS: dict[Any, tuple[bool, str | None]] = {
 INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.__deepcopy__: deepcopy,
     _DATA.__set__: _set_data,
+    **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
     torch.ctc_loss: ctc_loss,

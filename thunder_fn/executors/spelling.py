@@ -19,8 +19,6 @@ from thunder_fn.executors.running import Watched
 from thunder_fn.symbols import hint_of
 from thunder_fn.trace import Arg, Literal, Op, TensorType, Type, Var
 
-RESHAPE = ops.leaf(torch.ops.aten.reshape.default)
-
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
@@ -82,7 +80,7 @@ def _spell(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -
         return own
     python_args, python_kwargs = tuple(map(_value, args)), {key: _value(arg) for key, arg in kwargs}
     wanted = internals.first_op(own.function, python_args, python_kwargs)
-    if wanted is None or (wanted[0] is not own.function and op != RESHAPE):
+    if wanted is None or (wanted[0] is not own.function and op != ops.RESHAPE):
         return own
     _, name, _ = op.name.split(".")
     for home, function in internals.c_functions(name):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import torch_internals as internals
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.derive import Split
 from thunder_fn.errors import InvalidTrace, located
@@ -24,7 +24,7 @@ from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.vjp import activity, split_vjp, vjp
 from thunder_fn.symbols import bind, close_symbols, is_symbolic, replaced
-from thunder_fn.trace import Expr, Literal, NumberType, TensorType, Trace, Var, canonical, type_of
+from thunder_fn.trace import Atom, Expr, Literal, NumberType, TensorType, Trace, Var, canonical, type_of
 
 Mask = tuple[bool, ...]
 
@@ -52,10 +52,30 @@ def bridge(
         outputs = outputs[:first] + (False,) * len(writes)
     overwritten = frozenset(place for place in writes if place is not None and not wanted[place])
     followed = {atom.index for atom, flag in zip(trace.outputs, outputs, strict=True) if flag and isinstance(atom, Var)}
-    values = [atom.index if isinstance(atom, Var) else None for atom in trace.outputs[first:]]
-    given = zip(writes, values, strict=True)
-    changed = frozenset(place for place, value in given if place is not None and wanted[place] and value in followed)
-    return Bridge(trace, wanted, outputs, overwritten, executors, changed) if any(outputs) else None
+    given = [
+        (place, atom)
+        for place, atom in zip(writes, trace.outputs[first:], strict=True)
+        if place is not None and wanted[place] and isinstance(atom, Var) and atom.index in followed
+    ]
+    changed = frozenset(place for place, _ in given)
+    moved = frozenset(place for place, atom in given if history_of(trace, atom) != trace.inputs[place])
+    return Bridge(trace, wanted, outputs, overwritten, executors, changed, moved) if any(outputs) else None
+
+
+def history_of(trace: Trace, atom: Atom) -> Atom:
+    """The variable that has the gradient of this one, unchanged, behind all changes made where gradients are off."""
+    made_by = {var: equation for equation in trace.equations for var in equation.outputs}
+    while isinstance(atom, Var) and (equation := made_by.get(atom)) is not None:
+        if equation.op == ops.STRAIGHT_THROUGH:
+            atom = equation.operands[1]
+            continue
+        if equation.op.kind != "composite":
+            break
+        inner = history_of(equation.body, equation.body.outputs[equation.outputs.index(atom)])
+        if not isinstance(inner, Var) or inner not in equation.body.inputs:
+            break
+        atom = equation.operands[equation.body.inputs.index(inner)]
+    return atom
 
 
 def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
@@ -80,7 +100,7 @@ class Bridge:
 
     `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
     will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that require grad
-    and get a value that does: the backward reads what they were.
+    and get a value that does: the backward reads what they were. `moved` are those of them that get another history too.
     """
 
     trace: Trace
@@ -89,6 +109,7 @@ class Bridge:
     overwritten: frozenset[int]
     executors: tuple[Executor, ...] = ()
     changed: frozenset[int] = frozenset()
+    moved: frozenset[int] = frozenset()
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones.
@@ -102,7 +123,7 @@ class Bridge:
         if self.unreachable:
             inputs = tuple(value.detach() if place in self.unreachable else value for place, value in enumerate(inputs))
         if self.changed:
-            if any(inputs[place].is_leaf for place in self.changed):
+            if any(inputs[place].is_leaf for place in self.moved):
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
             inputs = tuple(value.clone() if place in self.changed else value for place, value in enumerate(inputs))
         results = _Function.apply(self, *inputs)  # type: ignore[no-untyped-call]

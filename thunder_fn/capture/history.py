@@ -1,0 +1,264 @@
+"""What autograd follows of a variable: its history, which ops below autograd do not show.
+
+Values flow from equation to equation, and gradients mostly flow back the same way. They do not where code runs under
+`no_grad`, inside a `torch.autograd.Function`, or writes to memory that another tensor has with a history of its own. There a
+variable is read through an equation that says so: `detach`, `straight_through` or `autograd_function`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
+from thunder_fn.trace import Literal, Var
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Leaf, Recorder
+
+Memory = torch.Tensor
+"""The functional tensor inside a tracer. Views of a tracer share its storage."""
+
+
+class Inputs(tuple[Any, ...]):
+    """The inputs of a running `torch.autograd.Function`, which alone refers to them: they go when it ends."""
+
+    ended: Callable[[], Any] | None = None
+
+    def __del__(self) -> None:
+        if self.ended is not None:
+            self.ended()
+
+
+class History:
+    """The histories of a recorder's variables. Without `is_tracked` every variable's is the way its value came.
+
+    Two tensors share memory across a `detach` as two memories that are linked: a change of one is told to the other,
+    whose values are new and whose history is not.
+    """
+
+    def __init__(self, recorder: Recorder, *, is_tracked: bool) -> None:
+        self.recorder = recorder
+        self.is_tracked = is_tracked
+        self.base_grad = torch.is_grad_enabled()
+        self._off: set[int] = set()
+        self._before: dict[int, Var] = {}
+        self._made_by: dict[int, str] = {}
+        self._views: dict[int, Leaf] = {}
+        self._functions: list[str] = []
+        self._custom_ops = 0
+        self._changing: list[Var | None] | None = None
+        self._updating = False
+        self._written: set[int] = set()
+        self._kept: list[torch.Tensor] = []
+        self._links: list[tuple[Memory, weakref.ref[Memory]]] = []
+
+    @property
+    def is_following(self) -> bool:
+        """Autograd would follow what is recorded now."""
+        return torch.is_grad_enabled() or self._updating or self._custom_ops > 0
+
+    # ---- what is recorded ----
+
+    def bound(self, var: Var) -> None:
+        """A tensor stands for the variable, which was made here."""
+        if self.is_tracked and not self.is_following:
+            self._off.add(var.index)
+            if self._functions:
+                self._made_by[var.index] = self._functions[-1]
+
+    def recorded(self, leaf: Leaf) -> None:
+        """An op was recorded. While tensors are changed in place, the first one has their new values."""
+        if not self.is_following and (leaf.op == ops.RESHAPE or ops.is_view(leaf.op)):
+            self._views.update((var.index, leaf) for var in leaf.outputs)
+        before, self._changing = self._changing, None
+        if before is not None and len(leaf.outputs) == len(before):
+            changes = zip(leaf.outputs, before, strict=True)
+            self._before.update((new.index, old) for new, old in changes if old is not None)
+            self._updating = True
+
+    def enter_function(self, name: str, inputs: Inputs) -> None:
+        """The call of a `torch.autograd.Function` begins. It ends when its inputs are let go."""
+        if torch.is_grad_enabled():
+            self._functions.append(name)
+            inputs.ended = self._functions.pop
+
+    def enter_custom_op(self, inputs: Inputs) -> None:
+        """The call of a custom op that brought its own derivative begins: what it records, autograd follows."""
+        if torch.is_grad_enabled():
+            self._custom_ops += 1
+            inputs.ended = self._end_custom_op
+
+    def _end_custom_op(self) -> None:
+        self._custom_ops -= 1
+
+    # ---- what is read ----
+
+    def read(self, var: Var) -> Var:
+        """The variable as grad sees it here: made where gradients were off and read where they are on, constant."""
+        if var.index not in self._off or not self.is_following or not self.is_tracked or not self.base_grad:
+            return var
+        recorder = self.recorder
+        known = recorder.scope.detached.get(var.index)
+        if known is None:
+            before, function = self._before.get(var.index), self._made_by.get(var.index)
+            if function is not None:
+                op, args = AUTOGRAD_FUNCTION, (var, Literal(function))
+            elif before is not None and self._has_history(before):
+                op, args = ops.STRAIGHT_THROUGH, (var, self._followed(before))
+            else:
+                op, args = ops.STOP_GRADIENT, (var,)
+            (known,) = recorder.emit(op, args, (var.type,), ())
+            recorder.scope.detached[var.index] = known
+        return known
+
+    def _has_history(self, var: Var) -> bool:
+        """Autograd follows the variable, or what its memory held before it was changed."""
+        if var.index not in self._off:
+            return True
+        view, before = self._views.get(var.index), self._before.get(var.index)
+        source = view.args[0] if view is not None else before
+        return isinstance(source, Var) and self._has_history(source)
+
+    def _followed(self, var: Var) -> Var:
+        """The variable with the history that its memory has, though the view was taken where gradients are off."""
+        leaf = self._views.get(var.index)
+        if leaf is None or not isinstance(leaf.args[0], Var):
+            return self.read(var)
+        viewed = self._followed(leaf.args[0])
+        if viewed == leaf.args[0]:
+            return var
+        types = tuple(output.type for output in leaf.outputs)
+        again = self.recorder.emit(leaf.op, (viewed, *leaf.args[1:]), types, leaf.kwargs)
+        return again[leaf.outputs.index(var)]
+
+    # ---- what is changed in place ----
+
+    @contextmanager
+    def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
+        """Around an op that changes tensors in place; where gradients are off, their history stays what it was.
+
+        The first op that is recorded then computes their new values; what comes after it brings views up to date.
+        """
+        var_of = self.recorder.var_of
+        self.bring_up_to_date((*tensors, *others))
+        whole: list[tuple[torch.Tensor, Var | None]] = []
+        if not torch.is_grad_enabled():
+            before = [var_of(tensor) for tensor in tensors]
+            whole = [(base, var_of(base)) for tensor in tensors if (base := internals.base_of(tensor)) is not None]
+            self._changing = before
+        try:
+            yield
+            changed = [var_of(base) for base, _ in whole]
+        finally:
+            self._changing, self._updating = None, False
+        for new, (_, old) in zip(changed, whole, strict=True):
+            if new is not None and old is not None and new != old:
+                self._off.add(new.index)
+                self._before[new.index] = old
+        for tensor in tensors:
+            memory = internals.memory_in(tensor)
+            self._written.add(internals.storage_id(memory))
+            with self._following():
+                self._tell(memory)
+
+    def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Views see what was changed where gradients are off, with the history that they had."""
+        if self._before:
+            with self._following():
+                for tensor in tensors:
+                    internals.inner_fake(tensor)
+
+    @contextmanager
+    def _following(self) -> Generator[None]:
+        """What is recorded inside is followed, though gradients are off."""
+        before, self._updating = self._updating, True
+        try:
+            yield
+        finally:
+            self._updating = before
+
+    def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a view is taken of where gradients are off: such a view has no history.
+
+        Where the memory was changed before, views of it are made again from what it is now, and would have one.
+        """
+        memory = internals.memory_in(tensor)
+        if internals.storage_id(memory) not in self._written:
+            return tensor
+        value = internals.inner_fake(tensor)
+        var = self.recorder.known(value)
+        if not self._has_history(var):
+            return tensor
+        alias = internals.functionalize(self._fake(self._stopped(var), value), self.recorder.functional_mode)
+        self._link(memory, internals.memory_in(alias))
+        self._kept.append(alias)
+        return alias
+
+    def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
+        """`alias = source.detach()`, which the function says: autograd's own are no new history."""
+        if not self.recorder.detaching:
+            return
+        self._link(internals.memory_in(source), internals.give_memory(alias, internals.inner_fake(alias)))
+
+    def detach(self, tracer: torch.Tensor) -> None:
+        """`tracer.detach_()`: views that were taken of it keep their history."""
+        before, value = internals.memory_in(tracer), internals.inner_fake(tracer)
+        fake = self._fake(self._stopped(self.recorder.known(value)), value)
+        self._link(before, internals.give_memory(tracer, fake))
+
+    def set_data(self, tracer: torch.Tensor, value: torch.Tensor) -> None:
+        """`tracer.data = value`: the value's memory, and the history that the tracer has."""
+        known = self.recorder.known
+        with self._following():
+            history = self.read(known(internals.inner_fake(tracer)))
+        fake = self._with_history(internals.inner_fake(value), history)
+        self._link(internals.memory_in(value), internals.give_memory(tracer, fake))
+
+    def _link(self, source: Memory, alias: Memory) -> None:
+        """Two memories have the same values from now on, as long as the alias lives."""
+        self._links = [(memory, other) for memory, other in self._links if other() is not None]
+        self._links.append((source, weakref.ref(alias)))
+
+    def _tell(self, changed: Memory) -> None:
+        """What is linked to a changed memory gets its values."""
+        pending, told = [changed], set[int]()
+        while pending:
+            memory = internals.storage_id(pending.pop())
+            told.add(memory)
+            for source, reference in self._links:
+                alias = reference()
+                for here, there in ((source, alias), (alias, source)):
+                    if here is None or there is None or internals.storage_id(here) != memory:
+                        continue
+                    if internals.storage_id(there) not in told:
+                        history = self._followed(self.recorder.known(internals.read_memory(there)))
+                        internals.write_memory(there, self._with_history(internals.read_memory(here), history))
+                        self._written.add(internals.storage_id(there))
+                        pending.append(there)
+
+    def _with_history(self, value: torch.Tensor, history: Var) -> torch.Tensor:
+        """A fake tensor of the value that autograd follows to another variable."""
+        args = self.recorder.known(value), history
+        (var,) = self.recorder.emit(ops.STRAIGHT_THROUGH, args, (args[0].type,), ())
+        return self._fake(var, value)
+
+    def _stopped(self, var: Var) -> Var:
+        (stopped,) = self.recorder.emit(ops.STOP_GRADIENT, (var,), (var.type,), ())
+        return stopped
+
+    def _fake(self, var: Var, like: torch.Tensor) -> torch.Tensor:
+        fake = internals.fake_as(self.recorder.mode, like)
+        self.recorder.know(fake, var)
+        return fake
+
+    def forget(self) -> None:
+        """The end of the capture: hold nothing any more."""
+        self._links.clear()
+        self._kept.clear()
+        del self.recorder
