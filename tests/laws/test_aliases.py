@@ -55,8 +55,8 @@ def program(steps: list[Step]) -> Callable[[Tensor], Tensor]:
         for name, first, second, is_off in steps:
             a, b = pool[first % len(pool)], pool[second % len(pool)]
             with torch.no_grad() if is_off else nullcontext():
-                if name == "set data" and (a._base is not None or any(value._base is a for value in pool)):
-                    continue  # to autograd they are still views of each other, though they share no memory
+                if name in ("set data", "detach_") and (a._base is not None or any(v._base is a for v in pool)):
+                    continue  # to autograd they are still views of each other, with one history or memory or not
                 if name in MAKES:
                     pool.append(MAKES[name](a))
                 else:
