@@ -20,6 +20,9 @@ from thunder_fn.trace import Trace, subtraces
 Tensor = torch.Tensor
 EAGER = "Python loop, eager"
 COMPILED = f"{OURS}, inductor executor"
+JAX = "jax.lax.scan"
+UNROLLED = 16
+"""Steps of the Python loop for torch.compile, which writes all of them out: compiling takes seconds for each."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,8 @@ def forwards(net: Net, quick: bool) -> dict[str, Callable[[], Any]]:
     if not quick:
         compiled = tfn.jit(forward(net, tfn.scan), executors=["inductor"])
         peers[COMPILED] = lambda: compiled(*args)
-    for name, f in _compiled(net, quick).items():
-        peers[name] = lambda f=f: f(*args)
+    for name, (f, part) in _compiled(net).items():
+        peers[name] = lambda f=f, part=part: f(part.weights, part.carry, part.xs)
     return peers | _jax(net, lambda jax, f: jax.jit(f))
 
 
@@ -135,8 +138,8 @@ def gradients(net: Net, quick: bool) -> dict[str, Callable[[], Any]]:
     if not quick:
         compiled = tfn.jit(tfn.grad(total), executors=["inductor"])
         peers[COMPILED] = lambda: compiled(net.weights)
-    for name, f in {EAGER: forward(net, loop), **_compiled(net, quick)}.items():
-        peers[name] = lambda f=f: _backward(f, net)
+    for name, (f, part) in {EAGER: (forward(net, loop), net), **_compiled(net)}.items():
+        peers[name] = lambda f=f, part=part: _backward(f, part)
     return peers | _jax(net, lambda jax, f: jax.jit(jax.grad(lambda w, c, x: f(w, c, x)[1].sum())))
 
 
@@ -146,18 +149,23 @@ def _backward(f: Callable[..., Any], net: Net) -> Any:
     return [w.grad for w in weights]
 
 
-def _compiled(net: Net, quick: bool) -> dict[str, Callable[..., Any]]:
-    """torch.compile of the Python loop, which unrolls it, and of PyTorch's scan."""
+def _compiled(net: Net) -> dict[str, tuple[Callable[..., Any], Net]]:
+    """torch.compile of PyTorch's scan, and of the Python loop on the first steps; each with the network that it runs on."""
 
     def copied(combine: Callable[..., Any]) -> Callable[..., Any]:
         """PyTorch's scan takes no step that returns one tensor twice."""
         return lambda c, x: (lambda carry, y: (carry, y.clone()))(*combine(c, x))
 
     scanned = forward(net, lambda combine, carry, xs: internals.pytorchs_scan(copied(combine), carry, xs))
-    found = {"torch.compile of PyTorch's scan": torch.compile(scanned, dynamic=False)}
-    if quick:
-        found["torch.compile of the Python loop"] = torch.compile(forward(net, loop), dynamic=False)
-    return found
+    short = replace(net, xs=net.xs[:UNROLLED])
+    return {
+        "torch.compile of PyTorch's scan": (torch.compile(scanned, dynamic=False), net),
+        _unrolled(len(short.xs)): (torch.compile(forward(short, loop), dynamic=False), short),
+    }
+
+
+def _unrolled(steps: int) -> str:
+    return f"torch.compile of the Python loop, {steps} steps"
 
 
 def _jax(net: Net, make: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
@@ -167,7 +175,7 @@ def _jax(net: Net, make: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
         return {}
     args = jax.tree.map(lambda tensor: jax.numpy.asarray(tensor.numpy()), (net.weights, net.carry, net.xs))
     f = make(jax, lambda w, carry, xs: jax.lax.scan(lambda c, x: net.jax_step(w, c, x), carry, xs))
-    return {"jax.lax.scan": lambda: jax.block_until_ready(f(*args))}
+    return {JAX: lambda: jax.block_until_ready(f(*args))}
 
 
 def _working(peers: dict[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], tuple[str, ...]]:
@@ -183,7 +191,19 @@ def _working(peers: dict[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[]
 
 
 def _per_step(result: Result, steps: int) -> Result:
-    return replace(result, seconds={name: value / steps for name, value in result.seconds.items()})
+    """Seconds and ratios for a step, of which the unrolled loop has fewer."""
+    fewer = min(steps, UNROLLED)
+    counts = {name: fewer if name == _unrolled(fewer) else steps for name in result.seconds}
+    seconds = {name: value / counts[name] for name, value in result.seconds.items()}
+    notes = result.notes
+    if COMPILED in seconds and JAX in seconds:
+        notes = (*notes, f"{COMPILED} / {JAX} = {seconds[COMPILED] / seconds[JAX]:.2f}")
+    return replace(
+        result,
+        seconds=seconds,
+        notes=notes,
+        ratios={name: value * counts[name] / steps for name, value in result.ratios.items()},
+    )
 
 
 # ---- nested conditions ----
