@@ -376,3 +376,18 @@ def test_a_miss_says_why_no_symbol_could_stand_for_a_number() -> None:
         "args[1]: it was 2, and is 3 now; no symbol stands for it, since then: "
         "exact raised TypeError while it was traced: an int, please"
     )
+
+
+def test_a_write_whose_value_has_another_name_for_its_size() -> None:
+    """A write in place keeps sizes, so that both names stand for one number."""
+
+    def push(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.copy_(torch.cat((x, y), 1)[:, -3:])
+        return x + 1
+
+    f = tfn.jit(push, cache="symbolic values")
+    for count in (2, 4, 5):
+        x = torch.arange(count * 6.0).reshape(count, 3, 2)
+        y, known = torch.ones(count, 1, 2), x.clone()
+        assert torch.equal(f(x, y), push(known, y)) and torch.equal(x, known)
+    assert cache_info(f).misses == 1

@@ -27,6 +27,7 @@ from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
+from thunder_fn.constraints import equations_between
 from thunder_fn.errors import (
     CaptureError,
     DataDependentShape,
@@ -283,7 +284,10 @@ def _written(
     after = recorder.var_of(tracer)
     if after is None or after == before:
         return []
-    if after.type != before.type:
+    same = equations_between((before.type,), (after.type,)) if recorder.symbolic else None
+    for constraint in same or ():
+        bool(recorder.mode.size(constraint))  # of two names for a size; a write keeps it
+    if after.type != before.type and same is None:
         raise CaptureError(
             located(
                 f"the function changes a {before.type} from outside in place to {after.type}",

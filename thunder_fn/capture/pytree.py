@@ -159,7 +159,7 @@ def objects_in(tree: Any) -> list[Any]:
 
 
 def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """What an object holds: attributes that may have tensors in them, and how to put it together again."""
+    """What an object holds: attributes that may have tensors in them or count something, and how to put it together again."""
     held = {name: item for name, item in vars(value).items() if _may_hold(item)}
     rest = tuple((name, _Fixed(item)) for name, item in vars(value).items() if name not in held)
     return list(held.values()), (type(value), tuple(held), rest)
@@ -175,12 +175,12 @@ def assign(value: Any, state: tuple[list[Any], tuple[Any, ...]]) -> None:
 
 
 def _may_hold(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, list, tuple, dict, *_objects))
+    return type(value) is int or isinstance(value, (torch.Tensor, torch.SymInt, list, tuple, dict, *_objects))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Fixed:
-    """An attribute without tensors: numbers and the like by value, anything else by identity."""
+    """An attribute without tensors: flags and the like by value, anything else by identity."""
 
     value: Any
 
