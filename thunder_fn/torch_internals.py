@@ -1575,3 +1575,27 @@ def allocations(run: Callable[[], object]) -> list[int]:
     results: Any = profiled
     found = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
+
+
+def joint_mesh(meshes: Sequence[Any]) -> Any:
+    """One DeviceMesh of the dims of several that were sliced from one, in this order and with their groups.
+
+    None where they are not dims of one mesh.
+    """
+    from torch.distributed.device_mesh import DeviceMesh  # takes a while to import
+
+    if len(meshes) == 1:
+        return meshes[0]
+    root = meshes[0]._get_root_mesh()
+    names: list[str] = [(mesh.mesh_dim_names or ("",))[0] for mesh in meshes]
+    if any(mesh._get_root_mesh() is not root for mesh in meshes) or not set(names) <= set(root.mesh_dim_names or ()):
+        return None
+    own = tuple(
+        slice(None) if name in names else at
+        for name, at in zip(root.mesh_dim_names, root.get_coordinate(), strict=True)
+    )
+    left = [name for name in root.mesh_dim_names if name in names]
+    ranks = root.mesh[own].permute(*map(left.index, names)).contiguous()
+    return DeviceMesh.from_group(
+        [mesh.get_group() for mesh in meshes], root.device_type, ranks, mesh_dim_names=tuple(names)
+    )

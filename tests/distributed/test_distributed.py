@@ -201,6 +201,16 @@ def test_misuse() -> None:
         "restore: the 2 ranks of fsdp are simulated, nobody answers\n"
         "Run `rewrite(params, ...).restore` with `evaluate_ranks`."
     )
+    for module, why in (
+        (tfn.ddp(nn.Linear(2, 3), simulated(2)[0]), "no mesh has shares of them"),
+        (tfn.fsdp(nn.Linear(2, 3), simulated(2)[0]), "no mesh has shares of them"),
+        (tfn.fsdp(tfn.quantize(nn.Linear(2, 3), "int8"), simulated(2)[0]), "quantize stores them in another way"),
+    ):
+        with pytest.raises(RewriteError) as error:
+            module.sharded_state_dict()
+        assert str(error.value) == (
+            f"sharded_state_dict: the parameters are no DTensors: {why}\nUse `state_dict`, which has whole parameters."
+        )
     with pytest.raises(RewriteError, match=r"fsdp: zero is 2 or 3, given 1"):
         tfn.fsdp(loss, simulated(2)[0], zero=1)
     with pytest.raises(RewriteError, match=r"a rank lies between 0 and the number of ranks, given 2 of 2"):
@@ -227,8 +237,8 @@ def launch(folder: Path, size: int, *scenarios: str, codes: tuple[int, ...] = (0
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks and then two wrote. The last scenario of the two kills one."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch(folder, 4, "fsdp_losses")
-    first, second = launch(folder, 2, "ddp_losses", "load", "compose", "stay_away", "die", codes=(1, 7))
+    launch(folder, 4, "fsdp_losses", "save_shares")
+    first, second = launch(folder, 2, "ddp_losses", "load", "load_shares", "compose", "stay_away", "die", codes=(1, 7))
     (folder / "died.txt").write_text(first)
     assert not second
     return folder
@@ -265,12 +275,21 @@ def test_ddp_on_two_ranks(folder: Path, alone: Any) -> None:
 def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(folder: Path, tmp_path: Path) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    worker.load(init_device_mesh("cpu", (1,)), 0, 1, folder)
+    mesh = init_device_mesh("cpu", (1,))
+    worker.load(mesh, 0, 1, folder)
+    worker.load_shares(mesh, 0, 1, folder)
     dist.destroy_process_group()
     state = torch.load(folder / "fsdp_0.pt")[2]
     for name in ("loaded_2_0.pt", "loaded_2_1.pt", "loaded_1_0.pt"):
         loaded = torch.load(folder / name)
         assert all(torch.equal(value, loaded[key]) for key, value in state.items())
+
+
+def test_shares_that_no_dtensor_has(folder: Path) -> None:
+    assert {(folder / f"uneven_{rank}.txt").read_text() for rank in range(4)} == {
+        "sharded_state_dict: no DTensor lies as 'weight' does: dim 0 of 5 is split by 2 and then 2 ranks, which do not "
+        "divide it\nUse `state_dict`, which has whole parameters, or sizes that the ranks divide."
+    }
 
 
 def test_a_rank_that_dies_is_an_error_on_the_others(folder: Path) -> None:

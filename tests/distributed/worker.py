@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT
-from thunder_fn.errors import DistributedError
+from thunder_fn.errors import DistributedError, RewriteError
 
 STEPS, BATCH = 20, 4
 
@@ -73,6 +73,56 @@ def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     torch.save(module.state_dict(), folder / f"loaded_{size}_{rank}.pt")
 
 
+PLAN = {"*.up.weight": "column", "*.down.weight": "row", "tokens.weight": "embedding", "*norm.*": "sequence"}
+
+
+class WithScale(torch.nn.Module):
+    """The model, and a parameter of no dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = model(), torch.nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.inner(tokens) * self.scale
+
+
+def save_shares(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Save what tensor parallel ranks hold, and those that are sharded or replicated over the other dim of a mesh."""
+    grid = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "tp"))
+    plan = {f"inner.{pattern}": style for pattern, style in PLAN.items()}
+    expected, shares = WithScale().state_dict(), tfn.tensor_parallel(tfn.jit(WithScale()), grid["tp"], plan)
+    for name, module in {
+        "tp": tfn.tensor_parallel(WithScale(), mesh, plan),
+        "fsdp_tp": tfn.fsdp(shares, grid["outer"]),
+        "ddp_tp": tfn.ddp(shares, grid["outer"]),
+        "hybrid": tfn.fsdp(WithScale(), grid),
+    }.items():
+        state = module.sharded_state_dict()
+        assert all(
+            torch.equal(value.full_tensor().reshape(expected[key].shape), expected[key]) for key, value in state.items()
+        )
+        dcp.save(state, checkpoint_id=folder / name)
+    uneven = tfn.fsdp(tfn.tensor_parallel(torch.nn.Linear(2, 5), grid["tp"], {"weight": "column"}), grid["outer"])
+    try:
+        uneven.sharded_state_dict()
+    except RewriteError as error:
+        (folder / f"uneven_{rank}.txt").write_text(str(error))
+
+
+def load_shares(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Read them on another number of ranks, split in another way."""
+    plan = {f"inner.{pattern}": style for pattern, style in PLAN.items()}
+    for name in ("tp", "fsdp_tp", "ddp_tp", "hybrid"):
+        for module in (tfn.fsdp(WithScale(), mesh), tfn.tensor_parallel(WithScale(), mesh, plan)):
+            state = module.sharded_state_dict()
+            for value in state.values():
+                value.zero_()
+            dcp.load(state, checkpoint_id=folder / name)
+            torch.testing.assert_close(module.state_dict(), WithScale().state_dict(), rtol=0, atol=0)
+            module.load_state_dict(state)
+
+
 def compose(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Quantised and sharded in either order, shares of layers, clipping, and one reduction for many batches, as modules."""
     tokens, plan = batches()[0][:, :-1], {"*.up.weight": "column", "*.down.weight": "row", "tokens.weight": "embedding"}
@@ -121,7 +171,8 @@ def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
-    scenario.__name__: scenario for scenario in (fsdp_losses, ddp_losses, load, compose, stay_away, die)
+    scenario.__name__: scenario
+    for scenario in (fsdp_losses, ddp_losses, save_shares, load, load_shares, compose, stay_away, die)
 }
 
 

@@ -193,17 +193,6 @@ def _unpadded(column: torch.Tensor, type: TensorType) -> torch.Tensor:
     return column.reshape(-1, *shape[1:])[: shape[0] if shape else 1].reshape(shape)
 
 
-def as_dtensor(group: Group, type: TensorType, shard: torch.Tensor) -> Any:
-    """This rank's rows of a parameter as a DTensor over them, without the padding."""
-    from torch.distributed.tensor import DTensor, Shard  # takes a second to import
-
-    shape = static_shape(type) or (1,)
-    first = min(group.rank * shard.shape[0], shape[0])
-    local = shard[: min(shard.shape[0], shape[0] - first)]
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, group.mesh, [Shard(0)], shape=torch.Size(shape), stride=stride)
-
-
 # ---- replication ----
 
 

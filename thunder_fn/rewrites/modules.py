@@ -10,15 +10,15 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewrite import Step
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.jit.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
-from thunder_fn.rewrites.distributed import Ddp, Fsdp, as_dtensor
 from thunder_fn.rewrites.initialising import Init, initialised
 from thunder_fn.rewrites.prepared import Layout, Prepared, is_adapter
 from thunder_fn.rewrites.rewritten import Rewritten, with_kernels
+from thunder_fn.rewrites.sharded_state import sharded_state
 from thunder_fn.rewrites.skeleton import OnState, Skeleton, with_tensors
 from thunder_fn.rewrites.steps import ADAPTERS
 from thunder_fn.trace import type_of_value
@@ -87,22 +87,14 @@ class RewrittenModule(torch.nn.Module):
         return jitted(*args, **kwargs, **{STATE: tensors})
 
     def sharded_state_dict(self) -> dict[str, Any]:
-        """The parameters as DTensors of this rank's rows, in the memory of the parts; buffers as they are.
+        """The parameters as DTensors of this rank's share of them, in the memory of the parts; buffers as they are.
 
         For `torch.distributed.checkpoint`: `save` writes them, and `load` reads them in place, on any number of ranks.
 
         Raises:
             RewriteError: the parameters are not sharded over a mesh, or are stored in yet another way.
         """
-        step = next((step for step in self._steps if isinstance(step, Fsdp)), None)
-        others = [other for other in self._steps if not isinstance(other, Fsdp | Ddp)]
-        if step is None or others or step.group.mesh is None:
-            what = "sharded_state_dict: the module is not sharded over a mesh, and by nothing else"
-            raise RewriteError(located(what, fix="Use `state_dict`, which has whole parameters."))
-        parts, types = self.parts(), dict(zip(self._layout.names, self._layout.types, strict=True))
-        known: dict[str, Any] = {
-            name: as_dtensor(step.group, types[name], part.detach()) for name, part in parts.items()
-        }
+        known = sharded_state(self._layout, self.parts())
         known |= dict(zip(self._buffer_names, self._own_buffers(), strict=True))
         return {name: known[canonical] for name, canonical in self._state_names}
 
@@ -263,10 +255,13 @@ class RewrittenModule(torch.nn.Module):
         wrong = [
             f"  {name}: expected shape {tuple(value.shape)}, given {tuple(state[name].shape)}"
             for name, value in current.items()
-            if name in state and state[name].shape != value.shape
+            if name in state and (state[name].shape or (1,)) != (value.shape or (1,))  # numbers are sharded as rows
         ]
         if not wrong:
-            given = {canonical: whole_tensor(state.get(name, current[name])) for name, canonical in self._state_names}
+            given = {
+                canonical: whole_tensor(state.get(name, current[name])).reshape(current[name].shape)
+                for name, canonical in self._state_names
+            }
             types = dict(zip(self._layout.names, self._layout.types, strict=True))
             self._take(
                 self._layout.prepare({name: given[name].to(type.device, type.dtype) for name, type in types.items()})

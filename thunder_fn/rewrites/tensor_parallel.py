@@ -145,17 +145,28 @@ class TensorParallel:
         """How a parameter is split; None if it is not. Biases of columns and rows are added to whole results."""
         style = next((style for pattern, style in self.plan if fnmatch.fnmatchcase(name, pattern)), None)
         dims = len(static_shape(type))
+        if not type.dtype.is_floating_point or 0 in static_shape(type):
+            return None
         return style if (dims == 2) != (style == "sequence") and dims in (1, 2) else None
 
+    def split_dim(self, name: str, type: TensorType) -> int | None:
+        """The dim of a parameter of which each rank has a share; None if every rank has the whole."""
+        style = self.style(name, type)
+        return None if style in (None, "sequence") else _dim_of(style)
+
     def __call__(self, name: str, type: TensorType) -> Representation | None:
-        style = self.style(name, type) if type.dtype.is_floating_point and 0 not in static_shape(type) else None
+        style = self.style(name, type)
         return None if style is None else split(self.group, style, type)
+
+
+def _dim_of(style: str) -> int:
+    return 1 if style == "row" else 0
 
 
 @memo(4096)
 def split(group: Group, style: str, type: TensorType) -> Representation:
     """A weight of this type of which every rank keeps a share."""
-    shape, dim = static_shape(type), 1 if style == "row" else 0
+    shape, dim = static_shape(type), _dim_of(style)
     each = math.ceil(shape[dim] / group.size)
 
     def encode(w: torch.Tensor) -> Parts:
