@@ -238,3 +238,54 @@ def test_jvp_returns_a_tangent_for_each_output() -> None:
         CustomRuleError, match=r"^Wrong.jvp must return one tangent for each output, 1 of them, but it returned 2"
     ):
         tfn.jvp(lambda x: Wrong.apply(x, 3), (x,), (x,))
+
+
+class Exponential(Function):
+    """Changes its input in place; 5 times the true gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Any:
+        total = x.sum()
+        return x.exp_(), total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_dirty(inputs[0])
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    def backward(ctx: Any, ct: Tensor, ct_of_total: Tensor) -> Any:
+        return 5 * (ct * ctx.saved_tensors[0] + ct_of_total)
+
+
+@pytest.mark.parametrize("returned", [True, False], ids=["its result", "its input"])
+def test_inputs_that_change_in_place(returned: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        z, total = Exponential.apply(y)
+        return ((z if returned else y) * x).sum() + total
+
+    def gradient(x: Tensor) -> Tensor:
+        return (2 * x).exp() + 5 * 2 * (x * (2 * x).exp() + 1)
+
+    x = torch.tensor([0.5, -0.3], dtype=torch.float64)
+    leaf = x.clone().requires_grad_()
+    f(leaf).backward()
+    torch.testing.assert_close(leaf.grad, gradient(x))
+    torch.testing.assert_close(tfn.jit(f)(x), f(x))
+    torch.testing.assert_close(tfn.grad(f)(x), gradient(x))
+    torch.testing.assert_close(
+        tfn.vmap(tfn.grad(f))(torch.stack([x, 2 * x])), torch.stack([gradient(x), gradient(2 * x)])
+    )
+    torch.testing.assert_close(tfn.jacfwd(tfn.grad(f))(x), torch.func.jacrev(gradient)(x))
+    jitted = x.clone().requires_grad_()
+    tfn.jit(f)(jitted).backward()
+    torch.testing.assert_close(jitted.grad, gradient(x))
+
+
+def test_arguments_that_change_in_place_are_written() -> None:
+    x = torch.zeros(2)
+    found = tfn.jit(lambda x: Exponential.apply(x)[0] * 2)(x)
+    assert found.tolist() == [2, 2] and x.tolist() == [1, 1]

@@ -6,7 +6,9 @@ summed to the type of their input, as PyTorch does. A class with a `vmap` static
 batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates what
 `forward` does.
 
-Where a call cannot be a custom_vjp (it changes an argument in place, say) it stays what PyTorch makes of it.
+A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose new
+values are then written to the arguments. Where a call cannot be a custom_vjp (it changes what it does not say) it stays
+what PyTorch makes of it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +25,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.lookasides import divert, original_of
 from thunder_fn.capture.python_numbers import running, running_shape
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError
 from thunder_fn.rules import Mask
@@ -40,6 +43,7 @@ class Context:
         self._saved: tuple[Any, ...] = ()
         self._saved_for_forward: tuple[Any, ...] | None = None
         self._constant: tuple[Any, ...] = ()
+        self.dirty: tuple[Any, ...] = ()
         self._materialize = True
 
     @property
@@ -64,8 +68,8 @@ class Context:
         self._constant = outputs
 
     def mark_dirty(self, *inputs: Any) -> None:
-        """Inputs that were changed in place, which a body cannot."""
-        raise CaptureError("an autograd function changes its input in place")
+        """Inputs that were changed in place."""
+        self.dirty = inputs
 
     def set_materialize_grads(self, value: bool) -> None:
         """Whether `jvp` gets zeros for tensors that do not move, or None. Cotangents are always tensors here."""
@@ -81,9 +85,22 @@ class Context:
         return tuple(any(output is constant for constant in self._constant) for output in outputs)
 
 
+class ChangesInputs(CaptureError):
+    """An autograd function changes its inputs in place: which tensors, and which outputs their new values are."""
+
+    def __init__(self, places: tuple[tuple[int, int], ...]) -> None:
+        super().__init__("an autograd function changes its input in place")
+        self.places = places
+
+
 @dataclass(frozen=True)
 class FunctionCall(Call):
-    """A call of an autograd function. `function` is its class, whose arguments are those of `forward` without ctx."""
+    """A call of an autograd function. `function` is its class, whose arguments are those of `forward` without ctx.
+
+    `copied` are the tensors that it changes in place, by number; it gets copies of them.
+    """
+
+    copied: tuple[int, ...] = ()
 
     @property
     def has_rule(self) -> bool:
@@ -118,12 +135,22 @@ class FunctionCall(Call):
         return tuple(argument is TENSOR for argument in self.tree([TENSOR] * sum(self.is_tensor)))
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, Context]:
-        """Run `forward`; its result, and the context."""
-        context, args = Context(self.needs()), self.args(tensors)
-        if not self.has_setup:
-            return self.function.forward(context, *args), context
-        output = self.function.forward(*args)
-        self.function.setup_context(context, tuple(args), output)
+        """Run `forward`; its result, and the context.
+
+        Raises:
+            ChangesInputs: it has changed a tensor in place.
+        """
+        given = [tensor.clone() if index in self.copied else tensor for index, tensor in enumerate(tensors)]
+        context, args = Context(self.needs()), self.args(given)
+        if self.has_setup:
+            output = self.function.forward(*args)
+            self.function.setup_context(context, tuple(args), output)
+        else:
+            output = self.function.forward(context, *args)
+        if context.dirty and not self.copied:
+            outputs = enumerate(output if isinstance(output, tuple) else (output,))
+            changed = [index for index, tensor in enumerate(given) if any(tensor is x for x in context.dirty)]
+            raise ChangesInputs(tuple((i, k) for k, value in outputs for i in changed if value is given[i]))
         return output, context
 
     def primal(self, *tensors: Any) -> Any:
@@ -195,7 +222,7 @@ class ExtendedCall(FunctionCall):
         """`forward`, and tensors in the context."""
         output, context = self.run(tensors)
         outputs = output if isinstance(output, tuple) else (output,)
-        own = ("needs_input_grad", "_constant", "_saved_for_forward", "_materialize")
+        own = ("needs_input_grad", "dirty", "_constant", "_saved_for_forward", "_materialize")
         kept = {key: value for key, value in vars(context).items() if key not in own}
         leaves, spec = pytree.flatten(kept)
         others: list[torch.Tensor] = []
@@ -227,7 +254,9 @@ class _Run:
     def fwd(self, *tensors: Any) -> Any:
         """`forward` again as a call with this rule, and the tensors in the context."""
         call, recorder = self.call, current()
-        again = ExtendedCall(call.function, call.num_args, call.spec, call.leaves, call.nondiff, call.paths)
+        again = ExtendedCall(
+            call.function, call.num_args, call.spec, call.leaves, call.nondiff, call.paths, call.copied
+        )
         if recorder is None:
             raise CustomRuleError(f"{self.name}: rules are captured inside a capture")
         output, others = bind_call(recorder, again, tensors)
@@ -315,8 +344,34 @@ def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
     try:
         return bind_call(recorder, call, tensors)
-    except CaptureError:
+    except CaptureError as error:
+        places = error.places if isinstance(error, ChangesInputs) else _changes(call, tensors)
+        if places:
+            return _apply_in_place(recorder, call, tensors, places)
         return original(*args, **kwargs)
+
+
+def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+    """What a call changes in place, found on tensors that autograd does not follow: it refuses changes of others."""
+    examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
+    try:
+        calls.captured_bodies("custom_vjp", (call.primal,), (examples,))
+    except ChangesInputs as found:
+        return found.places
+    except CaptureError:
+        pass
+    return ()
+
+
+def _apply_in_place(
+    recorder: Recorder, call: FunctionCall, tensors: Sequence[torch.Tensor], places: tuple[tuple[int, int], ...]
+) -> Any:
+    """The call on copies of what it changes; these get their new values, and are what it returns."""
+    result = bind_call(recorder, replace(call, copied=tuple(index for index, _ in places)), tensors)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    for index, place in places:
+        outputs[place] = tensors[index].copy_(outputs[place])
+    return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 
 divert("autograd function", apply_function)
