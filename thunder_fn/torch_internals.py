@@ -261,6 +261,10 @@ class Numbers(ShapeEnv):
             self.var_to_range[size.node.expr] = ValueRanges(self.least_size, int_oo)
         return size
 
+    def _constrain_range_for_size(self, a: Any, min: int | None = None, max: int | None = None) -> None:
+        """What bounds a size; a rule is derived as if it were two or more, whatever there is room for."""
+        super()._constrain_range_for_size(a, min, None if max is not None and max < self.least_size else max)
+
     def _know_made(self, symbol: Any) -> None:
         """New symbols get other names than one that depends on data."""
         self.var_to_stack[symbol] = CapturedTraceback.extract()  # which an error shows

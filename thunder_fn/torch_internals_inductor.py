@@ -21,7 +21,8 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_fn.torch_internals import FakeTensorMode, detect_fake_mode, isolated
+from thunder_fn.torch_internals import FakeTensorMode, Numbers, detect_fake_mode, isolated
+from thunder_fn.trace import Expr
 
 _LOCK = threading.RLock()
 """Inductor keeps state of a compilation in globals: one at a time."""
@@ -41,11 +42,10 @@ _CONFIG: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class WrapperCode:
-    """What Inductor writes: a module with kernels and a function `call(args)`, and the layouts of its outputs."""
+    """What Inductor writes: a module with kernels and a function `call(args)`."""
 
     text: str
     constants: dict[str, torch.Tensor]
-    output_strides: tuple[tuple[int, ...] | None, ...]
 
 
 def strided_fakes(layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]]) -> list[Any]:
@@ -57,8 +57,26 @@ def strided_fakes(layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torc
         ]
 
 
+def symbolic_fakes(layouts: Sequence[Any]) -> tuple[list[Any], Numbers]:
+    """Inputs, in one mode, of (sizes, strides, dtype, device) with expressions in them, and numbers; what knows of these."""
+    numbers = Numbers()
+    mode = FakeTensorMode(shape_env=numbers)
+    size: Callable[[Any], Any] = lambda dim: numbers.number(dim) if isinstance(dim, Expr) else dim
+    fakes: list[Any] = []
+    with isolated(), mode:
+        for layout in layouts:
+            if isinstance(layout, Expr):
+                fakes.append(numbers.number(layout))
+                continue
+            shape, strides, dtype, device = layout
+            fakes.append(
+                torch.empty_strided(tuple(map(size, shape)), tuple(map(size, strides)), dtype=dtype, device=device)
+            )
+    return fakes, numbers
+
+
 def wrapper_code(
-    graph_module: torch.fx.GraphModule,
+    graph: Callable[..., Any],
     fakes: Sequence[Any],
     threads: int,
     improve: Callable[[torch.fx.Graph], None] = lambda graph: None,
@@ -66,6 +84,7 @@ def wrapper_code(
     """Lower a graph of functional ATen calls to Inductor's code for inputs like these fakes. Compiles nothing.
 
     Args:
+        graph: a graph module, or a function that calls ATen.
         improve: changes the graph after it was decomposed.
     """
     with warnings.catch_warnings(action="ignore"):  # what PyTorch deprecates in itself is no user's business
@@ -73,24 +92,23 @@ def wrapper_code(
         from torch._inductor.virtualized import V
 
     with _LOCK, warnings.catch_warnings(action="ignore"), _compiling(fakes, threads) as mode:
-        graph_module = _decomposed(graph_module, fakes, mode)
+        graph_module = _decomposed(graph, fakes, mode)
         improve(graph_module.graph)
         _passes(graph_module, fakes)
-        lowering = GraphLowering(graph_module, example_inputs=list(fakes), shape_env=None, is_inference=True)
+        lowering = GraphLowering(graph_module, example_inputs=list(fakes), shape_env=mode.shape_env, is_inference=True)
         lowering.freeze_runtime_asserts()
         with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]):
             lowering.run(*fakes)
-            strides = tuple(_strides(output) for output in lowering.graph_outputs or ())
             text: Any = lowering.codegen()[0]
-    return WrapperCode(text.value, dict(lowering.constants), strides)
+    return WrapperCode(text.value, dict(lowering.constants))
 
 
-def _decomposed(graph_module: torch.fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> torch.fx.GraphModule:
+def _decomposed(graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode) -> torch.fx.GraphModule:
     """The graph in the ops that Inductor lowers."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    traced = make_fx(graph_module, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)
+    traced = make_fx(graph, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)
     with mode:
         return traced(*fakes)
 
@@ -116,7 +134,7 @@ def _compiling(fakes: Sequence[Any], threads: int) -> Generator[FakeTensorMode]:
     from torch._inductor.debug import DebugContext
     from torch._inductor.virtualized import V
 
-    mode = fakes[0].fake_mode if fakes else FakeTensorMode()
+    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
     with (
         isolated(),
         torch.no_grad(),
@@ -142,10 +160,6 @@ def _has(config: Any, key: str) -> bool:
             return False
         config = getattr(config, name)
     return True
-
-
-def _strides(output: Any) -> tuple[int, ...] | None:
-    return tuple(map(int, output.get_layout().stride)) if hasattr(output, "get_layout") else None
 
 
 def inductor_backend() -> Callable[..., Any]:
@@ -212,7 +226,8 @@ def fakes_of(values: Sequence[Any]) -> Generator[list[Any]]:
 
 def are_fake(values: Sequence[Any]) -> bool:
     """The values are tensors without values, or none at all inside `fakes_of`."""
-    return all(isinstance(value, FakeTensor) for value in values) and detect_fake_mode(values) is not None
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return all(isinstance(tensor, FakeTensor) for tensor in tensors) and detect_fake_mode(tensors) is not None
 
 
 def list_backends() -> list[str]:

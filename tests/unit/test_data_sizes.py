@@ -156,3 +156,24 @@ def test_the_pullback_takes_a_cotangent_of_the_size_that_was_found() -> None:
     same(pullback(y), torch.func.vjp(lambda x: x[x > 0].sin(), x)[1](y))
     with pytest.raises(errors.CotangentError, match=r"cotangent is f32\[9\], but out is f32\[\d\]"):
         pullback(torch.ones(9))
+
+
+def test_tolist_gives_numbers_found_in_data() -> None:
+    def halves(x: Tensor) -> Any:
+        positive, rest = torch.stack([(x > 0).sum(), (x <= 0).sum()]).tolist()
+        return x.sort(descending=True)[0].split([positive, rest]), positive, x[:2].tolist()
+
+    f = jit(halves)
+    for x in INPUTS:
+        same(f(x), halves(x))
+    assert cache_info(f).misses == 1
+
+
+def test_gradients_where_there_is_room_for_one() -> None:
+    """A rule takes sizes found in data for two or more, also where there is one place only."""
+    f = lambda x: x[x[:, 0] > 0].sin().sum()
+    g = jit(tfn.grad(f), cache="symbolic values")
+    for rows in (3, 1, 0, 5):
+        x = torch.linspace(-1, 2, rows * 2).view(rows, 2)
+        for sign in (1, -1):
+            same(g(x * sign), torch.func.grad(f)(x * sign))

@@ -93,7 +93,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "__int__": (lambda x: x[: int(x[0, 0])],),
     "__float__": (lambda x: math.sqrt(x.sum()), lambda x: float(x.sum())),
     "__index__": (lambda x: [x for _ in range(x[0, 0].long())], lambda x: [1, 2][x[0, 0].long()]),
-    "tolist": (lambda x: x.tolist(),),
+    "tolist": (lambda x: x.nonzero().tolist(), lambda x: torch.zeros(65).tolist()),
 }
 
 

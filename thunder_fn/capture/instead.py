@@ -1,7 +1,8 @@
-"""What stands for functions of PyTorch that write to memory of their own, which tracers do not have."""
+"""What stands for functions of PyTorch that write to memory of their own or read values, which tracers do not have."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,3 +41,18 @@ def ctc_loss(
     if reduction == 2:
         return loss.sum()
     return loss if log_probs.dim() == 3 else loss.squeeze(0)
+
+
+MAX_LISTED = 64
+"""Of how many elements `tolist` makes symbols."""
+
+
+def can_be_listed(x: Tensor) -> bool:
+    """A tensor of a few numbers, each of which can be a symbol."""
+    sizes = [size if type(size) is int else math.inf for size in x.shape]
+    return math.prod(sizes) <= MAX_LISTED and not x.dtype.is_complex and x.dtype != torch.bool
+
+
+def tolist(x: Tensor) -> Any:
+    """The numbers, each found in data."""
+    return list(map(tolist, x.unbind(0))) if x.dim() else x.item()

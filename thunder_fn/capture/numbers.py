@@ -7,7 +7,7 @@ them differ from those of larger sizes. Strides that a tensor's sizes explain ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,16 +103,25 @@ def stride_pattern(shape: Sequence[int], stride: Sequence[int]) -> tuple[int | N
 
 
 def _strides(tensor: torch.Tensor, shape: Sequence[Dim], index: int, places: dict[Symbol, Place]) -> tuple[Dim, ...]:
+    def unexplained(dim: int) -> Dim:
+        symbol = size_symbol(len(places), tensor.stride(dim))
+        places[symbol] = (index, -1 - dim)
+        return Expr(symbol)
+
+    return strides_of(stride_pattern(tensor.shape, tensor.stride()), shape, unexplained)
+
+
+def strides_of(
+    pattern: Sequence[int | None], shape: Sequence[Dim], unexplained: Callable[[int], Dim]
+) -> tuple[Dim, ...]:
+    """The strides that a pattern says for these sizes; what it does not say of a dim, `unexplained` does."""
     found: dict[int, Dim] = {}
-    pattern, strides = stride_pattern(tensor.shape, tensor.stride()), tensor.stride()
 
     def stride(dim: int) -> Dim:
         if dim not in found:
             explained = pattern[dim]
             if explained is None:
-                symbol = size_symbol(len(places), strides[dim])
-                places[symbol] = (index, -1 - dim)
-                found[dim] = Expr(symbol)
+                found[dim] = unexplained(dim)
             else:
                 found[dim] = explained + 2 if explained < 0 else _product(shape[explained], stride(explained))
         return found[dim]

@@ -160,6 +160,8 @@ def as_python(value: Any) -> Any:
             return torch.Size(tuple(map(as_python, value)))
         case tuple():
             return tuple(map(as_python, value))
+        case list():
+            return list(map(as_python, value))
         case _:
             return value
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.indexing import getitem, setitem
-from thunder_fn.capture.instead import ctc_loss, deepcopy
+from thunder_fn.capture.instead import can_be_listed, ctc_loss, deepcopy, tolist
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
@@ -103,6 +103,7 @@ CHECKS: dict[Any, tuple[bool, str | None]] = {
 """Functions that look at values only to check them: the answer with which they go on, and what another means."""
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.tolist: tolist,
     Tensor.__deepcopy__: deepcopy,
     _DATA.__set__: _set_data,
     **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
@@ -144,7 +145,7 @@ class ScopeMode(TorchFunctionMode):
             instead = replacement(func)
             if instead is None:
                 result = self._scoped(func, args, kwargs)
-                return as_python(result) if func is Tensor.item else result
+                return as_python(result) if func in (Tensor.item, Tensor.tolist) else result
             with self:
                 return instead(*args, **kwargs)
         except ThunderError as error:
@@ -172,7 +173,7 @@ class ScopeMode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
-        if func is Tensor.tolist:
+        if func is Tensor.tolist and not can_be_listed(*args):
             raise data_dependent_error(func, None, recorder.source)
         if func in MEMORY:
             raise memory_error(func, recorder.source)

@@ -251,6 +251,8 @@ class FusionExecutor(Executor):
         min_size: regions of fewer ops are left to the next executor.
         min_shared: composites of so many ops that occur more than once are regions of their own, so that equal ones are
             compiled once.
+        takes_symbols: regions may have sizes and numbers that are symbols. Symbols that no input's type binds are
+            further inputs, behind the others.
 
     Law: ``fuse(region)(*xs)`` is ``evaluate(region, xs)``, as exactly as `numerics` says.
 
@@ -273,13 +275,14 @@ class FusionExecutor(Executor):
         fuse: Callable[[Trace], RunFunction] | None = None,
         min_size: int = 2,
         min_shared: int = 12,
+        takes_symbols: bool = False,
     ) -> None:
         super().__init__(name, version=version, numerics=numerics)
         if fuse is not None:
             self.fuse = fuse  # type: ignore[method-assign]
         elif type(self).fuse is FusionExecutor.fuse:
             raise ExecutorError(f"the fusion executor {name} has no `fuse`; pass `fuse=`, or define it in a subclass")
-        self.min_size, self.min_shared = min_size, min_shared
+        self.min_size, self.min_shared, self.takes_symbols = min_size, min_shared, takes_symbols
         self._programs: dict[Trace, RunFunction] = {}
 
     def register_supported(self, op: Any, *, checker: Checker | None = None) -> None:

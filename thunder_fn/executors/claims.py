@@ -39,8 +39,8 @@ from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rules import lowered
-from thunder_fn.symbols import is_symbolic
-from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
+from thunder_fn.symbols import close_symbols, is_symbolic
+from thunder_fn.trace import Atom, Equation, Expr, Trace, TraceBuilder, Var
 
 REGION = "region"
 TOO_SMALL = "the region would be too small"
@@ -55,6 +55,16 @@ class Claim:
     name: str
     run: RunFunction | None
     region: Trace | None = None
+
+    @property
+    def closed_region(self) -> Trace | None:
+        """The region with an input for each symbol that it takes from around it."""
+        return close_symbols(self.region)[0] if self.region is not None else None
+
+    @property
+    def numbers(self) -> tuple[Expr, ...]:
+        """These symbols."""
+        return close_symbols(self.region)[1] if self.region is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ class _Claiming:
         return part.reordered(*grouped(part.trace, groups, f"{fusion.name}::{REGION}")) if groups else part
 
     def is_fusible(self, equation: Equation, fusion: FusionExecutor) -> bool:
-        if ops.is_operator(equation.op) or is_symbolic(alone(equation)):
+        if ops.is_operator(equation.op) or (is_symbolic(alone(equation)) and not fusion.takes_symbols):
             return False
         return isinstance(fusion.answer(equation), Fuse)
 

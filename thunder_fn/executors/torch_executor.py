@@ -243,8 +243,8 @@ class _Emitter:
         name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)
         own = Spelling(name, claim.executor.name, run)
         parts = [self.arg(arg, own) for arg in equation.args]
-        parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
-        targets = tuple_text([str(var) for var in equation.outputs])
+        parts += [*(f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs), *map(str, claim.numbers)]
+        targets = tuple_text(list(map(str, equation.outputs)))
         return f"{targets} = {name}({', '.join(parts)})", f" by {claim.executor.name}"
 
     def structured(self, equation: Equation) -> str:
@@ -385,7 +385,7 @@ def _is_long(trace: Trace) -> bool:
 
 def compiled_region(claim: Claim) -> RunFunction:
     """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
-    region, executor = claim.region, claim.executor
+    region, executor = claim.closed_region, claim.executor
     assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
     try:
         return executor.compiled(region)

@@ -31,7 +31,7 @@ class Inductor(RegionCompiler):
     """Compiles regions with Inductor. Made by `inductor`."""
 
     def __init__(self, *, tiered: bool = False, fuel: int | None = None) -> None:
-        super().__init__("inductor", min_shared=6, fuel=fuel)
+        super().__init__("inductor", min_shared=6, fuel=fuel, takes_symbols=True)
         self.tiered = tiered
 
     def refused(self, var: Var) -> str | None:

@@ -13,14 +13,27 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 
 from thunder_fn import ops, torch_internals_inductor as internals
+from thunder_fn.symbols import Symbol, compute, symbols_in, symbols_of
 from thunder_fn.torch_internals import OpOverload
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, canonical, static_shape
+from thunder_fn.trace import (
+    Dim,
+    Equation,
+    Expr,
+    Literal,
+    NumberType,
+    TensorType,
+    Trace,
+    Var,
+    canonical,
+    static_shape,
+)
 
 Strides = tuple[int, ...]
 
@@ -31,11 +44,31 @@ class RegionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A region to compile: a trace without constants, for inputs with these strides, on so many threads."""
+    """A region to compile: a trace without constants, for inputs with these strides, on so many threads.
+
+    What is compiled of a region with symbols takes their values behind its inputs, see `extra_symbols`.
+    """
 
     region: Trace
-    strides: tuple[Strides, ...]
+    strides: tuple[tuple[Dim, ...], ...]
     threads: int
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """The symbols in types and strides, by name."""
+        found = {*symbols_in((self.region.inputs, self.strides)), *symbols_of(self.region)}
+        return tuple(sorted((symbol for symbol in found if isinstance(symbol, Symbol)), key=str))
+
+    @property
+    def static_strides(self) -> tuple[Strides, ...]:
+        """The strides of a region without symbols."""
+        return cast("tuple[Strides, ...]", self.strides)
+
+    @property
+    def extra_symbols(self) -> tuple[Symbol, ...]:
+        """The symbols that are not inputs of the region themselves."""
+        given = {var.type.value for var in self.region.inputs if isinstance(var.type, NumberType)}
+        return tuple(symbol for symbol in self.symbols if Expr(symbol) not in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +118,12 @@ def generate(job: Job) -> Code:
         RegionError: Inductor's code is not in the form that is known here, or its outputs lie otherwise than eager's.
         Exception: whatever Inductor raises.
     """
+    if job.symbols:
+        return _symbolic_code(job)
     types = [var.type for var in job.region.inputs]
     layouts = [
         (static_shape(type), strides, type.dtype, type.device)
-        for type, strides in zip(types, job.strides, strict=True)
+        for type, strides in zip(types, job.static_strides, strict=True)
         if isinstance(type, TensorType)
     ]
     if len(layouts) != len(types):
@@ -97,6 +132,70 @@ def generate(job: Job) -> Code:
         job.region.to_fx(), internals.strided_fakes(layouts), job.threads, copy_expanded_targets
     )
     return cut_out(wrapper.text, wrapper.constants)
+
+
+def _symbolic_code(job: Job) -> Code:
+    """The code for all sizes for which Inductor's decisions hold; for others its function gives None."""
+    layouts: list[Any] = [
+        (type.shape, strides, type.dtype, type.device)
+        if isinstance(type, TensorType)
+        else cast("NumberType", type).value
+        for type, strides in zip(job.region.input_types, job.strides, strict=True)
+    ]
+    fakes, numbers = internals.symbolic_fakes([*layouts, *map(Expr, job.extra_symbols)])
+    wrapper = internals.wrapper_code(_calls(job), fakes, job.threads, copy_expanded_targets)
+    code = cut_out(wrapper.text, wrapper.constants)
+    return replace(code, text=code.text + _checked(job, tuple(map(str, numbers.constraints))))
+
+
+def _calls(job: Job) -> Callable[..., tuple[Any, ...]]:
+    """The region as a function that calls ATen, given its inputs and the extra symbols."""
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        given = values[: len(job.region.inputs)]
+        numbers = {
+            var.type.value.value: value
+            for var, value in zip(job.region.inputs, given, strict=True)
+            if isinstance(var.type, NumberType) and isinstance(var.type.value, Expr)
+        }
+        numbers.update(zip(job.extra_symbols, values[len(given) :], strict=True))
+        env = list(given)
+
+        def read(arg: Any) -> Any:
+            match arg:
+                case Var():
+                    return env[arg.index]
+                case Literal():
+                    return read(arg.value) if isinstance(arg.value, (Expr, tuple)) else arg.value
+                case Expr():
+                    return compute(arg, numbers)
+                case tuple():
+                    return [read(item) for item in arg]
+                case _:
+                    return arg
+
+        for equation in job.region.equations:
+            kwargs = {key: read(arg) for key, arg in equation.kwargs}
+            env.extend(ops.flatten_result(ops.overload(equation.op)(*map(read, equation.args), **kwargs)))
+        return tuple(map(read, job.region.outputs))
+
+    return run
+
+
+def _checked(job: Job, conditions: tuple[str, ...]) -> str:
+    """What makes the function give None where a condition does not hold."""
+    if not conditions:
+        return ""
+    places = [
+        (var.type.value, position) for position, var in enumerate(job.region.inputs) if isinstance(var.type, NumberType)
+    ]
+    places += [(symbol, len(job.region.inputs) + i) for i, symbol in enumerate(job.extra_symbols)]
+    values = "".join(f"    {symbol} = values[{position}]\n" for symbol, position in places)
+    holds = " and ".join(f"({condition})" for condition in conditions)
+    return (
+        f"import math\ndef checked(*values, region=region):\n{values}"
+        f"    return region(*values) if {holds} else None\nregion = checked\n"
+    )
 
 
 # ---- what Inductor is known to compile wrongly ----

@@ -166,7 +166,7 @@ class Plan:
             RegionError: a carry has another layout after each step.
         """
         (equation,) = job.region.equations
-        strides = [job.strides[var.index] for var in equation.operands]
+        strides = [job.static_strides[var.index] for var in equation.operands]
         types = [tensor_type(var) for var in equation.operands]
         if equation.op == SCAN:
             loop = Loop.of(equation)

@@ -24,6 +24,7 @@ from thunder_fn import torch_internals as internals, torch_internals_inductor as
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.compiled.codegen import Job, Strides, closed_region
 from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
+from thunder_fn.executors.compiled.layouts import Variants, layout_of, strides_for
 from thunder_fn.executors.compiled.loop_plan import is_loop, loop_on_fakes
 from thunder_fn.executors.compiled.parts import Part, join, parts_of
 from thunder_fn.executors.compiled.worker import WORKER
@@ -31,6 +32,7 @@ from thunder_fn.executors.reuse import find_aliases
 from thunder_fn.executors.taking import take
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import Trace, Var
 
 Layout = tuple[Strides | None, ...]
@@ -61,7 +63,9 @@ class Region:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.closed, self.constants = closed_region(trace)
-        self.parts = parts_of(self.closed)
+        self.is_symbolic = is_symbolic(trace)
+        whole = Part(self.closed, tuple(range(len(self.closed.inputs))), tuple(var.index for var in _vars(self.closed)))
+        self.parts = (whole,) if self.is_symbolic else parts_of(self.closed)
 
     @cached_property
     def on_torch(self) -> Callable[..., tuple[Any, ...]]:
@@ -72,7 +76,7 @@ class Region:
         calls = _recording.get()
         if calls is None:
             return self.on_torch(*inputs)
-        known, layout = calls.setdefault(self, {}), tuple(tensor.stride() for tensor in inputs)
+        known, layout = calls.setdefault(self, {}), self.layout_of(inputs)
         if not inductor_internals.are_fake(inputs):
             known[layout] = ()
             return self.on_torch(*inputs)
@@ -84,11 +88,35 @@ class Region:
         """The region on tensors without values."""
         return loop_on_fakes(self.trace, inputs) if is_loop(self.trace) else evaluate(self.trace, inputs)
 
-    def jobs(self, strides: tuple[Strides, ...]) -> dict[Part, Job]:
-        """What there is to compile for inputs with these strides."""
+    def layout_of(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The strides of the inputs, or how sizes explain them."""
+        return layout_of(inputs) if self.is_symbolic else tuple(tensor.stride() for tensor in inputs)
+
+    def jobs(self, layout: tuple[Any, ...]) -> dict[Part, Job]:
+        """What there is to compile for inputs of this layout."""
+        strides = strides_for(self.trace, layout) if self.is_symbolic else layout
         given = dict(enumerate((*strides, *(tensor.stride() for tensor in self.constants))))
         threads = torch.get_num_threads()  # what a part gets from another has no dims, and so no strides
         return {part: Job(part.trace, tuple(given.get(i, ()) for i in part.inputs), threads) for part in self.parts}
+
+    def variants(self, functions: dict[tuple[Any, ...], dict[Part, Function]], *, tiered: bool) -> Variants:
+        """The region of a program with symbols, which chooses by the layouts of its inputs."""
+        known = {layout: self._joined(found) for layout, found in functions.items()}
+        more = (lambda layout: None) if tiered else self._compiled
+        return Variants(self.trace, known, self._job, self.on_torch, more)
+
+    def _job(self, layout: tuple[Any, ...]) -> Job:
+        return next(iter(self.jobs(layout).values()))
+
+    def _compiled(self, layout: tuple[Any, ...]) -> Function | None:
+        """The region, compiled for one more layout."""
+        jobs = self.jobs(layout)
+        found = compile_jobs(jobs.values())
+        reason = next((result.reason for result in found.values() if isinstance(result, Failed)), None)
+        if reason is not None:
+            _warn("a program", [self], reason)
+            return None
+        return self._joined({part: found[job] for part, job in jobs.items()})  # type: ignore[misc]
 
     def bound(self, functions: dict[tuple[Strides, ...], dict[Part, Function]]) -> Function:
         """The compiled region: by the strides of its inputs where it is called with several."""
@@ -99,7 +127,8 @@ class Region:
 
     def _joined(self, functions: dict[Part, Function]) -> Function:
         function, constants = join(self.closed, self.parts, functions), self.constants
-        return (lambda *inputs: function(*inputs, *constants)) if constants else function
+        count = len(self.trace.inputs)  # behind the inputs and the constants are symbols
+        return (lambda *given: function(*given[:count], *constants, *given[count:])) if constants else function
 
     def has_private_outputs(self) -> bool:
         """An output may lie in a constant's memory, where nobody may write to it."""
@@ -117,6 +146,7 @@ class Staged:
 
     def __init__(self, run: types.FunctionType, *, tiered: bool) -> None:
         self.run, self.tiered = run, tiered
+        self.is_symbolic = any(region.is_symbolic for region in regions_of(run))
         self.lock = threading.Lock()
         self.ready: dict[tuple[Layout, int], Callable[..., tuple[Any, ...]]] = {}
         self.matches: Callable[..., bool] = _never
@@ -138,13 +168,13 @@ class Staged:
     def _call_slowly(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if internals.inside_torch_func() or _recording.get() is not None:
             return self.run(*inputs)
-        key = _layout(inputs), torch.get_num_threads()
+        key = () if self.is_symbolic else _layout(inputs), torch.get_num_threads()
         with self.lock:
             known = self.ready.get(key)
             if known is None and len(self.ready) < MAX_LAYOUTS:
                 return self._first_call(key, inputs)
             if known is not None:
-                self.fast, self.matches = known, _matcher(inputs)
+                self.fast, self.matches = known, _always if self.is_symbolic else _matcher(inputs)
         return (known or self.run)(*inputs)
 
     def _first_call(self, key: tuple[Layout, int], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -188,10 +218,34 @@ class Staged:
                 compiled = {
                     strides: {part: results[job] for part, job in parts.items()} for strides, parts in found.items()
                 }
-                functions[region] = region.bound(compiled)  # type: ignore[arg-type]
+                if self.is_symbolic:
+                    functions[region] = region.variants(compiled, tiered=self.tiered)  # type: ignore[arg-type]
+                else:
+                    functions[region] = region.bound(compiled)  # type: ignore[arg-type]
         for reason, regions in failed.items():
             _warn(self.run.__name__, regions, reason)
         return rebound(self.run, functions)
+
+
+def regions_of(run: types.FunctionType) -> list[Region]:
+    """The regions that a program, or a function that it calls, has."""
+    found: list[Region] = []
+    known = set[int]()
+
+    def visit(function: types.FunctionType) -> None:
+        known.add(id(function))
+        for value in function.__globals__.values():
+            if isinstance(value, Region):
+                found.append(value)
+            elif _is_ours(value) and id(value) not in known:
+                visit(value)
+
+    visit(run)
+    return found
+
+
+def _is_ours(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<thunder_fn")
 
 
 def has_regions(run: types.FunctionType) -> bool:
@@ -218,8 +272,7 @@ def rebound(run: types.FunctionType, functions: Mapping[Region, Function]) -> ty
     def replaced(value: Any) -> Any:
         if isinstance(value, Region):
             return functions.get(value, value)
-        is_ours = isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<thunder_fn")
-        return visit(value) if is_ours else value
+        return visit(value) if _is_ours(value) else value
 
     return visit(run)
 
@@ -241,6 +294,14 @@ def _all_jobs(found: dict[tuple[Strides, ...], dict[Part, Job]]) -> list[Job]:
 
 def _never(*inputs: Any) -> bool:
     return False
+
+
+def _always(*inputs: Any) -> bool:
+    return True
+
+
+def _vars(trace: Trace) -> tuple[Var, ...]:
+    return tuple(atom for atom in trace.outputs if isinstance(atom, Var))
 
 
 def _matcher(inputs: tuple[Any, ...]) -> Callable[..., bool]:

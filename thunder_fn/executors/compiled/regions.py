@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -11,21 +12,28 @@ from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.base import NOT_REGISTERED, FusionExecutor, RunFunction
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.trace import Equation, NoneType, TensorType, Trace, Var
+from thunder_fn.symbols import Symbol
+from thunder_fn.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var
 
 _EXTERN = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward"))
 """Ops that compilers leave to PyTorch."""
 
 
 class RegionCompiler(FusionExecutor):
-    """Compiles regions of ATen ops on tensors of fixed shape.
+    """Compiles regions of ATen ops.
 
     Args:
         fuel: so many regions are compiled, in the order in which programs are made; the rest run on the torch executor.
     """
 
-    def __init__(self, name: str, *, min_shared: int, fuel: int | None = None) -> None:
-        super().__init__(name, version=torch.__version__, numerics="precision-changing", min_shared=min_shared)
+    def __init__(self, name: str, *, min_shared: int, fuel: int | None = None, takes_symbols: bool = False) -> None:
+        super().__init__(
+            name,
+            version=torch.__version__,
+            numerics="precision-changing",
+            min_shared=min_shared,
+            takes_symbols=takes_symbols,
+        )
         if fuel is not None and (not isinstance(fuel, int) or fuel < 0):
             raise ExecutorError(f"{name}: fuel is a number of regions, given {fuel!r}")
         self.fuel = fuel
@@ -40,6 +48,8 @@ class RegionCompiler(FusionExecutor):
             return "an op that PyTorch does not bring runs as it is"
         if ops.is_random(equation.op) or is_kept(equation):
             return "random numbers and effects stay with torch, which draws what eager draws"
+        if not all(map(_is_size, _expressions((equation.args, tuple(arg for _, arg in equation.kwargs))))):
+            return "a number that is no size, and no constant"
         reasons = (self.refused(var) for var in (*equation.operands, *equation.outputs))
         return next((reason for reason in reasons if reason is not None), None)
 
@@ -49,8 +59,11 @@ class RegionCompiler(FusionExecutor):
             return None
         if not isinstance(var.type, TensorType):
             return "regions take tensors only"
-        if any(not isinstance(size, int) for size in var.type.shape):
+        symbolic = [size for size in var.type.shape if isinstance(size, Expr)]
+        if symbolic and not self.takes_symbols:
             return "regions are compiled for fixed shapes"
+        if not all(map(_is_size, symbolic)):
+            return "sizes that depend on data"
         return None
 
     def is_worth(self, region: Trace) -> bool:
@@ -70,6 +83,25 @@ class RegionCompiler(FusionExecutor):
     def compile(self, region: Trace) -> RunFunction:
         """A function of the region's inputs that returns its outputs as a tuple."""
         raise NotImplementedError
+
+
+def _expressions(value: Any) -> Iterator[Expr]:
+    """The expressions in arguments."""
+    match value:
+        case Expr():
+            yield value
+        case Literal():
+            yield from _expressions(value.value)
+        case tuple() | list():
+            for item in value:
+                yield from _expressions(item)
+        case _:
+            pass
+
+
+def _is_size(expr: Expr) -> bool:
+    """An int that follows from sizes and numbers that a function is called with."""
+    return expr.kind is int and all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
 def bisect(check: Callable[[RegionCompiler], bool], make: Callable[..., RegionCompiler]) -> Trace | None:

@@ -67,7 +67,9 @@ def root() -> Path:
 
 def job_key(job: Job) -> str:
     """A name for a job that is the same in every process."""
-    return hashlib.sha256(repr((fingerprint(job.region), job.strides, job.threads)).encode()).hexdigest()[:32]
+    bounds = sorted((str(symbol), str(symbol.bounds)) for symbol in job.symbols)
+    facts = (fingerprint(job.region), job.strides, job.threads, *([bounds] if bounds else []))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
 def fingerprint(trace: Trace) -> tuple[Any, ...]:
