@@ -9,15 +9,22 @@
 # %% [markdown]
 # # Train on many ranks
 #
-# `fsdp` shards parameters over the ranks of a mesh. Under torchrun one writes
+# `fsdp` shards parameters over the ranks of a mesh. This is a script for `torchrun --nproc-per-node 2 train.py`:
 #
 # ```python
-# mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+# dist.init_process_group("gloo")  # "nccl" on GPUs
+# mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 # model = tfn.fsdp(tfn.jit(model), mesh)
+# optimizer = torch.optim.AdamW(model.parameters())  # this rank's rows
+# for x, y in batches:  # this rank's batches
+#     F.cross_entropy(model(x), y).backward()
+#     model.clip_grad_norm_(1.0)  # of all ranks
+#     optimizer.step()
+#     optimizer.zero_grad()
+# torch.distributed.checkpoint.save(model.sharded_state_dict(), checkpoint_id="saved")  # any number of ranks may load it
 # ```
 #
-# and trains as before: `model.parameters()` are this rank's rows. What happens is in the trace, so it can be looked at, and run,
-# without any other rank: here the ranks are **simulated**.
+# What happens is in the trace, so it can be looked at, and run, without any other rank: here the ranks are **simulated**.
 
 # %%
 import torch
@@ -97,6 +104,23 @@ assert one.rewrite(params, *batches[0]) == two.rewrite(params, *batches[0])
 print(one.prepare(params))
 
 # %% [markdown]
+# ## Shares of a layer
+#
+# `tensor_parallel` splits the work on one batch: a plan says which weights are cut by columns, rows, vocabulary or sequence.
+# Every rank computes its share of the layer, and what crosses the layer's border is communicated.
+
+# %%
+plan = {"0.weight": "column", "2.weight": "row"}
+shares = [tfn.tensor_parallel(loss, group, plan) for group in simulated(2)]
+own = [rank.prepare(params) for rank in shares]
+print(own[0])
+compute = shares[0].rewrite(params, *batches[0]).compute
+for (value,) in evaluate_ranks(compute, [[*part.values(), *batches[0]] for part in own]):  # one batch for all ranks
+    assert torch.allclose(value, loss(params, *batches[0]))
+
+# %% [markdown]
+# On a mesh of two dims both go together, in either order: `tfn.fsdp(tfn.tensor_parallel(model, mesh["tp"], plan), mesh["fsdp"])`.
+#
 # ## What must not hold
 #
 # A mesh is a mesh.
@@ -112,4 +136,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/rewrites/distributed.py`, and `thunder_fn/interpreters/ranks.py` for the simulated ranks.
+# `thunder_fn/rewrites/distributed.py`, `tensor_parallel.py` and `sharded_state.py` beside it. The simulated ranks:
+# `thunder_fn/interpreters/ranks.py`.

@@ -113,6 +113,18 @@ plain.load_state_dict(qlora.state_dict())
 torch.testing.assert_close(plain(tokens), qlora(tokens), atol=1e-3, rtol=1e-3)
 
 # %% [markdown]
+# `merge` adds the adapters to their matrices in place, which are rounded again, and gives them back; `unmerge` takes them
+# out. So one model serves the adapters of many.
+
+# %%
+before_merge = qlora(tokens).detach()
+adapters = qlora.merge()
+assert not any(part.any() for name, part in qlora.parts().items() if name.endswith("lora_b"))
+assert F.mse_loss(qlora(tokens), before_merge) < 0.05
+qlora.unmerge(adapters)
+assert F.mse_loss(qlora(tokens), before_merge) < 0.05
+
+# %% [markdown]
 # ## What must not hold
 #
 # A part that nobody prepared is no part, so a typing error in a checkpoint of adapters cannot pass for training.
