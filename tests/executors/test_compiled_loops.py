@@ -81,6 +81,11 @@ def parts(h: Tensor, xs: Tensor) -> Any:
     return tfn.scan(step, h, xs)
 
 
+def repeated(h: Tensor, xs: Tensor) -> Any:
+    """A carry whose rows are one row, as `expand` lays it out."""
+    return tfn.scan(lambda h, x: ((h + x).sin()[:1].expand(h.shape), h * x), h, xs)
+
+
 def gradients(w: Tensor, h: Tensor, xs: Tensor) -> Any:
     """A weight that is read twice, in a loop from the last step to the first."""
 
@@ -149,6 +154,7 @@ LOOPS: dict[str, tuple[Any, tuple[Tensor, ...], bool]] = {
     "lstm, backwards": (lstm, (*GATES, H, H + 1, XS), True),
     "passing": (passing, (H, H + 1, XS), True),
     "parts": (parts, (H, XS), True),
+    "repeated": (repeated, (H, XS), True),
     "weight that is read twice": (gradients, (W, H, XS), True),
     "sums in one block": (totals, (W, H, XS), True),
     "sums in blocks": (totals, (W * 0.1, *FAR), True),

@@ -5,6 +5,7 @@ Carries are contiguous inside a loop; at the end they are laid out as eager's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from thunder_fn.structured.loop import SCAN, Loop
 from thunder_fn.structured.while_parts import WHILE, While
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, static_shape
 
+OVERLAPS = "a loop's carry has elements that share memory"
 UNSETTLED = "a loop's carry has another layout after each step"
 
 
@@ -83,6 +85,16 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
         found.insert(0, step)
         step *= max(size, 1)
     return tuple(found)
+
+
+def _overlaps(shape: Sequence[int], strides: Strides) -> bool:
+    """Elements share memory otherwise than by being repeated along a dim."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if stride):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _eager_strides(body: Trace, strides: Sequence[Strides]) -> tuple[Strides, ...]:
@@ -251,6 +263,8 @@ def _final_strides(
     carries = [plain(strides[num_consts : num_consts + num_carry])]
     for _ in range(3):
         carries.append(plain(_eager_strides(body, (*consts, *carries[-1], *xs))[:num_carry]))
+    if any(itertools.starmap(_overlaps, zip(shapes, carries[-1], strict=True))):
+        raise RegionError(OVERLAPS)
     if carries[-1] != carries[-2] or (equation.op == WHILE and len(set(carries)) > 1):
         raise RegionError(UNSETTLED)
     steps = Loop.of(equation).steps if equation.op == SCAN else 3
@@ -262,7 +276,11 @@ def end_lines(plan: Plan, names: Sequence[str]) -> Iterator[str]:
     for name, var, strides in zip(names, plan.carry, plan.final, strict=True):
         shape = static_shape(tensor_type(var))
         if not is_contiguous(shape, strides):
-            yield f"    {name} = torch.empty_strided({shape}, {strides}, dtype={name}.dtype, device='cpu').copy_({name})"
+            own = tuple(size if stride else min(size, 1) for size, stride in zip(shape, strides, strict=True))
+            values = f"{name}[{', '.join(f':{size}' for size in own)}]"
+            yield f"    {name} = torch.empty_strided({own}, {strides}, dtype={name}.dtype, device='cpu').copy_({values})"
+            if own != shape:
+                yield f"    {name} = {name}.expand({shape})"
 
 
 def return_line(plan: Plan, outputs: Sequence[str]) -> str:
