@@ -29,12 +29,14 @@ from thunder_fn.testing.laws.interpreters import (
     interpreter_leaves_closures_alone,
 )
 from thunder_fn.testing.laws.pairs import TRANSFORMS, commute, floats
-from thunder_fn.testing.programs import FAMILIES, source_of
+from thunder_fn.testing.programs import BODIES, FAMILIES, Program, Step, source_of
 from thunder_fn.testing.strategies import Case, cases
-from thunder_fn.trace import Trace
+from thunder_fn.trace import TensorType, Trace
 
 Keeps = Literal["values", "nothing"]
 CASES = cases(families=tuple(family for family in FAMILIES if family != "random"), max_steps=8)
+VECTOR = TensorType(torch.float64, (2,))
+STEPS = tuple(name for family, names in FAMILIES.items() if family != "random" for name in names)
 QUIETLY = settings(
     database=None,
     deadline=None,
@@ -47,23 +49,38 @@ QUIETLY = settings(
 def check_transform(
     transform: Callable[[Trace], Trace], *, keeps: Keeps = "values", idempotent: bool = False, max_examples: int = 50
 ) -> None:
-    """Test a function from trace to trace on random traces without random numbers.
+    """Test a function from trace to trace on a trace for each kind of equation, and on random traces without random numbers.
 
     Args:
         keeps: "values" promises the same types and values, and then the transform must also commute with vjp, jvp,
             vmap, checkpoint and the simplifying transforms, and read closed-over tensors when the trace runs;
             "nothing" promises a checked trace, the same for equal traces, and nothing else.
         idempotent: promises that a second application changes nothing.
-        max_examples: how many traces to try.
+        max_examples: how many random traces to try.
 
     Raises:
         LawBroken: a law does not hold; names it and prints the smallest trace found.
     """
     laws = _laws(transform, keeps, idempotent)
+    for name, law in laws.items():
+        for step in STEPS:  # so that no op is left to chance
+            errors = [(case, error) for case in _cases_of(step) if (error := _error(law, case)) is not None]
+            if errors:
+                case, error = errors[-1]
+                raise _described(transform, name, case, error) from error
     broken = _first_broken(laws, max_examples)
     if broken is not None:
         case, error = _smallest(laws[broken], max_examples)
         raise _described(transform, broken, case, error) from error
+
+
+def _cases_of(name: str) -> tuple[Case, Case]:
+    """A step on two tensors, and on one."""
+    bodies = (Program(steps=(Step("sin"),)),) * BODIES.get(name, 0)
+    return (
+        Case(Program((VECTOR, VECTOR), (Step(name, (0, 1), bodies),))),
+        Case(Program((VECTOR,), (Step(name, bodies=bodies),))),
+    )
 
 
 def _first_broken(laws: dict[str, Law], max_examples: int) -> str | None:
