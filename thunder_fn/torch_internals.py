@@ -1339,7 +1339,10 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def runnable(overload: OpOverload) -> Callable[..., Any]:
-    """The overload as a program calls it: a kernel that saves what its backward needs is asked to save it."""
+    """The overload as a program calls it: a kernel that saves what its backward needs is asked to save it, and one that refuses
+    layouts gets one that it takes."""
+    if overload in _ONE_LAYOUT:
+        return functools.partial(_in_one_layout, overload, _ONE_LAYOUT[overload])
     if overload is not torch.ops.aten.mkldnn_rnn_layer.default:
         return overload
 
@@ -1350,6 +1353,42 @@ def runnable(overload: OpOverload) -> Callable[..., Any]:
             return overload(*args)
 
     return save_workspace
+
+
+_ONE_LAYOUT = {
+    torch.ops.aten.native_group_norm.default: (0,),
+    torch.ops.aten.native_group_norm_backward.default: (1, 0),
+}
+"""Kernels that refuse a layout which they would compute as another one, and the operands that have to have it."""
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _in_one_layout(overload: OpOverload, positions: tuple[int, ...], *args: Any) -> Any:
+    """The call with operands that are contiguous, or in the order of channels last if the first one is."""
+    first = args[positions[0]]
+    if all(args[position].is_contiguous() for position in positions) or _is_stand_in(first):
+        return overload(*args)
+    format = _CHANNELS_LAST.get(first.dim(), torch.contiguous_format)
+    if first.is_contiguous() or not first.is_contiguous(memory_format=format):
+        format = torch.contiguous_format
+    given = list(args)
+    for position in positions:
+        given[position] = _in_format(args[position], format)
+    return overload(*given)
+
+
+def _is_stand_in(x: torch.Tensor) -> bool:
+    """Not a plain tensor: nobody asks for its strides."""
+    return type(x) not in (torch.Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def _in_format(x: torch.Tensor, format: torch.memory_format) -> torch.Tensor:
+    """x with the very strides of a format, where sizes of one have some too."""
+    if format == torch.contiguous_format:
+        return x.contiguous()
+    strides = torch._prims_common.make_channels_last_strides_for(x.shape)
+    return x if x.stride() == tuple(strides) else x.clone(memory_format=format)
 
 
 def _keys_of_autograd() -> Any:
