@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thunder_fn.recipes import command as command, huggingface as huggingface, plugins as plugins
+from thunder_fn.recipes import command as command, huggingface as huggingface, plugins as plugins, vision as vision
 from thunder_fn.recipes.default import Default as Default
 from thunder_fn.recipes.dynamo import backend as backend
 from thunder_fn.recipes.entry import compile as compile

@@ -64,7 +64,7 @@ class Recipe(metaclass=_MadeOnce):
     name: ClassVar[str] = ""
     """What `compile(model, recipe="...")` and `recipes.list()` call it."""
     models: ClassVar[tuple[str, ...]] = ()
-    """Classes that `recipe="auto"` chooses it for, as "package.Class"; subclasses are meant too."""
+    """Classes that `recipe="auto"` chooses it for, as "package.Class", or "package.*"; subclasses are meant too."""
     frontend: Frontend | None = None
     """How a model becomes traces: by "direct" capture, as one trace, or by "dynamo", which breaks graphs where it must.
 

@@ -50,7 +50,8 @@ def for_model(model: Any) -> type[Recipe] | None:
     """The recipe for the model's class, or for the nearest class that it is derived from; None if there is none."""
     by_class = {target: recipe for recipe in _recipes.values() for target in recipe.models}
     for cls in type(model).__mro__:
-        found = by_class.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
+        package = cls.__module__.partition(".")[0]
+        found = by_class.get(f"{package}.{cls.__name__}") or by_class.get(f"{package}.*")
         if found is not None:
             return found
     return None
