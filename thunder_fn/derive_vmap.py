@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thunder_fn import derive, ops, torch_internals as internals
+from thunder_fn.batching import KNOWN, Batch, rule_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.constraints import equations_between, fixes_numbers
@@ -75,6 +76,9 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
             return parts
     if equation.op.name == "aten.cat.default" and _has_symbols(single, size):
         return VmapRule(_cat(single, batched, size))
+    known = _known_rule(single, batched, size) if equation.op.name in KNOWN and _has_symbols(single, size) else None
+    if known is not None:
+        return VmapRule(known)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
@@ -136,6 +140,23 @@ def _cat(single: Trace, batched: Mask, size: Dim) -> Trace:
         ]
         dim = python_arg(equation.args[1], lambda var: var) if len(equation.args) > 1 else 0
         return close_recording(recorder, [torch.cat(wide, dim + 1 if dim >= 0 else dim)], "vmap_aten.cat.default")
+
+
+def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
+    """A rule of ours, where functorch's would take sizes for numbers."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=True)
+    with recorder.running():
+        tracers = _inputs(recorder, single, batched, size)
+        given = frozenset(id(value) for value, flag in zip(tracers, batched, strict=True) if flag)
+        batch = Batch(ops.overload(equation.op), recorder.mode.size(size), given)
+        rule = rule_of(equation, tracers, batch)
+        if rule is None:
+            return None
+        args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
+        kwargs = {key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs}
+        results = ops.flatten_result(rule(batch, *args, **kwargs))
+        return _with_types_of_batch(close_recording(recorder, list(results), f"vmap_{equation.op.name}"), single, size)
 
 
 def raise_size(equation: Equation) -> None:

@@ -1,0 +1,48 @@
+"""Batching rules for symbolic batch sizes: one program for all of them, and what a loop over the examples gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.jit import cache_info, jit
+
+Tensor = torch.Tensor
+F = torch.nn.functional
+w = torch.randn(4, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+RULES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "conv1d": (lambda x: F.conv1d(x[None], w[..., 0], stride=2), (3, 8)),
+    "conv2d": (lambda x: F.conv2d(x[None], w, padding=1), (3, 6, 6)),
+    "conv2d of a weight for each": (lambda x: F.conv2d(w[:2, :, :2, :2].repeat(1, 1, 3, 3), x.view(2, 3, 2, 2)), (24,)),
+    "groups": (lambda x: F.conv2d(x.view(1, 6, 3, 3), x[:48].view(4, 3, 2, 2), x[:4], groups=2), (54,)),
+    "transposed": (lambda x: F.conv_transpose2d(x.view(1, 4, 3, 3), w * x[0], stride=2), (36,)),
+    "max_pool2d": (lambda x: F.max_pool2d(x[None], 2), (3, 6, 6)),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), (3, 6, 6)),
+    "avg_pool2d of a batch": (lambda x: F.avg_pool2d(x, 2), (2, 3, 6, 6)),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x[None], 2), (3, 6, 6)),
+    "gather": (lambda x: x.gather(-1, x.argsort(1)), (4, 5)),
+    "gather from one": (lambda x: w.view(4, 27).gather(1, x.argsort(1)), (4, 5)),
+    "scatter": (lambda x: torch.zeros_like(x).scatter(0, x.argsort(0), x) + x.scatter(1, x.argsort(1)[:, :2], 1.5), (4, 5)),
+    "scatter_add": (lambda x: x.new_zeros(4, 5).scatter_add(1, x.argsort(1), x.exp()), (4, 5)),
+    "cross_entropy": (lambda x: F.cross_entropy(x, x.argmax(1)), (4, 5)),
+    "topk": (lambda x: x.topk(2)[0], (4, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_one_program_for_all_batch_sizes(name: str) -> None:
+    f, shape = RULES[name]
+    loss = lambda x: f(x).pow(2).sum()
+    g = jit(lambda x: (tfn.vmap(f)(x), tfn.vmap(tfn.grad(loss))(x)), dynamic={"x": {0: True}})
+    torch.manual_seed(0)
+    for count in (3, 7, 5):
+        x = torch.randn(count, *shape, dtype=torch.float64)
+        values, gradients = g(x)
+        torch.testing.assert_close(values, torch.stack([f(row) for row in x]))
+        torch.testing.assert_close(gradients, torch.stack([torch.func.grad(loss)(row) for row in x]))
+    assert cache_info(g).misses == 1

@@ -1,0 +1,124 @@
+"""Batching rules for symbolic sizes, of ops where functorch's take sizes for numbers.
+
+Each is the op itself on operands in another shape: a pool of a batch of images is a pool of more images, and a
+convolution with a weight for each example one with more groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from thunder_fn import ops
+from thunder_fn.torch_internals import OpOverload
+from thunder_fn.trace import Equation
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """An op, how many examples there are, and which operands have a leading batch dim, by identity."""
+
+    op: OpOverload
+    size: Any
+    batched: frozenset[int]
+
+    def has(self, value: Any) -> bool:
+        """The operand differs between examples."""
+        return id(value) in self.batched
+
+    def wide(self, value: Tensor) -> Tensor:
+        """The operand with a batch dim."""
+        return value if self.has(value) else value.expand(self.size, *value.shape)
+
+    def rank(self, value: Tensor) -> int:
+        """How many dims the operand has in each example."""
+        return value.dim() - self.has(value)
+
+
+def along_a_dim(batch: Batch, x: Tensor, dim: int, *rest: Any, **kwargs: Any) -> Any:
+    """gather and scatter: the dim is one further."""
+    rank = batch.rank(x)
+    wide = [batch.wide(value) if isinstance(value, Tensor) else value for value in rest]
+    return batch.op(batch.wide(x), dim % rank + 1, *wide, **kwargs)
+
+
+def of_more_images(batch: Batch, *args: Any, **kwargs: Any) -> Any:
+    """Pools: examples of images are images."""
+    count = next(batch.wide(arg).shape[1] for arg in args if isinstance(arg, Tensor))
+    folded = [batch.wide(arg).flatten(0, 1) if isinstance(arg, Tensor) else arg for arg in args]
+    results = ops.flatten_result(batch.op(*folded, **kwargs))
+    return tuple(result.unflatten(0, (batch.size, count)) for result in results)
+
+
+def of_an_image_each(batch: Batch, *args: Any, **kwargs: Any) -> Any:
+    """Pools of one image in each example: the examples are the images."""
+    return batch.op(*(batch.wide(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
+
+
+def convolution(batch: Batch, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    """A weight for all examples sees more images; one for each is a group of its own."""
+    if not batch.has(weight) and not batch.has(bias):
+        wide = batch.wide(x)
+        return batch.op(wide.flatten(0, 1), weight, bias, *rest).unflatten(0, (batch.size, wide.shape[1]))
+    biases = None if bias is None else batch.wide(bias).flatten()
+    *settings, groups = rest
+    y = batch.op(_in_channels(batch, x), batch.wide(weight).flatten(0, 1), biases, *settings, groups * batch.size)
+    return _out_of_channels(batch, y)
+
+
+def convolution_backward(
+    batch: Batch, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[Any] | None, *rest: Any
+) -> Any:
+    """The same for the gradients of the input, the weight and the bias."""
+    *settings, groups, wanted = rest
+    if not batch.has(weight) and list(wanted) == [True, False, False]:
+        wide = batch.wide(x)
+        gradient, *_ = batch.op(batch.wide(grad).flatten(0, 1), wide.flatten(0, 1), weight, bias_sizes, *rest)
+        return gradient.unflatten(0, (batch.size, wide.shape[1])), None, None
+    sizes = None if bias_sizes is None else [size * batch.size for size in bias_sizes]
+    operands = _in_channels(batch, grad), _in_channels(batch, x), batch.wide(weight).flatten(0, 1)
+    of_x, of_weight, of_bias = batch.op(*operands, sizes, *settings, groups * batch.size, wanted)
+    return (
+        _out_of_channels(batch, of_x) if wanted[0] else None,
+        of_weight.unflatten(0, (batch.size, of_weight.shape[0] // batch.size)) if wanted[1] else None,
+        of_bias.unflatten(0, (batch.size, of_bias.shape[0] // batch.size)) if wanted[2] else None,
+    )
+
+
+def _in_channels(batch: Batch, x: Tensor) -> Tensor:
+    return batch.wide(x).transpose(0, 1).flatten(1, 2)
+
+
+def _out_of_channels(batch: Batch, y: Tensor) -> Tensor:
+    return y.unflatten(1, (batch.size, y.shape[1] // batch.size)).transpose(0, 1)
+
+
+_POOLS = {
+    f"aten.{name}{dims}d{end}.default": dims
+    for name in ("avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "max_pool")
+    for dims in (1, 2, 3)
+    for end in ("", "_backward", "_with_indices", "_with_indices_backward")
+}
+_SCATTERS = ("scatter.src", "scatter.value", "scatter.reduce", "scatter_add.default", "scatter_reduce.two")
+
+KNOWN = frozenset((*_POOLS, *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")))) | {
+    "aten.convolution_backward.default"
+}
+"""The ops that have rules here, some of them for some operands only."""
+
+
+def rule_of(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> Callable[..., Any] | None:
+    """The rule for an equation with these operands, if there is one."""
+    name, first = equation.op.name, operands[0] if operands else None
+    if first is None:
+        return None
+    if name in _POOLS:
+        return of_more_images if batch.rank(first) == _POOLS[name] + 2 else of_an_image_each
+    if name == "aten.gather.default" or name.removeprefix("aten.") in _SCATTERS:
+        return along_a_dim if batch.rank(first) > 0 else None
+    return {"aten.convolution.default": convolution, "aten.convolution_backward.default": convolution_backward}.get(
+        name
+    )
