@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn import inspect
-from thunder_fn.errors import InspectError, MissingExtra
+from thunder_fn.errors import MissingExtra
+from thunder_fn.interpreters.simplify import inline
 
 
 def product(x: torch.Tensor) -> torch.Tensor:
@@ -64,20 +65,34 @@ def test_graph_is_an_svg_with_a_box_for_each_equation(tmp_path: Path) -> None:
     assert picture.save(tmp_path / "g.svg").read_text() == str(picture)
 
 
-def test_graph_of_a_trace_and_of_one_that_is_too_long() -> None:
+def test_graph_of_a_trace() -> None:
     assert "aten.sin" in str(inspect.graph(tfn.trace(torch.sin, torch.ones(2))))
 
+
+def test_graph_of_a_long_trace_has_a_box_for_each_run_of_a_module() -> None:
+    class Sines(nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.times = times
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.times):
+                x = x.sin()
+            return x
+
+    module = nn.Sequential(*map(Sines, (700, 701, 702)))
+    svg = str(inspect.graph(inline(tfn.trace(module, torch.ones(2)))))
+    assert svg.count("<rect") == 1 + 3 + 1  # the argument, the modules, the result
+    assert all(f">{times} equations<" in svg and f"{times} sin" in svg for times in (700, 701, 702))
+
+
+def test_graph_of_a_long_trace_without_modules_has_boxes_of_equal_runs() -> None:
     def long(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2001):
             x = x + 1
         return x
 
-    with pytest.raises(InspectError) as error:
-        inspect.graph(tfn.trace(long, torch.ones(2)))
-    assert str(error.value) == (
-        "graph: long has 2001 equations, and a picture shows at most 2000\n"
-        "Look at it with `inspect.show`, or pass one of its bodies."
-    )
+    assert str(inspect.graph(tfn.trace(long, torch.ones(2)))).count("2 equations") == 1000
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from thunder_fn import ops
-from thunder_fn.errors import InspectError, located
 from thunder_fn.inspect.chain import chain
 from thunder_fn.inspect.extras import extra
+from thunder_fn.inspect.memory import common_module
 from thunder_fn.trace import Equation, Trace, Var
 
 Point = tuple[float, float]
-MAX_EQUATIONS = 2000
+MAX_BOXES = 2000
 ROW, GAP, CHAR = 58, 24, 6.6
 FILLS = {"composite": "#e8eef6", "structured": "#f3e9dc", "leaf": "#ffffff", "input": "#eef3ea", "output": "#eef3ea"}
 
@@ -50,58 +52,85 @@ class _Box:
 def graph(f: Trace | Callable[..., Any], *args: Any, **kwargs: Any) -> Picture:
     """A trace, or that of `f(*args, **kwargs)`, as a picture; composites are boxes.
 
+    Of a trace of more than 2,000 equations, those of a module that follow each other are one box, of whatever depth makes
+    at most so many; where there are no modules, equal runs of equations are.
+
     Raises:
-        InspectError: the trace has more equations than a picture shows.
         MissingExtra: igraph is not installed.
     """
     trace = f if isinstance(f, Trace) else chain(f, *args, **kwargs).trace
-    if len(trace.equations) > MAX_EQUATIONS:
-        raise InspectError(
-            located(
-                f"graph: {trace.name} has {len(trace.equations)} equations, and a picture shows at most {MAX_EQUATIONS}",
-                fix="Look at it with `inspect.show`, or pass one of its bodies.",
-            )
-        )
-    return Picture(_svg(trace))
+    return Picture(_svg(trace, _runs(trace.equations)))
 
 
-def _boxes(trace: Trace) -> Iterator[_Box]:
+def _runs(equations: Sequence[Equation]) -> list[Sequence[Equation]]:
+    """The equations of each box: one, unless there are too many."""
+    if len(equations) <= MAX_BOXES:
+        return [[equation] for equation in equations]
+    paths = [_path(equation) for equation in equations]
+    for depth in range(max(map(len, paths)), 0, -1):
+        runs: list[Sequence[Equation]] = [
+            list(run) for _, run in groupby(equations, lambda equation: _path(equation)[:depth])
+        ]
+        if len(runs) <= MAX_BOXES:
+            return runs
+    size = math.ceil(len(equations) / MAX_BOXES)
+    return [equations[start : start + size] for start in range(0, len(equations), size)]
+
+
+def _path(equation: Equation) -> list[str]:
+    module = equation.source.module if equation.source is not None else ""
+    return module.split(".") if module else []
+
+
+def _boxes(trace: Trace, runs: Sequence[Sequence[Equation]]) -> Iterator[_Box]:
     read = {var.index for equation in trace.equations for var in equation.operands}
     for var in (*trace.inputs, *(constant.var for constant in trace.constants)):
         yield _Box(
             str(var) if var.index in read else f"{var} (unused)", str(var.type), "input", f"input {var}: {var.type}"
         )
-    for equation in trace.equations:
-        note = ", ".join(str(var.type) for var in equation.outputs[:2]) + (", …" if len(equation.outputs) > 2 else "")
-        yield _Box(_title(equation), note, equation.op.kind, f"{equation.op}\n{equation.source or ''}")
+    yield from map(_box, runs)
     yield _Box("return", f"{len(trace.outputs)} values", "output", "what the trace returns")
+
+
+def _box(run: Sequence[Equation]) -> _Box:
+    if len(run) > 1:
+        ops_of = Counter(_name(equation) for equation in run)
+        shared = common_module([".".join(_path(equation)) for equation in run])
+        tip = "\n".join(f"{count} {name}" for name, count in ops_of.most_common(12))
+        return _Box(shared or "…", f"{len(run)} equations", "composite", tip)
+    (equation,) = run
+    note = ", ".join(str(var.type) for var in equation.outputs[:2]) + (", …" if len(equation.outputs) > 2 else "")
+    return _Box(_title(equation), note, equation.op.kind, f"{equation.op}\n{equation.source or ''}")
 
 
 def _title(equation: Equation) -> str:
     module = equation.source.module if equation.source is not None and equation.bodies else ""
-    name = ops.short_name(equation.op) if equation.op.kind != "leaf" else equation.op.name.split(".")[1]
-    return f"{name} {module}".strip()
+    return f"{_name(equation)} {module}".strip()
 
 
-def _edges(trace: Trace) -> list[tuple[int, int]]:
+def _name(equation: Equation) -> str:
+    return ops.short_name(equation.op) if equation.op.kind != "leaf" else equation.op.name.split(".")[1]
+
+
+def _edges(trace: Trace, runs: Sequence[Sequence[Equation]]) -> list[tuple[int, int]]:
     """Pairs of boxes: who makes a value and who reads it, each once."""
     count = len(trace.inputs) + len(trace.constants)
     maker = list(range(count))
     found: dict[tuple[int, int], None] = {}
-    for position, equation in enumerate(trace.equations):
-        for var in equation.operands:
-            found[maker[var.index], count + position] = None
-        maker += [count + position] * len(equation.outputs)
-    end = count + len(trace.equations)
+    for box, run in enumerate(runs, count):
+        for equation in run:
+            found.update(((maker[var.index], box), None) for var in equation.operands if maker[var.index] != box)
+            maker += [box] * len(equation.outputs)
+    end = count + len(runs)
     for atom in trace.outputs:
         if isinstance(atom, Var):
             found[maker[atom.index], end] = None
     return list(found)
 
 
-def _svg(trace: Trace) -> str:
+def _svg(trace: Trace, runs: Sequence[Sequence[Equation]]) -> str:
     igraph = extra("igraph", "a picture of a trace")
-    boxes, edges = list(_boxes(trace)), _edges(trace)
+    boxes, edges = list(_boxes(trace, runs)), _edges(trace, runs)
     layers = [0] * len(boxes)
     for source, target in sorted(edges, key=lambda edge: edge[1]):
         layers[target] = max(layers[target], layers[source] + 1)

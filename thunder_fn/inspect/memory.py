@@ -13,7 +13,7 @@ tested (`tests/unit/test_inspect_memory.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -198,10 +198,11 @@ def _modules(found: Chain, step: Step) -> tuple[str, ...]:
     inside: list[list[str]] = [[] for _ in step.trace.equations]
     for leaf, module in zip(step.flat.leaves, found.modules(found.steps.index(step)), strict=True):
         inside[leaf.path[0]].append(module)
-    return tuple(map(_common, inside))
+    return tuple(map(common_module, inside))
 
 
-def _common(modules: list[str]) -> str:
+def common_module(modules: Sequence[str]) -> str:
+    """The innermost module that these are in."""
     parts = [module.split(".") for module in modules]
     same = takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
     return ".".join(names[0] for names in same)
