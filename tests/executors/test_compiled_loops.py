@@ -257,11 +257,12 @@ def test_where_a_matrix_begins_and_how_it_lies(rows: int, dtype: torch.dtype) ->
 
 
 def test_quick_tanh() -> None:
-    """Within two units in the last place, and right at the ends."""
+    """Within one unit in the last place, as eager's, and right at the ends."""
     values = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")]).repeat(16)
     x = torch.cat([torch.linspace(-12, 12, 20_000), torch.logspace(-30, 2, 5_000), values])
     y, exact = tfn.jit(lambda x: (torch.tanh(x), x + 1), executors=[inductor()])(x)[0], torch.tanh(x.double())
     single = exact.float().abs()
     unit = (torch.nextafter(single, torch.tensor(2.0)) - single).double()
-    assert ((y.double() - exact).abs() / unit)[exact.isfinite()].max() < 2
+    mine, its = (((value.double() - exact).abs() / unit)[exact.isfinite()] for value in (y, torch.tanh(x)))
+    assert mine.max() <= 1 and mine.mean() <= its.mean() * 1.01
     assert torch.equal(y.isnan(), x.isnan()) and torch.equal(y.signbit()[:-1], x.signbit()[:-1])

@@ -23,6 +23,7 @@ from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
 from thunder_fn.executors.compiled.parts import join, parts_of
 from thunder_fn.executors.compiled.programs import Region, Staged
 from thunder_fn.executors.compiled.progress import Progress
+from thunder_fn.extend import OperatorExecutor
 from thunder_fn.trace import Trace
 
 Tensor = torch.Tensor
@@ -85,6 +86,47 @@ def test_other_layouts_and_dtypes_are_compiled_on_their_own() -> None:
     f = jit(lambda x: (x.sin() * 2).sum(0))
     for x in (torch.randn(3, 4), torch.randn(3, 8)[:, ::2], torch.randn(3, 4).double()):
         torch.testing.assert_close(f(x), (x.sin() * 2).sum(0))
+
+
+def _chosen(x: Tensor, n: Tensor) -> Tensor:
+    return tfn.cond(n % 2 == 1, lambda x: x.t(), lambda x: x + 0, (x,))
+
+
+def _looped(x: Tensor, n: Tensor) -> Tensor:
+    return tfn.while_loop(lambda i, y: i < n, lambda i, y: (i + 1, (y.t() * 1.5).sin()), (torch.tensor(0), x))[1]
+
+
+def _switched(x: Tensor, n: Tensor) -> Tensor:
+    return torch.sort(tfn.switch(n, [lambda x: x.t(), lambda x: x + 1, lambda x: (x.t() + 1).t()], (x,)), 0).values
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*a loop's carry has another layout after each step:thunder_fn.errors.RegionWarning"
+)
+@pytest.mark.parametrize("tiered", (False, True))
+@pytest.mark.parametrize("choose", (_chosen, _looped, _switched))
+def test_layouts_that_values_decide_on(choose: Callable[..., Tensor], tiered: bool) -> None:
+    """Regions behind a choice or a loop are compiled for what they are called with, not for what the first call found."""
+    f = lambda x, n: (choose(x, n).sin() * 2 + x).exp()
+    jitted, x = jit(f, tiered=tiered), torch.randn(5, 5)
+    for _ in range(2):
+        for n in (1, 2, 0, 3, 1):
+            torch.testing.assert_close(jitted(x, torch.tensor(n)), f(x, torch.tensor(n)))
+        compiled.wait()
+
+
+def test_layouts_that_an_operator_decides_on() -> None:
+    calls = list[int]()
+
+    def twice(x: Tensor) -> Tensor:
+        calls.append(len(calls))
+        return torch.empty_strided((5, 5), (1, 5) if len(calls) % 2 else (5, 1)).copy_(x * 2)
+
+    mine = OperatorExecutor("layouts")
+    double = mine.register_operator("double", like=lambda x: x * 2, fn=twice)
+    f, x = tfn.jit(lambda x: (double(x).sin() * 2 + x).exp(), executors=[mine, inductor()]), torch.randn(5, 5)
+    for _ in range(3):
+        torch.testing.assert_close(f(x), ((x * 2).sin() * 2 + x).exp())
 
 
 def test_known_miscompilations_of_expanded_targets() -> None:

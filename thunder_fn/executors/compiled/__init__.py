@@ -63,7 +63,22 @@ class Inductor(RegionCompiler):
             return program
         if self.tiered:
             WORKER.start()
-        return replace(program, run=Staged(run, tiered=self.tiered))
+        settled = self.settles(program.trace) and not (self.tiered and _chooses(program.trace))
+        return replace(program, run=Staged(run, tiered=self.tiered, settled=settled))
+
+    def settles(self, trace: Trace) -> bool:
+        """Everything in the program is PyTorch's or compiled, and gives results in the layouts that it says."""
+        return all(
+            all(map(self.settles, equation.bodies))
+            if equation.op.kind == "structured"
+            else equation.op.name.startswith((f"{self.name}::", "aten.", "prims."))
+            for equation in trace.equations
+        )
+
+
+def _chooses(trace: Trace) -> bool:
+    """Something in the program may go one way or another, by values."""
+    return any(equation.op.kind == "structured" for equation in trace.equations)
 
 
 def inductor(*, tiered: bool = False, fuel: int | None = None) -> Inductor:

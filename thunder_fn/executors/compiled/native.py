@@ -3,8 +3,8 @@
 Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one, so kernels are compiled in as few
 files as there are processors.
 
-`quick_tanh` stands for PyTorch's: cephes' series near zero, an exponential farther out.
-Source: S. Moshier, cephes `tanhf.c`.
+`quick_tanh` stands for PyTorch's: a polynomial near zero, an exponential farther out, as in S. Moshier's cephes `tanhf.c`.
+The polynomial is the minimax one for |x| < 0.9, where cephes' ends at 0.625: the exponential's error counts less there.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ template <typename T> static inline T argument(PyObject* value) {{
     }}
 }}
 
-// tanh within two units in the last place, in a fraction of the time of the library's, which is within one.
+// tanh within one unit in the last place, as the library's is, in two thirds of its time.
 template <typename T> static inline T quick_tanh(const T& x) {{ return x.tanh(); }}
 static inline at::vec::Vectorized<float> quick_tanh(const at::vec::Vectorized<float>& x) {{
     using Vec = at::vec::Vectorized<float>;
     const Vec size = x.abs(), square = x * x;
-    Vec series(-5.70498872745e-3f);
-    for (float next : {{2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}})
+    Vec series(-4.554603947326541e-4f);
+    for (float next : {{2.582669025287032e-3f, -8.264545351266861e-3f, 2.1663542836904526e-2f, -5.392930284142494e-2f,
+                       1.3332977890968323e-1f, -3.3333322405815125e-1f}})
         series = at::vec::fmadd(series, square, Vec(next));
     const Vec small = at::vec::fmadd(series * square, x, x);
-    const Vec far = Vec(1.0f) - Vec(2.0f) / ((size + size).exp_u20() + Vec(1.0f));
+    const Vec far = Vec(1.0f) - Vec(2.0f) / ((size + size).exp() + Vec(1.0f));
     const Vec large = Vec::blendv(far, far.neg(), x < Vec(0.0f));
-    return Vec::blendv(Vec::blendv(large, small, size < Vec(0.625f)), x, (x != x) | (square == Vec(0.0f)));
+    return Vec::blendv(Vec::blendv(large, small, size < Vec(0.9f)), x, (x != x) | (square == Vec(0.0f)));
 }}
 """
 _KERNEL = """

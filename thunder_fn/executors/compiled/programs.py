@@ -2,7 +2,8 @@
 
 A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs, so one run of
 the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled regions
-give results in the layout that eager gives, so what was found stays true.
+give results in the layout that eager gives, so what was found stays true. Where only values decide on a layout, as
+after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).
 
 Until its regions are compiled a program runs on the torch executor.
 """
@@ -125,6 +126,11 @@ class Region:
             return next(iter(whole.values()))
         return lambda *inputs: whole[tuple(tensor.stride() for tensor in inputs)](*inputs)
 
+    def by_layout(self, functions: dict[tuple[Strides, ...], dict[Part, Function]], *, tiered: bool) -> ByLayout:
+        """The region where only a call knows the strides of its inputs."""
+        known = {strides: self._joined(found) for strides, found in functions.items()}
+        return ByLayout(known, self.on_torch, (lambda strides: None) if tiered else self._compiled)
+
     def _joined(self, functions: dict[Part, Function]) -> Function:
         function, constants = join(self.closed, self.parts, functions), self.constants
         count = len(self.trace.inputs)  # behind the inputs and the constants are symbols
@@ -138,14 +144,35 @@ class Region:
         return any(isinstance(atom, Var) and buffers[atom.index] & own for atom in self.trace.outputs)
 
 
+class ByLayout:
+    """A region that is compiled for each layout that it is called with; from the ninth on it runs on the torch executor."""
+
+    def __init__(
+        self, known: dict[tuple[Strides, ...], Function], on_torch: Function, more: Callable[[Any], Function | None]
+    ) -> None:
+        self.known, self.on_torch, self.more, self.lock = known, on_torch, more, threading.Lock()
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        strides = tuple([tensor.stride() for tensor in inputs])
+        return (self.known.get(strides) or self._compile(strides))(*inputs)
+
+    def _compile(self, strides: tuple[Strides, ...]) -> Function:
+        with self.lock:
+            if strides not in self.known and len(self.known) < MAX_LAYOUTS:
+                self.known[strides] = self.more(strides) or self.on_torch
+            return self.known.get(strides, self.on_torch)
+
+
 class Staged:
     """A program whose regions are compiled when it is first called with inputs of some layout.
 
     Law: it computes what the program does, at all times; which of its regions are compiled changes rounding only.
+
+    `settled` says that the layouts that one run finds are those of all runs on inputs of its layout.
     """
 
-    def __init__(self, run: types.FunctionType, *, tiered: bool) -> None:
-        self.run, self.tiered = run, tiered
+    def __init__(self, run: types.FunctionType, *, tiered: bool, settled: bool) -> None:
+        self.run, self.tiered, self.settled = run, tiered, settled
         self.is_symbolic = any(region.is_symbolic for region in regions_of(run))
         self.lock = threading.Lock()
         self.ready: dict[tuple[Layout, int], Callable[..., tuple[Any, ...]]] = {}
@@ -182,6 +209,7 @@ class Staged:
         calls: Calls = {}
         outputs = None
         if self.tiered or not _run_on_fakes(self.run, inputs, calls):
+            self.settled &= self.tiered
             calls.clear()
             with recording(calls):
                 outputs = self.run(*inputs)
@@ -220,8 +248,10 @@ class Staged:
                 }
                 if self.is_symbolic:
                     functions[region] = region.variants(compiled, tiered=self.tiered)  # type: ignore[arg-type]
-                else:
+                elif self.settled:
                     functions[region] = region.bound(compiled)  # type: ignore[arg-type]
+                else:
+                    functions[region] = region.by_layout(compiled, tiered=self.tiered)  # type: ignore[arg-type]
         for reason, regions in failed.items():
             _warn(self.run.__name__, regions, reason)
         return rebound(self.run, functions)
