@@ -136,8 +136,8 @@ class Operator:
         kwargs: tuple[tuple[str, Arg], ...],
     ) -> tuple[Any, ...]:
         def bind() -> tuple[Any, ...]:
-            new_args = tuple(map_arg(recorder.stop, arg) for arg in args)
-            new_kwargs = tuple((key, map_arg(recorder.stop, arg)) for key, arg in kwargs)
+            new_args = tuple(map_arg(recorder.history.read, arg) for arg in args)
+            new_kwargs = tuple((key, map_arg(recorder.history.read, arg)) for key, arg in kwargs)
             op = ops.composite(self.__composite__)
             return bind_equation(recorder, op, new_args, (body,), body.output_types, new_kwargs)
 
