@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 
@@ -13,9 +14,10 @@ import thunder_fn as tfn
 from thunder_fn import evaluate, jit, ops
 from thunder_fn.check import check
 from thunder_fn.derive import alone
-from thunder_fn.errors import ExecutorError, RegionWarning, UnknownOption
+from thunder_fn.errors import ExecutorError, JitError, RegionWarning, UnknownOption
 from thunder_fn.executors import FusionExecutor, claim, lower
 from thunder_fn.executors.regions import Group, grouped, partition
+from thunder_fn.interpreters.autocast import autocast as autocast_trace
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.testing.laws.comparing import agree, run, seeded
 from thunder_fn.testing.laws.data import Patchy
@@ -208,6 +210,22 @@ def test_explain_claims() -> None:
     assert str(report).splitlines()[:3] == ["claims of f", "forward:", str(report).splitlines()[2]]
     with_grad = tfn.explain_claims(jit(f, executors=[first]), torch.ones(2, requires_grad=True))
     assert any(one.op == "aten.mul.Tensor" for one in with_grad.backward)
+
+
+def test_numerics_refuses_interpreters_that_change_precision() -> None:
+    f, x = jit(lambda x: x @ x, numerics="bitwise"), torch.randn(3, 3)
+    with pytest.raises(JitError) as info:
+        tfn.autocast(f)
+    assert str(info.value) == (
+        "autocast: it is precision-changing, and the function was jitted with numerics='bitwise'\n"
+        "Write `jit(autocast(f), ...)`: then results are those of `autocast(f)` to that degree."
+    )
+    lower = tfn.autocast(lambda x: x @ x)
+    assert torch.equal(jit(lower, numerics="bitwise")(x), lower(x))
+    transform = functools.partial(autocast_trace, dtype=torch.bfloat16, policy=tfn.autocast_policy)
+    with pytest.raises(JitError, match=r"^jit: the transform 'autocast' is precision-changing, and numerics='bitwise'"):
+        jit(f, transforms=[transform])
+    assert tfn.grad(jit(lambda x: x.sin().sum(), numerics="bitwise"))(x).shape == (3, 3)
 
 
 def test_numerics_leaves_executors_out() -> None:

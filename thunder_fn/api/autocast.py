@@ -84,7 +84,7 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise AutocastError(f"autocast: the lower precision is a floating dtype, given {dtype!r}")
     chosen = check_policy(policy)
-    return transformed(f, lambda fn: Autocast(fn, dtype, chosen))
+    return transformed(f, lambda fn: Autocast(fn, dtype, chosen), "precision-changing")
 
 
 def check_policy(policy: Any) -> Policy:

@@ -9,7 +9,8 @@ from thunder_fn import ops
 from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import apply_inside, tensors_of, write_back
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import GradError
+from thunder_fn.errors import GradError, JitError, located
+from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit import Jitted
 from thunder_fn.trace import TensorType, Trace
@@ -41,12 +42,24 @@ class Transformed:
         return self.fn
 
 
-def transformed(f: Callable[..., Any], make: Callable[[Callable[..., Any]], Any]) -> Any:
-    """A transform of a jitted function is a jitted function with the same options."""
+def transformed(
+    f: Callable[..., Any], make: Callable[[Callable[..., Any]], Any], numerics: Numerics = "bitwise"
+) -> Any:
+    """A transform of a jitted function is a jitted function with the same options.
+
+    `numerics` says how far the transform takes results of the same function; those that make another function, as grad does, mean
+    what they compute.
+    """
     if not callable(f):
         raise GradError(f"expected a function to transform, given a {type(f).__name__}: {f!r:.60}")
     if isinstance(f, Jitted):
-        return f.with_function(make(f.fn))
+        new = make(f.fn)
+        if not is_within(numerics, f.options.numerics):
+            kind = type(new).__name__.lower()
+            what = f"{kind}: it is {numerics}, and the function was jitted with numerics={f.options.numerics!r}"
+            fix = f"Write `jit({kind}(f), ...)`: then results are those of `{kind}(f)` to that degree."
+            raise JitError(located(what, fix=fix))
+        return f.with_function(new)
     return make(f)
 
 

@@ -111,7 +111,7 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
         executors: what runs the program, in order of priority: values such as `OperatorExecutor("mine")` or names of
             registered ones. What none of them takes, the torch executor runs.
-        numerics: how far results may be from eager's: executors labelled otherwise are left out. `"bitwise"`,
+        numerics: how far results may be from eager's: executors labelled otherwise are left out, transforms refused. `"bitwise"`,
             `"reassociating"` (sums and products in another order) or `"precision-changing"`, which allows all.
         verify: run every program beside `evaluate`, and raise a VerificationError that names the first equation whose
             executor is farther off than its label says. Slow.

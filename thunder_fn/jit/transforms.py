@@ -8,6 +8,7 @@ order in which it was given.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from thunder_fn.errors import TraitError, located
 from thunder_fn.executors.base import Numerics, check_numerics
+from thunder_fn.interpreters.autocast import autocast
 
 Subject = Literal["trace", "model"]
 
@@ -113,10 +115,22 @@ class Transform:
 
 
 def as_transform(given: Callable[..., Any]) -> Transform:
-    """A function as a transform without traits; a Transform as it is."""
+    """A function as a transform without traits, an interpreter with its label; a Transform as it is."""
     if isinstance(given, Transform):
         return given
-    return Transform(given, name=getattr(given, "__name__", type(given).__name__))
+    own = given
+    while isinstance(own, functools.partial):
+        own = own.func
+    return Transform(given, name=name_of(own), numerics=LABELS.get(own, "bitwise"))
+
+
+def name_of(function: Any) -> str:
+    """What others call a function that has no traits."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+LABELS: dict[Any, Numerics] = {autocast: "precision-changing"}
+"""Interpreters that change results. All others from trace to trace with the same inputs and outputs are bitwise."""
 
 
 T = TypeVar("T", bound=HasTraits)
