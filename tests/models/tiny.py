@@ -263,11 +263,12 @@ def _states(model: Any, names: Any) -> Iterator[dict[str, Any]]:
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """A scalar from whatever a model gives back."""
+    """A scalar from whatever a model gives back. Weighted, since some models return vectors of length one."""
     values = list(result.values()) if isinstance(result, dict) else [result]
     tensors = [leaf for value in values for leaf in (value if isinstance(value, (list, tuple)) else [value])]
     floating = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    return sum((leaf.float().pow(2).mean() for leaf in floating), torch.zeros(()))
+    weighted = (torch.linspace(0.5, 1.5, leaf.numel()).view(leaf.shape) * leaf.float().pow(2) for leaf in floating)
+    return sum((terms.mean() for terms in weighted), torch.zeros(()))
 
 
 def gradients(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
