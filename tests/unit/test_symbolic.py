@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import pickle
 from collections.abc import Callable
@@ -106,6 +107,19 @@ def test_misses_tell_what_kind_of_argument_changed() -> None:
         "args[0]: it was Tensor of 1 dims, float32 on cpu, and is Tensor of 2 dims, float64 on cpu now",
         "the structure of the arguments: it was PyTreeSpec(((*, *), {})), and is PyTreeSpec(((*, None), {})) now",
     ]
+
+
+@pytest.mark.filterwarnings("ignore::thunder_fn.jit.RetraceWarning")
+def test_programs_that_take_turns_keep_their_call_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("thunder_fn.jit")
+    made: list[Any] = []
+    original = module.call_path
+    monkeypatch.setattr(module, "call_path", lambda *args, **kwargs: made.append(args) or original(*args, **kwargs))
+    f = jit(lambda n: len(range(n)), cache=SYMBOLIC)
+    object.__setattr__(f.programs, "maxsize", 4)
+    for _ in range(3):
+        assert [f(n) for n in range(20)] == list(range(20))
+    assert cache_info(f).misses == len(made) == 20
 
 
 # ---- traces ----

@@ -89,7 +89,7 @@ class Cache:
         """Keep a call path, so that functions called in many ways do not make it anew each time."""
         with self._lock:
             self._known_paths[key] = path
-            while len(self._known_paths) > self.maxsize:
+            while len(self._known_paths) > self.maxsize + self.families.size:  # each program with symbols has one
                 self._known_paths.popitem(last=False)
             return path
 
