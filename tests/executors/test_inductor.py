@@ -129,6 +129,12 @@ def test_layouts_that_an_operator_decides_on() -> None:
         torch.testing.assert_close(f(x), ((x * 2).sin() * 2 + x).exp())
 
 
+def test_verify_runs_what_is_compiled() -> None:
+    x = torch.randn(8, 8)
+    f = lambda x: (x.sin() * 3 + x.cos()).exp()
+    torch.testing.assert_close(tfn.jit(f, executors=[inductor()], verify=True)(x), f(x))
+
+
 def test_known_miscompilations_of_expanded_targets() -> None:
     """Inductor writes index_put, index_add, ... into the one element behind an expanded intermediate."""
 

@@ -131,6 +131,11 @@ class Region:
         known = {strides: self._joined(found) for strides, found in functions.items()}
         return ByLayout(known, self.on_torch, (lambda strides: None) if tiered else self._compiled)
 
+    @cached_property
+    def on_its_own(self) -> Callable[..., tuple[Any, ...]]:
+        """The region compiled by itself, as `verify` asks for it; on the torch executor where it has symbols."""
+        return self.on_torch if self.is_symbolic or is_loop(self.trace) else self.by_layout({}, tiered=False)
+
     def _joined(self, functions: dict[Part, Function]) -> Function:
         function, constants = join(self.closed, self.parts, functions), self.constants
         count = len(self.trace.inputs)  # behind the inputs and the constants are symbols
