@@ -1,0 +1,306 @@
+"""Fake tensors, and the fake tensor mode that reports every op below autograd and functionalization."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch._subclasses.functional_tensor import disable_functional_mode
+
+from thunder_fn.errors import InvalidTrace
+from thunder_fn.torch_internals.calls import aten, runnable
+from thunder_fn.torch_internals.modes import FAKE, get_dispatch_mode, isolated, no_torch_function, only_memory
+from thunder_fn.torch_internals.numbers import Numbers, OnDecision
+from thunder_fn.trace import Dim, Expr, TensorType
+
+DATA_DEPENDENT_VALUE = DataDependentOutputException
+
+DATA_DEPENDENT_SHAPE = DynamicOutputShapeException
+
+INTERNAL_ERRORS = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+"""What PyTorch raises where an op has no rule for tensors without memory."""
+
+OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+
+DEVICE = torch.ops.prim.device.default
+"""A question that PyTorch asks of every tensor that it wraps."""
+
+
+def _ignore_op(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    pass
+
+
+class RecordingMode(FakeTensorMode):
+    """FakeTensorMode that calls `on_op(overload, args, kwargs, result)` for every op that reaches it.
+
+    It sits where FakeTensorMode always sits, at the bottom of the dispatcher's modes, so what it sees is functional
+    and differentiation, batching and autocast have already happened.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, on_op: OnOp = _ignore_op, on_decision: OnDecision | None = None) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._on_decision, self._shared = on_decision, False
+        self._on_op = on_op
+        self._silent = 0
+        self._assumption: tuple[bool, str | None] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if self._silent:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
+            with self:  # a symbol that C++ code takes for a tensor
+                return aten.scalar_tensor(args[0], dtype=kwargs.get("dtype"))
+        if self._assumption is not None and func in QUESTIONS:
+            return self._assume(QUESTIONS[func], args, kwargs, *self._assumption)
+        with self.silent():
+            rule = FAKE_RESULTS.get(func)
+            result = NotImplemented if rule is None else self._result(rule, args, kwargs)
+            if result is NotImplemented:
+                result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is not NotImplemented:
+            self._on_op(func, args, kwargs, result)
+        return result
+
+    def forget(self) -> None:
+        """Drop what refers to the recorder, and with it every cycle."""
+        self._on_op = _ignore_op
+        if self._on_decision is not None and self.shape_env is not None and not self._shared:
+            self.shape_env.on_decision = self.shape_env.on_assertion = None
+        self._on_decision = None
+
+    def share_numbers(self, outer: RecordingMode) -> None:
+        """Compute with the symbols of the capture around this one."""
+        self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
+
+    def allow_data_dependent_sizes(self, on_assertion: Callable[[Expr], None], *, is_rule: bool) -> None:
+        """Sizes and numbers that PyTorch finds in data are symbols from now on; told of what is demanded of them.
+
+        In a rule they count as two or more, as PyTorch itself takes them where nothing depends on it.
+        """
+        self.numbers.on_assertion, self.numbers.least_size = on_assertion, 2 if is_rule else 0
+
+    @property
+    def numbers(self) -> Numbers:
+        """What is known of symbols. Most captures have none, and no such thing."""
+        if not isinstance(self.shape_env, Numbers):
+            self.shape_env = Numbers(self._on_decision)
+        return self.shape_env
+
+    def size(self, dim: Dim) -> Any:
+        """A size as PyTorch computes with it."""
+        return self.numbers.number(dim) if isinstance(dim, Expr) else dim
+
+    def _result(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with self:
+            return rule(*args, **kwargs)
+
+    def _assume(self, question: Callable[..., Any], args: Any, kwargs: Any, answer: bool, message: str | None) -> bool:
+        """Answer a question about values, and record an assertion that the answer is right."""
+        if message is not None:
+            with self:
+                condition = question(*args, **kwargs)
+                aten._assert_async.msg(condition if answer else aten.logical_not(condition), message)
+        return answer
+
+    @contextlib.contextmanager
+    def assuming(self, answer: bool, message: str | None = None) -> Generator[None]:
+        """Inside, when PyTorch asks whether a tensor holds true, it does or does not; without a message unchecked.
+
+        For functions that look at values only to check them, so that one answer means that all is well.
+        """
+        before, self._assumption = self._assumption, (answer, message)
+        try:
+            yield
+        finally:
+            self._assumption = before
+
+    @contextlib.contextmanager
+    def silent(self) -> Generator[None]:
+        """Ops inside are not reported."""
+        self._silent += 1
+        try:
+            yield
+        finally:
+            self._silent -= 1
+
+
+def running_number(expr: Expr) -> Any:
+    """An expression as PyTorch computes with it in the capture that this thread is in.
+
+    Raises:
+        InvalidTrace: no capture is running, so that the expression has no value.
+    """
+    mode = get_dispatch_mode(FAKE)
+    if not isinstance(mode, RecordingMode):
+        raise InvalidTrace(f"{expr} has no value here: nothing binds its symbols")
+    return mode.size(expr)
+
+
+QUESTIONS: dict[Any, Callable[..., Any]] = {
+    aten.equal.default: lambda a, b: aten.all(aten.eq(a, b)),
+    aten.allclose.default: lambda *args, **kwargs: aten.all(aten.isclose(*args, **kwargs)),
+    aten._local_scalar_dense.default: lambda a: aten.ne(a, 0),
+}
+"""Ops with which PyTorch asks whether something is true, and the answer as a tensor."""
+
+
+def _lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """Residuals are computed for more equations than unknowns, by gels always, by gelsd and gelss if the rank is full."""
+    driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
+    (m, n), batch = a.shape[-2:], list(a.shape[:-2])
+    if m > n and driver in ("gelsd", "gelss"):
+        return NotImplemented
+    is_vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and a.shape[:-1] == b.shape)
+    columns = [] if is_vector else [b.shape[-1]]
+    both = list(torch.broadcast_shapes(a.shape[:-2], b.shape[: -1 if is_vector else -2]))
+    residuals = [*both, *(columns or [1])] if m > n and driver == "gels" else [0]
+    real = a.dtype.to_real()
+    return (
+        b.new_empty([*both, n, *columns]),
+        b.new_empty(residuals, dtype=real),
+        a.new_empty([0] if driver == "gels" else batch, dtype=torch.int64),
+        a.new_empty([*batch, min(m, n)] if driver in ("gelsd", "gelss") else [0], dtype=real),
+    )
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
+) -> Any:
+    batch = len(target_lengths)
+    longest = max(target_lengths, default=0)
+    alpha = log_probs.new_empty([batch, log_probs.shape[0], 2 * longest + 1])
+    return log_probs.new_empty([batch] if log_probs.dim() == 3 else []), alpha
+
+
+def _cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> Any:
+    """One gradient for each pair of batches; autograd sums them."""
+    return x1.new_empty([*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), *x1.shape[-2:]])
+
+
+def _rnn_layer(*args: Any) -> Any:
+    """With the workspace that its backward needs, whose size oneDNN decides: PyTorch says that it is empty."""
+    asked = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else _frozen(arg) for arg in args)
+    *results, workspace = torch._meta_registrations.mkldnn_rnn_layer(*args)
+    return *results, workspace.new_empty(_workspace_bytes(asked))
+
+
+def _frozen(arg: Any) -> Any:
+    return tuple(arg) if isinstance(arg, list) else arg
+
+
+@functools.lru_cache(maxsize=1024)
+def _workspace_bytes(asked: tuple[Any, ...]) -> int:
+    """Found by running the layer once on zeros, since nothing else knows."""
+    with isolated(), no_torch_function():
+        args = [torch.zeros(one[0], dtype=one[1]) if _is_type(one) else one for one in asked]
+        return runnable(aten.mkldnn_rnn_layer.default)(*args)[-1].numel()
+
+
+def _is_type(asked: Any) -> bool:
+    return isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[1], torch.dtype)
+
+
+FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten.mkldnn_rnn_layer.default: _rnn_layer,
+    aten._cdist_backward.default: _cdist_backward,
+    aten._ctc_loss.default: _ctc_loss,
+    aten.linalg_lstsq.default: _lstsq,
+}
+"""Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it says wrongly."""
+
+
+def call_on_fakes(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call an op on fake tensors, in their mode."""
+    rule = FAKE_RESULTS.get(overload)
+    result = NotImplemented if rule is None else rule(*args, **kwargs)
+    return overload(*args, **kwargs) if result is NotImplemented else result
+
+
+@contextlib.contextmanager
+def only_mode(mode: RecordingMode) -> Generator[None]:
+    """Tensors made inside are fake tensors of mode and of no torch.func level, and nothing is reported."""
+    outside = temporarily_clear_interpreter_stack()
+    with outside, torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
+        yield
+
+
+def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of mode with the dtype, sizes, strides and device of `tensor`, unrelated to it otherwise."""
+    with no_torch_function():
+        shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+    with only_memory():
+        if not offset:
+            elem = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+        else:
+            extent = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+            memory = torch.empty(offset + extent, dtype=tensor.dtype, device="meta")
+            elem = torch.as_strided(memory, shape, stride, offset)
+        return FakeTensor(mode, elem, tensor.device)
+
+
+def symbolic_like(
+    mode: RecordingMode, tensor: torch.Tensor, shape: Sequence[Dim], stride: Sequence[Dim]
+) -> torch.Tensor:
+    """A fake tensor of mode with these sizes and strides."""
+    sizes, steps = tuple(map(mode.size, shape)), tuple(map(mode.size, stride))
+    with only_mode(mode):
+        return torch.empty_strided(sizes, steps, dtype=tensor.dtype, device=tensor.device)
+
+
+def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
+    """A contiguous fake tensor of mode, or the transpose of a contiguous matrix."""
+    shape = tuple(map(mode.size, type.shape))
+    with only_memory():
+        if is_transposed:
+            elem = torch.empty_strided(shape, (1, shape[0]), dtype=type.dtype, device="meta")
+        else:
+            elem = torch.empty(shape, dtype=type.dtype, device="meta")
+        return FakeTensor(mode, elem, type.device)
+
+
+def fake_as(mode: RecordingMode, fake: torch.Tensor) -> torch.Tensor:
+    """Another fake tensor of mode, with this one's type and strides."""
+    with only_memory():
+        elem = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+        return FakeTensor(mode, elem, fake.device)
+
+
+def fake_mode() -> RecordingMode:
+    """A fake tensor mode that records nothing: for functions that are asked about types."""
+    return RecordingMode()
+
+
+def fake_in(mode: RecordingMode, type: TensorType) -> torch.Tensor:
+    """A contiguous fake tensor of such a mode."""
+    with isolated(), no_torch_function(), mode:
+        return torch.empty(tuple(map(mode.size, type.shape)), dtype=type.dtype, device=type.device)
+
+
+def allocations(run: Callable[[], object]) -> list[int]:
+    """The bytes that PyTorch's allocator hands out while something runs, in order; what it takes back is negative."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profiled:
+        run()
+    results: Any = profiled
+    found = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]

@@ -1,0 +1,64 @@
+"""C++ guards, and the global state that they look at."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards, dict_version
+
+from thunder_fn.torch_internals.modes import function_modes
+
+
+def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -> Callable[..., bool]:
+    """A C++ check that tensors are like these in class, dtype, sizes, strides, device and requires_grad.
+
+    It holds no reference to them. It is False where one tensor is passed twice. Where a layout is given, with a `shape`
+    that has symbols in it, these sizes are free, and so are the tensor's strides.
+    """
+    if not any(layouts):
+        return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    sizes: Any = [
+        [size if isinstance(size, int) else None for size in (tensor.shape if layout is None else layout.shape)]
+        for tensor, layout in zip(tensors, layouts, strict=True)
+    ]
+    strides: Any = [
+        list(tensor.stride()) if layout is None else [None] * tensor.dim()
+        for tensor, layout in zip(tensors, layouts, strict=True)
+    ]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+def dict_guard(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
+    """A check that nobody has changed any of these dicts. To assign the value that is there already is no change."""
+    filled, empty = [value for value in dicts if value], [value for value in dicts if not value]
+    versions = [*map(dict_version, filled)]
+    return lambda: not any(empty) and [*map(dict_version, filled)] == versions
+
+
+def global_state_guard() -> Callable[[], bool]:
+    """A C++ check that grad mode, autocast, default dtype, determinism and thread count are as they are now."""
+    return GlobalStateGuard().check
+
+
+def global_state() -> tuple[str, tuple[Any, ...]]:
+    """What changes the meaning of a PyTorch program: flags as text (all that the guard checks but threads), and modes."""
+    flags = _flags(str(GlobalStateGuard().__getstate__()))
+    modes = tuple((type(mode), str(getattr(mode, "device", id(mode)))) for mode in function_modes())
+    return flags, modes
+
+
+@functools.lru_cache(maxsize=256)
+def _flags(state: str) -> str:
+    known = json.loads(state)
+    autocast = known.pop("autocast_state")
+    parts = [f"{name}={value}" for name, value in sorted(known.items()) if name != "num_threads"]
+    if any(autocast["enabled"]):
+        parts.append(f"autocast={autocast}")
+    return ", ".join(parts)

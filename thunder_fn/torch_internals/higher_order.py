@@ -1,0 +1,169 @@
+"""PyTorch's own higher-order functions, modules and autograd functions."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import torch
+
+IS_ALL_TRUE = torch._is_all_true
+"""What `torch.distributions` asks to validate its arguments."""
+
+HIGHER_ORDER = {
+    "cond": ("torch._higher_order_ops.cond", "cond"),
+    "while_loop": ("torch._higher_order_ops.while_loop", "while_loop"),
+    "scan": ("torch._higher_order_ops.scan", "scan"),
+    "associative_scan": ("torch._higher_order_ops.associative_scan", "associative_scan"),
+    "map": ("torch._higher_order_ops.map", "map"),
+    "cond operator": ("torch._higher_order_ops.cond", "CondOp.__call__"),
+    "while_loop operator": ("torch._higher_order_ops.while_loop", "WhileLoopOp.__call__"),
+    "scan operator": ("torch._higher_order_ops.scan", "ScanOp.__call__"),
+    "map operator": ("torch._higher_order_ops.map", "MapImpl.__call__"),
+    "strict_mode operator": ("torch._higher_order_ops.strict_mode", "StrictMode.__call__"),
+    "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
+    "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
+    "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
+    "linearize": ("torch._functorch.eager_transforms", "linearize"),
+    "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
+    "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
+    "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
+}
+"""Where they are. A user may have imported them from elsewhere, but they are these objects."""
+
+
+def higher_order_function(name: str) -> types.FunctionType | None:
+    """One of these functions; None while nobody has imported its module, or where this PyTorch has none."""
+    module, path = HIGHER_ORDER[name]
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+class _ImportWatcher(importlib.abc.MetaPathFinder):
+    """Tells when a module has been imported. First in `sys.meta_path`, it leaves finding to the others."""
+
+    def __init__(self, modules: dict[str, list[str]], told: Callable[[str], object]) -> None:
+        self.modules, self.told = modules, told
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        names = self.modules.pop(fullname, None)
+        spec = importlib.util.find_spec(fullname) if names is not None else None
+        if names is None or spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            for name in names:
+                self.told(name)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+@contextlib.contextmanager
+def on_import(names: Iterable[str], told: Callable[[str], object]) -> Generator[None]:
+    """Inside, the import of a module with one of these higher-order functions is told."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        modules.setdefault(HIGHER_ORDER[name][0], []).append(name)
+    watcher = _ImportWatcher(modules, told)
+    sys.meta_path.insert(0, watcher)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(watcher)
+
+
+FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+"""`torch.autograd.Function.apply`, as a function of the class and the arguments."""
+
+
+def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """What runs before the module's forward."""
+    return list(module._forward_pre_hooks.values())
+
+
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Autograd would run a hook of this module, or of all modules, in its backward."""
+    everywhere = torch.nn.modules.module
+    of_all = everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks
+    return bool(of_all or module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_setup_context(cls: Any) -> bool:
+    """An autograd function's `forward` takes no context."""
+    return torch.autograd.function._is_setup_context_defined(cls.setup_context)
+
+
+def vmap_info(size: int, randomness: str) -> Any:
+    """What the `vmap` staticmethod of an autograd function is told."""
+    from torch._functorch.autograd_function import VmapInfo
+
+    return VmapInfo(size, randomness)
+
+
+def math_attention(*args: Any) -> Any:
+    """PyTorch's eager flex_attention: attention as its definition has it, the user's functions batched by vmap."""
+    from torch._higher_order_ops.flex_attention import math_attention
+
+    return math_attention(*args)
+
+
+def pytorchs_scan(*args: Any, **kwargs: Any) -> Any:
+    """PyTorch's own scan, to be measured beside ours."""
+    from torch._higher_order_ops import scan
+
+    return scan(*args, **kwargs)
+
+
+GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(
+    value
+    for name, value in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(value, dict)
+)
+"""The hooks that PyTorch runs for every module."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def default_store() -> Any:
+    """The store through which the ranks of the default process group found each other."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def joint_mesh(meshes: Sequence[Any]) -> Any:
+    """One DeviceMesh of the dims of several that were sliced from one, in this order and with their groups.
+
+    None where they are not dims of one mesh.
+    """
+    from torch.distributed.device_mesh import DeviceMesh  # takes a while to import
+
+    if len(meshes) == 1:
+        return meshes[0]
+    root = meshes[0]._get_root_mesh()
+    names: list[str] = [(mesh.mesh_dim_names or ("",))[0] for mesh in meshes]
+    if any(mesh._get_root_mesh() is not root for mesh in meshes) or not set(names) <= set(root.mesh_dim_names or ()):
+        return None
+    own = tuple(
+        slice(None) if name in names else at
+        for name, at in zip(root.mesh_dim_names, root.get_coordinate(), strict=True)
+    )
+    left = [name for name in root.mesh_dim_names if name in names]
+    ranks = root.mesh[own].permute(*map(left.index, names)).contiguous()
+    return DeviceMesh.from_group(
+        [mesh.get_group() for mesh in meshes], root.device_type, ranks, mesh_dim_names=tuple(names)
+    )

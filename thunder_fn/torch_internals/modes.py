@@ -1,0 +1,186 @@
+"""Contexts: what of PyTorch is active while something runs."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+@contextlib.contextmanager
+def only_memory() -> Generator[None]:
+    """No mode and no torch.func level sees the tensors that are made inside."""
+    outside = temporarily_clear_interpreter_stack()
+    with outside, torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
+get_dispatch_mode = torch._C._get_dispatch_mode
+
+PROXY, FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
+
+levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", default=0)
+
+
+@contextlib.contextmanager
+def isolated() -> Generator[None]:
+    """No modes and no torch.func levels: a capture starts from nothing but the grad mode, whatever runs around it."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    token = levels_outside.set(depth + levels_outside.get())
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    if all(anomaly):  # looking for NaN takes values
+        torch.set_anomaly_enabled(True, False)
+    try:
+        with (
+            temporarily_clear_interpreter_stack(),
+            _disable_current_modes(),
+            torch.autograd.set_multithreading_enabled(False),
+            outside_inference_mode(),
+        ):
+            yield
+    finally:
+        levels_outside.reset(token)
+        if all(anomaly):
+            torch.set_anomaly_enabled(*anomaly)
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Generator[None]:
+    """Inference mode off, gradients on or off as they were: functional tensors look for memory in inference mode."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    gradients = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        yield
+
+
+@contextlib.contextmanager
+def outside_torch_func() -> Generator[None]:
+    """What is done to a tensor inside is done to itself, not at the level of the torch.func transforms around."""
+    with temporarily_clear_interpreter_stack(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextlib.contextmanager
+def no_autocast_cache() -> Generator[None]:
+    """Weights cast by autocast are cast anew, so that no cast made in one capture is used in another."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+no_torch_function = torch._C.DisableTorchFunction
+"""Context: torch function modes and subclasses see nothing."""
+
+symbolic_dispatch = torch._C._EnablePythonDispatcher
+"""Context: ops that PyTorch composes of others are composed by Python code, which computes with symbolic numbers."""
+
+no_autocast = torch._C._DisableAutocast
+"""Context: autocast is off on every device."""
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps")
+
+
+def autocast_off() -> contextlib.AbstractContextManager[None]:
+    """Inside, autocast is off, until somebody turns it on: a trace says which casts there are."""
+    return _autocast_off() if torch._C._is_any_autocast_enabled() else _NOTHING
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _autocast_off() -> Generator[None]:
+    devices = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
+    for device in devices:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in devices:
+            torch.set_autocast_enabled(device, True)
+
+
+def without_autocast(run: Callable[..., Any], take: Callable[[list[Any]], Any] | None = None) -> Callable[..., Any]:
+    """The function with autocast off, and so its attribute `take`."""
+
+    def run_without_autocast(*args: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return run(*args)
+        with _autocast_off():
+            return run(*args)
+
+    if take is not None:
+        run_without_autocast.take = without_autocast(take)  # type: ignore[attr-defined]
+    return run_without_autocast
+
+
+@functools.cache
+def autocast_ops(device: str) -> frozenset[str]:
+    """The names of the ATen ops for which autocast has a rule on a type of device."""
+    key = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}.get(device)
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(key) if key else []
+    return frozenset(name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::"))
+
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""Context: ops skip autograd's part of the dispatcher. Half a microsecond to enter, a tenth saved on each op."""
+
+
+def _keys_of_autograd() -> Any:
+    outside = torch._C._dispatch_tls_local_exclude_set()
+    with below_autograd():
+        return torch._C._dispatch_tls_local_exclude_set() - outside
+
+
+_AUTOGRAD_KEYS = _keys_of_autograd()
+
+
+@contextlib.contextmanager
+def autograd_as_usual() -> Generator[None]:
+    """Inside `below_autograd`, code of users runs as it does outside: it may use autograd itself."""
+    if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
+        yield
+        return
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD_KEYS):
+        yield
+
+
+def function_modes() -> list[Any]:
+    """The active torch function modes, such as that of `torch.set_default_device`."""
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many torch function modes are active."""
+
+
+def inside_torch_func() -> bool:
+    """A transform of torch.func is running, or a dual level of forward mode."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+@contextlib.contextmanager
+def no_vmap_fallback() -> Generator[None]:
+    """Ops without a batching rule raise instead of running in a loop that PyTorch hides."""
+    before = torch._C._functorch._is_vmap_fallback_enabled()
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(before)

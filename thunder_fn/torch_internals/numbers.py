@@ -1,0 +1,178 @@
+"""Symbolic numbers: PyTorch's ShapeEnv behind the project's expressions."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+from sympy.printing.precedence import PRECEDENCE, precedence
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, ValueRangesSLoc
+from torch.utils._sympy.functions import ToFloat
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._traceback import CapturedTraceback
+
+from thunder_fn.trace import Expr
+
+OnDecision = Callable[[Expr, "bool | float"], None]
+
+
+class Numbers(ShapeEnv):
+    """PyTorch's ShapeEnv over symbols of ours: it does the algebra, and tells of each decision that depends on hints.
+
+    `on_decision(question, answer)` is told of `s0 > 5` and what the hints say, or of `s0` and the number that it is
+    taken for from now on.
+    """
+
+    def __init__(self, on_decision: OnDecision | None = None) -> None:
+        super().__init__(duck_shape=False)
+        self.on_decision = on_decision
+        self.on_assertion: Callable[[Expr], None] | None = None
+        self.least_size = 0
+
+    def guard_or_defer_runtime_assert(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, orig_expr: Any, msg: str, fx_node: Any = None
+    ) -> bool:
+        """What has to hold of sizes that depend on data."""
+        before = self.num_deferred_runtime_asserts
+        result = super().guard_or_defer_runtime_assert(orig_expr, msg, fx_node)
+        if self.num_deferred_runtime_asserts > before and self.on_assertion is not None:
+            self.on_assertion(Expr(orig_expr))
+        return result
+
+    def number(self, expr: Expr) -> Any:
+        """An expression as PyTorch computes with it. Symbols become known when they are first seen."""
+        for symbol in sorted(expr.value.free_symbols, key=str):
+            self._know(symbol)
+        kind: Any = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}[expr.kind]
+        return kind(SymNode(expr.value, self, expr.kind, None))
+
+    def computed(self, value: Any, hint: float | None) -> Any:
+        """A float that an expression over known symbols computes, and what it is for their hints."""
+        return torch.SymFloat(SymNode(value, self, float, hint))
+
+    def _know(self, symbol: Any) -> None:
+        if symbol in self.var_to_range:
+            return
+        hint = getattr(symbol, "hint", None)
+        if hint is None:
+            self._know_made(symbol)
+            limits = ValueRanges(self.least_size, int_oo) if symbol.is_integer else ValueRanges(-sympy.oo, sympy.oo)
+        elif isinstance(hint, float):
+            self.backed_var_to_val[symbol] = sympy.Float(hint)  # pyright: ignore[reportArgumentType]
+            limits = _between(symbol.bounds, -sympy.oo, sympy.oo, sympy.Float)
+        else:
+            self.backed_var_to_val[symbol] = sympy.Integer(hint)
+            limits = _between(symbol.bounds, 2 if symbol.is_positive else -int_oo, int_oo, sympy.Integer)
+        self.var_to_range[symbol] = limits
+        here = self._get_sloc()
+        self.var_to_range_sloc[symbol] = ValueRangesSLoc(here, here)
+        self.var_to_sources[symbol] = []
+
+    def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> Any:
+        """A size that an op finds in data."""
+        size = super().create_unbacked_symint(*args, **kwargs)
+        if self.least_size:
+            self.var_to_range[size.node.expr] = ValueRanges(self.least_size, int_oo)
+        return size
+
+    def _constrain_range_for_size(self, a: Any, min: int | None = None, max: int | None = None) -> None:
+        """What bounds a size; a rule is derived as if it were two or more, whatever there is room for."""
+        super()._constrain_range_for_size(a, min, None if max is not None and max < self.least_size else max)
+
+    def _know_made(self, symbol: Any) -> None:
+        """New symbols get other names than one that depends on data."""
+        self.var_to_stack[symbol] = CapturedTraceback.extract()  # which an error shows
+        if symbol.is_integer:
+            self.unbacked_symint_counter = max(self.unbacked_symint_counter, int(symbol.name[1:]) + 1)
+        else:
+            self.unbacked_symfloat_counter = max(self.unbacked_symfloat_counter, int(symbol.name[3:]) + 1)
+
+    def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        before = len(self.guards)
+        result = super()._evaluate_expr(orig_expr, *args, **kwargs)
+        if len(self.guards) > before and self.on_decision is not None:
+            self.on_decision(Expr(orig_expr), as_number(result))
+        return result
+
+    @property
+    def constraints(self) -> tuple[Expr, ...]:
+        """What has been decided."""
+        return tuple(dict.fromkeys(Expr(guard.expr) for guard in self.guards))
+
+    def simplified(self, expr: Expr) -> Any:
+        """The expression, or the number that it is known to be, by everything that has been decided."""
+        value = self.simplify(expr.value)
+        return Expr(value) if value.free_symbols else as_number(value)
+
+    def holds(self, relation: Any) -> bool:
+        """A relation follows from what has been decided."""
+        return self._maybe_evaluate_static(relation) == sympy.true
+
+
+def _between(bounds: Any, least: Any, greatest: Any, kind: Callable[[Any], Any]) -> Any:
+    """The range of a symbol with these bounds."""
+    low, high = (None if bound is None else kind(bound) for bound in bounds)
+    return ValueRanges(least if low is None else max(low, least), greatest if high is None else high)
+
+
+def as_number(value: Any) -> bool | int | float:
+    """A Python number from sympy's."""
+    if value in (sympy.true, sympy.false):
+        return bool(value)
+    return int(value) if value.is_integer else float(value)
+
+
+def to_float(value: Any) -> Any:
+    """The expression of an int as that of a float."""
+    return ToFloat(value)
+
+
+class ExpressionPrinter(PythonPrinter):
+    """Prints expressions as Python that computes them from Python's numbers."""
+
+    def _print_Add(self, expr: Any, order: Any = None) -> str:
+        terms = ((term, self._print(term)) for term in expr.as_ordered_terms())
+        first, *rest = (f"({text})" if precedence(term) < PRECEDENCE["Add"] else text for term, text in terms)
+        return first + "".join(f" - {term[1:]}" if term.startswith("-") else f" + {term}" for term in rest)
+
+    def _print_Mul(self, expr: Any) -> str:
+        if expr.as_coeff_Mul()[0].is_negative:
+            return f"-{self.parenthesize(-expr, PRECEDENCE['Mul'], strict=True)}"
+        return super()._print_Mul(expr)
+
+    def _print_Float(self, expr: Any) -> str:
+        return repr(float(expr))
+
+    def _print_FloatStepBase(self, expr: Any) -> str:
+        return expr.text(self)
+
+    def _print_ToFloat(self, expr: Any) -> str:
+        return f"float({self._print(expr.args[0])})"
+
+    def _helper_sqrt(self, expr: Any) -> str:
+        return f"math.sqrt({self._print(expr)})"
+
+
+@functools.lru_cache(maxsize=65536)
+def expression_text(value: Any) -> str:
+    """The expression as Python computes it from variables that are called as its symbols."""
+    return ExpressionPrinter().doprint(value)
+
+
+SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
+    name: getattr(torch, f"_sym_{name}")
+    for name in ("sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan")
+}
+"""Functions of Python's `math` that PyTorch knows for symbolic numbers."""
+
+NEEDS_A_NUMBER = GuardOnDataDependentSymNode
+"""What PyTorch raises where Python asks about a size that depends on data."""

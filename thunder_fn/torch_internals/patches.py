@@ -1,0 +1,213 @@
+"""What a capture patches, in the threads that capture and only there, and torch functions written in Python."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import types
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+
+class Patch:
+    """Replaces attributes of PyTorch's while at least one thread needs it.
+
+    `make` gives the replacements, each from what it replaces. With the last user, what was there comes back, unless
+    somebody else has replaced it meanwhile.
+    """
+
+    def __init__(self, *replacements: tuple[Any, str, Callable[[Any], Any]]) -> None:
+        self._replacements = replacements
+        self._lock = threading.RLock()
+        self._users = 0
+        self._done: list[tuple[Any, str, Any, Any, bool]] = []
+
+    @property
+    def users(self) -> int:
+        """How many need it now."""
+        return self._users
+
+    @contextlib.contextmanager
+    def applied(self) -> Generator[None]:
+        """The replacements are in place, for this user and all who come meanwhile."""
+        with self._lock:
+            if self._users == 0:
+                for owner, name, make in self._replacements:
+                    before, own = getattr(owner, name), name in vars(owner)
+                    setattr(owner, name, make(before))
+                    self._done.append((owner, name, before, getattr(owner, name), own))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                while self._users == 0 and self._done:
+                    owner, name, before, ours, own = self._done.pop()
+                    if getattr(owner, name) is not ours:
+                        continue
+                    if own:
+                        setattr(owner, name, before)
+                    else:
+                        delattr(owner, name)
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_capturing = _Depth()
+
+
+class _CompilingFlag:
+    """Stands for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = False if isinstance(before, _CompilingFlag) else before
+
+    def __bool__(self) -> bool:
+        return _capturing.value > 0 or bool(self.before)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    __ror__, __rand__ = __or__, __and__
+
+
+def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What Dynamo does with its callback, made so that `torch.compile`d functions run as they are in threads that capture."""
+
+    def callback_from_stance(callback: Any) -> Any:
+        if not _capturing.value:
+            return original(callback)
+        count_frames = getattr(torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
+        if count_frames is not None:
+            count_frames(-1)  # with fullgraph=True it asks afterwards whether something was compiled
+        return None
+
+    return callback_from_stance
+
+
+def _no_meta_log(record: logging.LogRecord) -> bool:
+    """While capturing, a wrong shape is an exception for the user and no news for the log."""
+    return _capturing.value == 0 or not str(record.msg).startswith("failed while attempting to run meta")
+
+
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(_no_meta_log)
+
+_compiling_flag = Patch((torch.compiler, "_is_compiling_flag", _CompilingFlag))
+
+_dynamo: list[Patch] = []
+
+
+@contextlib.contextmanager
+def compiling() -> Generator[None]:
+    """`torch.compiler.is_compiling()` is true in this thread, and `torch.compile`d functions run as they are.
+
+    Libraries then skip their data-dependent checks.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and not _dynamo:
+        _dynamo.append(Patch((frames, "_callback_from_stance", _compile_nothing)))
+    with _compiling_flag.applied(), _dynamo[0].applied() if _dynamo else contextlib.nullcontext():
+        _capturing.value += 1
+        try:
+            yield
+        finally:
+            _capturing.value -= 1
+
+
+def is_tensor_type(cls: type) -> bool:
+    """The class in C that tensors have their methods from."""
+    return cls is torch._C.TensorBase
+
+
+def is_told_to_modes(fn: types.BuiltinFunctionType) -> bool:
+    """A call of the function is told to every TorchFunctionMode."""
+    owner = getattr(fn, "__self__", None)
+    if owner is None or owner is torch._C._VariableFunctions:
+        return fn.__module__ == "torch"
+    return isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch._C._")
+
+
+class _FirstCall(torch.overrides.TorchFunctionMode):
+    """Remembers the function of the first call, and calls nothing."""
+
+    func: Any = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.func = self.func or func
+        return NotImplemented
+
+
+def arrives_as(fn: Any) -> Any:
+    """The function that modes are told of where `fn` is called: `x + y` arrives as `Tensor.add`."""
+    if not isinstance(fn, types.MethodDescriptorType) or not fn.__name__.startswith("__"):
+        return fn
+    x = torch.zeros(())
+    for args in ((x,), (x, x)):
+        with _FirstCall() as first, contextlib.suppress(TypeError):
+            fn(*args)
+        if first.func is not None:
+            return first.func
+    return fn
+
+
+def numbers_of_numpy() -> contextlib.AbstractContextManager[Any]:
+    """What Dynamo compiles meanwhile draws `numpy.random`'s numbers from NumPy's generator, outside of graphs."""
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(use_numpy_random_stream=True)
+
+
+CUSTOM_OPS = "torch._library.autograd"
+"""The module of the autograd functions that `torch.library.register_autograd` makes."""
+
+
+def calls_patch(
+    module_call: Callable[[Any], Any], function_inputs: Callable[[Any], Any], random: dict[str, Callable[[Any], Any]]
+) -> Patch:
+    """`nn.Module.__call__`, what `autograd.Function.apply` does to its inputs, and functions of `torch.random`, as ours."""
+    utils = torch._functorch.utils
+    generator = [(owner, name, make) for name, make in random.items() for owner in (torch, torch.random)]
+    return Patch(
+        (torch.nn.Module, "__call__", module_call), (utils, "unwrap_dead_wrappers", function_inputs), *generator
+    )
+
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def _no_torch_function(*args: Any) -> bool:
+    return False
+
+
+def without_torch_function_checks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a Python torch function that skips its own `has_torch_function` check.
+
+    Run under a TorchFunctionMode, the copy's body is seen by the mode though the function itself has been already.
+    The original is not touched.
+    """
+    code, names = function.__code__, function.__globals__
+    if not any(name in names for name in _CHECKS):
+        return function
+    patched = {**names, **{name: _no_torch_function for name in _CHECKS if name in names}}
+    copy = types.FunctionType(code, patched, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,109 @@
+"""Questions about tensors that PyTorch answers by private names."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from thunder_fn.torch_internals.modes import no_torch_function
+
+
+def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
+    """The tensor is one of torch.func's wrappers."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def has_type(tensor: torch.Tensor) -> bool:
+    """The tensor is described by its dtype, shape and device."""
+    return tensor.layout is torch.strided and tensor.dtype not in _QUANTIZED
+
+
+_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """A tensor of the common kind, for a quick look."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Two tensors have a storage in common, and ranges in it that overlap."""
+    with no_torch_function():
+        if storage_id(a) != storage_id(b) or not a.numel() or not b.numel():
+            return False
+        (low, high), (other_low, other_high) = _range(a), _range(b)
+        return low < other_high and other_low < high
+
+
+class _Result(torch.autograd.Function):
+    """Makes a tensor the result of a computation that nobody follows."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+        return None, None
+
+
+def become_result(tensor: torch.Tensor) -> None:
+    """The tensor requires a gradient and is no leaf: unlike leaves it may be changed in place."""
+    with torch.enable_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        _Result.apply(torch.empty(0, requires_grad=True), tensor)
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for tensors in the same memory."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata
+
+
+def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The first byte in the storage, and the one after the last."""
+    first = tensor.storage_offset() * tensor.itemsize
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (steps + 1) * tensor.itemsize
+
+
+def is_uninitialized(tensor: torch.Tensor) -> bool:
+    """A parameter of a lazy module that has not been called yet."""
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
+def is_batched(value: Any) -> bool:
+    """A tensor of a vmap: torch.func's, or the older one behind `torch.autograd.grad(is_grads_batched=True)`."""
+    functorch = torch._C._functorch
+    return isinstance(value, torch.Tensor) and (
+        functorch.is_legacy_batchedtensor(value) or functorch.is_functorch_wrapped_tensor(value)
+    )
+
+
+def version_probe(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without data whose `_version` is that of `tensor` for ever: a detached alias that let go of the memory."""
+    probe = tensor.detach()
+    probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return probe
+
+
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Autograd, or a transform of torch.func at some level, records what is done with the tensor."""
+    while not tensor.requires_grad:
+        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return True
+
+
+def is_exclusive(tensor: torch.Tensor) -> bool:
+    """No other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()  # its own, and `storage` here

@@ -1,0 +1,323 @@
+"""Tracers: functional tensors that know what they are, and their memory."""
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._higher_order_ops.effects import has_effects
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.utils import _pytree as torch_pytree
+
+from thunder_fn.torch_internals.calls import aten
+from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
+from thunder_fn.torch_internals.modes import FAKE, PROXY, get_dispatch_mode, levels_outside, only_memory
+from thunder_fn.trace import type_of_value
+
+_DETACH = torch.ops.aten.detach.default
+
+
+class Tracer(FunctionalTensor):
+    """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  # as PyTorch itself does
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
+
+    def __repr__(self, **options: Any) -> str:
+        with torch._C.DisableTorchFunction():
+            return f"Tracer({type_of_value(self)})"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __copy__(self) -> torch.Tensor:
+        return self.view(self.shape)
+
+
+_SPECIAL_IN_FUNCTIONAL = (
+    *("__bool__", "tolist", "to", "cuda", "char", "cpu", "bfloat16", "byte", "double", "float", "bool", "half"),
+    *("int", "long", "to_dense", "layout"),
+)
+
+# Tracers have the methods of all tensors, which the capture sees as torch functions.
+for _name in _SPECIAL_IN_FUNCTIONAL:
+    setattr(Tracer, _name, getattr(torch.Tensor, _name))
+
+
+def _without_tracers(types: Any) -> tuple[type, ...]:
+    return tuple(FunctionalTensor if kind is Tracer else kind for kind in types)
+
+
+def _ignore_tensor(tensor: torch.Tensor) -> None:
+    pass
+
+
+class SymbolicTracing(Exception):
+    """`make_fx` runs inside a capture. What it would see are tracers' insides, and what it returns would be wrong."""
+
+
+@functools.cache
+def _draws_in_place(func: Any) -> bool:
+    return (
+        torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable and func._schema.name.endswith("_")
+    )
+
+
+def is_strided_draw(func: Any, args: Any) -> bool:
+    """Random numbers are written into a tensor whose dimensions are not in the order of its memory."""
+    if not isinstance(func, OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
+        return False
+    return _memory_order(args[0]) != list(range(args[0].dim()))
+
+
+def _memory_order(tensor: torch.Tensor) -> list[int]:
+    """The dims from the outermost in memory to the innermost."""
+    return sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+
+
+def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """As eager fills it: strides are no part of a trace, so the order of the dimensions becomes an equation."""
+    target, *rest = args
+    order = _memory_order(target)
+    rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
+    func(target.permute(order), *rest, **kwargs)
+    return target
+
+
+class WritesAndReads(Protocol):
+    """Who wants to know what ops change in place and which tensors share memory."""
+
+    def changing(
+        self, tensors: list[torch.Tensor], others: list[torch.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around an op that changes tensors in place: those, and the op's others."""
+        ...
+
+    def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Before an op reads tensors where gradients are off."""
+        ...
+
+    def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of which a view is taken in place of this one, where gradients are off."""
+        ...
+
+    def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
+        """After `alias = source.detach()`."""
+        ...
+
+
+OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {aten.polygamma_.default: lambda x, n: aten.polygamma.default(n, x)}
+"""In-place ops that functionalization does not know."""
+
+
+def changed_tensors(func: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tracers among the arguments that an op changes in place, and the other ones."""
+    if not isinstance(func, OpOverload) or not func._schema.is_mutable:
+        return [], []
+    found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for known, arg in zip(func._schema.arguments, args, strict=False):
+        items = arg if isinstance(arg, (list, tuple)) else (arg,)
+        found[0 if known.is_write else 1].extend(item for item in items if isinstance(item, Tracer))
+    return found
+
+
+class TracerMode(FunctionalTensorMode):
+    """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
+
+    `on_higher_order` is called instead of PyTorch's ops that take functions; `pure_call` gives what to call instead of an
+    op that changes tensors in place and that functionalization does not know.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        on_new: Callable[[torch.Tensor], None],
+        on_higher_order: Callable[[Any, Any, Any], Any] | None = None,
+        history: WritesAndReads | None = None,
+        pure_call: Callable[[OpOverload], Callable[..., Any] | None] = lambda func: None,
+    ) -> None:
+        super().__init__()
+        self.pure_call = pure_call
+        self.on_new = on_new
+        self.on_higher_order = on_higher_order
+        self.history = history
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        if get_dispatch_mode(PROXY) is not None:
+            raise SymbolicTracing
+        if self.history is None:
+            return self._dispatch(func, types, args, kwargs or {})
+        changed, others = changed_tensors(func, args)
+        if changed:
+            with self.history.changing(changed, others):
+                return self._dispatch(func, types, args, kwargs or {})
+        if not torch.is_grad_enabled():
+            leaves = torch_pytree.tree_leaves((args, kwargs))
+            self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
+            if isinstance(func, OpOverload) and func.is_view and isinstance(args[0], Tracer):
+                args = (self.history.viewed(args[0]), *args[1:])
+        result = self._dispatch(func, types, args, kwargs or {})
+        if func is _DETACH:
+            self.history.detached(args[0], result)
+        return result
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(func, HigherOrderOperator) and self.on_higher_order is not None:
+            return self.on_higher_order(func, args, kwargs or {})
+        if is_strided_draw(func, args):
+            with self:
+                return _draw_in_memory_order(func, args, kwargs or {})
+        if has_effects(func):
+            return self._run_effect(func, args, kwargs or {})
+        if func in OUT_OF_PLACE:
+            with self:
+                return args[0].copy_(OUT_OF_PLACE[func](*args, **kwargs))
+        pure = self.pure_call(func) if isinstance(func, OpOverload) else None
+        if pure is not None:
+            with self:
+                return pure(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
+        if type(result) is FunctionalTensor:
+            self.adopt(result)
+        elif isinstance(result, (list, tuple)):
+            for item in result:
+                if type(item) is FunctionalTensor:
+                    self.adopt(item)
+        return result
+
+    def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An op with an effect as what it is: the order of the equations is order enough."""
+        args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
+        result = func(*args, **kwargs)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda fake: functionalize(fake, self), result)
+
+    def forget(self) -> None:
+        """Drop what refers to the recorder, and with it every cycle."""
+        self.on_new = _ignore_tensor
+        self.on_higher_order = None
+        self.history = None
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make a functional tensor a tracer."""
+        tensor.__class__ = Tracer
+        self.on_new(tensor)
+        return tensor
+
+
+def functionalize(fake: torch.Tensor, mode: TracerMode) -> torch.Tensor:
+    """Wrap a fake tensor so that in-place code and views on it come out pure. It is of no torch.func level."""
+    with temporarily_clear_interpreter_stack(), mode:
+        return mode.adopt(FunctionalTensor.to_functional(fake))
+
+
+def plain(value: Any) -> Any:
+    """A tensor without a conjugate or negative bit: values in a trace have none."""
+    if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+        return value.resolve_conj().resolve_neg()
+    return value
+
+
+def base_of(tracer: torch.Tensor) -> torch.Tensor | None:
+    """The tracer that autograd knows this one as a view of, if it is one."""
+    with torch._C.DisableTorchFunction():
+        return tracer._base
+
+
+def memory_in(tracer: torch.Tensor) -> torch.Tensor:
+    """The functional tensor in a tracer, which its views share."""
+    return tracer.elem  # type: ignore[attr-defined]
+
+
+def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    """Memory of its own for a tracer, with a fake tensor in it. Views of what it was do not follow."""
+    with only_memory():
+        tracer.elem = torch._to_functional_tensor(fake)  # type: ignore[attr-defined]
+    return memory_in(tracer)
+
+
+def write_memory(memory: torch.Tensor, fake: torch.Tensor) -> None:
+    """Another fake tensor in the memory; its views follow."""
+    with torch._C.DisableTorchFunction():
+        torch._functionalize_replace(memory, fake)
+        torch._functionalize_commit_update(memory)
+        torch._functionalize_sync(memory)
+
+
+def read_memory(memory: torch.Tensor) -> torch.Tensor:
+    """The fake tensor in the memory, after pending view updates."""
+    with torch._C.DisableTorchFunction():
+        torch._sync(memory)
+        return torch._from_functional_tensor(memory)
+
+
+def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
+    """The up-to-date fake tensor inside a functional one; replays pending view updates."""
+    with torch._C.DisableTorchFunction():
+        torch._sync(tensor)
+        return torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
+
+
+def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
+    """The tensor is what a tracer is made of: PyTorch's own machinery is at work, not the traced function."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.fake_mode is mode
+    return torch._is_functional_tensor(tensor) and not isinstance(tensor, FunctionalTensor)
+
+
+def is_from_outside(wrapped: torch.Tensor) -> bool | None:
+    """Whether a torch.func wrapper was made by a transform around the capture; None where that cannot be told.
+
+    Inside a capture the transforms are numbered anew, so a wrapper of a level that is not running is from outside.
+    """
+    functorch = torch._C._functorch
+    if not levels_outside.get():
+        return False
+    inner = wrapped
+    while functorch.is_functorch_wrapped_tensor(inner):
+        inner = functorch.get_unwrapped(inner)
+    if isinstance(inner, Tracer) and get_dispatch_mode(FAKE) is fake_mode_of(inner):
+        return False
+    return True if functorch.maybe_get_level(wrapped) > functorch.get_dynamic_layer_stack_depth() else None
+
+
+_PLAIN_DISPATCH = {torch.Tensor.__torch_dispatch__, FakeTensor.__torch_dispatch__, Tracer.__torch_dispatch__}
+
+_PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl}
+
+
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """The tensor's class changes what PyTorch's functions or ops do."""
+    cls = type(tensor)
+    if cls in (torch.Tensor, torch.nn.Parameter, FakeTensor, Tracer):
+        return False
+    function = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)
+    return function not in _PLAIN_FUNCTION or cls.__torch_dispatch__ not in _PLAIN_DISPATCH
+
+
+def fake_mode_of(tracer: torch.Tensor) -> Any:
+    """The fake tensor mode that a functional tensor's inside belongs to, if any."""
+    return getattr(torch._from_functional_tensor(tracer.elem), "fake_mode", None)  # type: ignore[attr-defined]
+
+
+def is_tracer(value: Any) -> bool:
+    """A tracer, perhaps inside the wrappers of torch.func."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return isinstance(value, Tracer)
