@@ -126,11 +126,15 @@ def sweep(what: str, options: argparse.Namespace) -> int:
                 counts["skipped"] += 1
                 continue
             good = is_good(result, what, exempt)
+            inside = exempt is None or not exempt.outside
             counts["samples"] += 1
+            counts["inside"] += inside
+            counts["passed, inside"] += good and inside
             counts["excepted samples"] += exempt is not None
             if beside:
                 theirs = peer(case, what)
                 counts["peer"] += theirs
+                counts["peer, inside"] += theirs and inside
                 if theirs != good:
                     only["torch.func" if theirs else "thunder_fn"].add(name)
             if good:
@@ -144,8 +148,13 @@ def sweep(what: str, options: argparse.Namespace) -> int:
     total = max(counts["samples"], 1)
     rest = max(total - counts["excepted samples"], 1)
     print(f"{what}: {counts['passed']} of {total} samples are right ({100 * counts['passed'] / total:.2f} %)")
+    inside = max(counts["inside"], 1)
+    share = f"{counts['passed, inside']} of {inside} ({100 * counts['passed, inside'] / inside:.2f} %)"
     if beside:
         print(f"  torch.func: {counts['peer']} of {total} ({100 * counts['peer'] / total:.2f} %)")
+        share += f"; torch.func {counts['peer, inside']} ({100 * counts['peer, inside'] / inside:.2f} %)"
+    print(f"  deterministic, dense, of static shape: {share}")
+    if beside:
         for who, names in only.items():
             print(f"  only {who} (for some sample): {' '.join(sorted(names)) or 'none'}")
     rate = 100 * counts["passed, not excepted"] / rest
