@@ -155,8 +155,8 @@ class Odd(BaseException):
     """Not an Exception."""
 
 
-def to_list(x: Any) -> Any:
-    return x.tolist()
+def to_numpy(x: Any) -> Any:
+    return x.numpy()
 
 
 def branch(x: Any) -> Any:
@@ -177,7 +177,7 @@ def mutate_and_fail(x: Any) -> Any:
     raise ValueError("no")
 
 
-FAILING = (to_list, branch, inside_vmap, odd, mutate_and_fail, nn.Linear(3, 3), lambda x: (y for y in x))
+FAILING = (to_numpy, branch, inside_vmap, odd, mutate_and_fail, nn.Linear(3, 3), lambda x: (y for y in x))
 
 
 @contextmanager
