@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,8 @@ from thunder_fn.executors.compiled.loop_cpp import NotCpp, in_cpp
 from thunder_fn.executors.compiled.loop_plan import Plan, end_lines, header_line, is_loop, return_line
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.while_parts import While
+from thunder_fn.symbols import hint_of
+from thunder_fn.trace import TensorType, Trace
 
 
 def generate(job: Job) -> Code:
@@ -29,8 +32,22 @@ def generate(job: Job) -> Code:
         return in_python(*_with_codes(Plan.of(job), job))
 
 
+WORTH_A_TEAM = 2**14
+"""How many elements a step has in one tensor where several threads gain more than calling them together costs each step."""
+
+
 def _with_codes(plan: Plan, job: Job) -> tuple[Plan, tuple[Code, ...]]:
-    return plan, tuple(generate_region(Job(step.trace, step.strides, job.threads)) for step in plan.steps)
+    threads = [job.threads if _largest(step.trace) >= WORTH_A_TEAM else 1 for step in plan.steps]
+    jobs = (Job(step.trace, step.strides, count) for step, count in zip(plan.steps, threads, strict=True))
+    return plan, tuple(map(generate_region, jobs))
+
+
+def _largest(trace: Trace) -> int:
+    """The elements of the largest tensor that the trace makes."""
+    types = (var.type for equation in trace.equations for var in equation.outputs)
+    made = (math.prod(map(hint_of, type.shape)) for type in types if isinstance(type, TensorType))
+    inner = (_largest(body) for equation in trace.equations for body in equation.bodies)
+    return max((*made, *inner), default=0)
 
 
 def in_python(plan: Plan, codes: Sequence[Code]) -> Code:
