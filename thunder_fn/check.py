@@ -3,21 +3,28 @@
 Variables are bound once and before use, with one type; bodies are closed and agree with their equations; the types of a
 leaf's outputs are what the op gives for its operands' types (PyTorch's own meta functions, on fake tensors); constants
 agree with their variables; constraints are over symbols that the trace binds.
+
+Types with symbols agree if they are equal for all numbers that the trace's constraints allow, and whatever an op takes for
+granted of sizes, such as that two are equal, has to follow from the constraints too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from thunder_fn import ops
+from thunder_fn.constraints import counterexample, equality, premises_of
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.rules import rules_of
-from thunder_fn.symbols import hint_of, symbols_in
+from thunder_fn.symbols import made_by, symbols_in
 from thunder_fn.torch_internals import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,
@@ -53,6 +60,10 @@ _LAYOUT_SHAPED = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
 """Ops whose results, those that only their derivative reads, have a shape that depends on strides."""
 
 
+_premises: ContextVar[tuple[Expr, ...]] = ContextVar("thunder_fn_premises", default=())
+"""What holds of the symbols of the trace that is being checked."""
+
+
 def check(trace: Trace) -> None:
     """Raise if a trace, or a trace inside it, breaks a rule.
 
@@ -63,8 +74,12 @@ def check(trace: Trace) -> None:
         TraceTypeError: two types disagree; names the equation and the user's line.
         MissingRule: there are no rules for a structured op.
     """
-    for current in subtraces(trace):
-        _check_trace(current)
+    token = _premises.set(premises_of(trace))
+    try:
+        for current in subtraces(trace):
+            _check_trace(current)
+    finally:
+        _premises.reset(token)
     _check_constraints(trace)
 
 
@@ -129,12 +144,22 @@ def _check_leaf(equation: Equation) -> None:
         raise InvalidTrace(_at(what, equation))
     fix = "Take the types of outputs from the op: `check.fake_result_types(equation)` gives them."
     try:
-        types = fake_result_types(equation)
+        types, decided = _fake_result_types(equation.op, *types_in(equation)) if _has_types(equation) else (None, ())
     except Exception as error:
         what = f"{equation.op}: the op rejects its operands: {error}"
         raise TraceTypeError(_at(what, equation, "Look at the types of the operands.")) from error
     if types is not None:
+        _check_decisions(equation, decided)
         check_types(equation, types, "the op gives", fix)
+
+
+def _check_decisions(equation: Equation, decided: tuple[Expr, ...]) -> None:
+    """What the op takes for granted of sizes that are symbols is said by a constraint."""
+    for relation in decided:
+        broken = counterexample(relation, _premises.get())
+        if broken is not None:
+            what = f"{equation.op}: the op gives these types where {relation}, which no constraint says{_where(broken)}"
+            raise TraceTypeError(_at(what, equation, "Require it: `builder.require` takes the constraints of a rule."))
 
 
 def _check_composite(equation: Equation) -> None:
@@ -163,19 +188,39 @@ def check_types(equation: Equation, types: tuple[Type, ...], giver: str, fix: st
     if len(types) != len(equation.outputs):
         what = f"{equation.op}: the equation has {len(equation.outputs)} outputs, but {giver} {len(types)}"
         raise InvalidTrace(_at(what, equation, fix))
+    made = made_by(equation)
     for position, (var, type) in enumerate(zip(equation.outputs, types, strict=True)):
-        if var.type != type and not _agree(var.type, type):
-            what = f"{equation.op}: output {position} ({var}) is {var.type}, but {giver} {type}"
+        difference = _difference(var.type, type, made)
+        if difference is not None:
+            what = f"{equation.op}: output {position} ({var}) is {var.type}, but {giver} {type}{difference}"
             raise TraceTypeError(_at(what, equation, fix))
 
 
-def _agree(a: Type, b: Type) -> bool:
-    """Two symbolic types are the same for the numbers that their symbols stood for when the trace was made."""
-    if not (isinstance(a, TensorType) and isinstance(b, TensorType)):
-        return False
-    same = (a.dtype, a.device, len(a.shape)) == (b.dtype, b.device, len(b.shape))
-    symbolic = any(isinstance(size, Expr) for size in (*a.shape, *b.shape))
-    return same and symbolic and hint_of(a.shape) == hint_of(b.shape)
+def _difference(a: Type, b: Type, made: Collection[Any]) -> str | None:
+    """None for types that are equal wherever the constraints hold; otherwise numbers for which they are not, if any are.
+
+    Nothing but data says what a size is that the equation itself finds.
+    """
+    if a == b:
+        return None
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or replace(a, shape=b.shape) != b:
+        return ""
+    if len(a.shape) != len(b.shape):
+        return ""
+    for size, its in zip(a.shape, b.shape, strict=True):
+        if isinstance(size, Expr) and size.value in made:
+            continue
+        if isinstance(size, Expr) or isinstance(its, Expr):
+            broken = counterexample(equality(size, its), _premises.get())
+            if broken is not None:
+                return _where(broken)
+        elif size != its:
+            return ""
+    return None
+
+
+def _where(point: dict[str, int]) -> str:
+    return f", as where {', '.join(f'{name} = {number}' for name, number in point.items())}"
 
 
 def fake_result_types(equation: Equation) -> tuple[Type, ...] | None:
@@ -184,9 +229,11 @@ def fake_result_types(equation: Equation) -> tuple[Type, ...] | None:
     They do not where an operand is a number, where the result depends on data or on strides,
     and for custom ops without a fake implementation.
     """
-    if any(isinstance(var.type, NumberType) for var in equation.operands):
-        return None
-    return _fake_result_types(equation.op, *types_in(equation))
+    return _fake_result_types(equation.op, *types_in(equation))[0] if _has_types(equation) else None
+
+
+def _has_types(equation: Equation) -> bool:
+    return not any(isinstance(var.type, NumberType) for var in equation.operands)
 
 
 def types_in(equation: Equation) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
@@ -200,26 +247,36 @@ def _type(var: Var) -> Type:
 
 
 @lru_cache(maxsize=16384)
-def _fake_result_types(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Type, ...] | None:
+def _fake_result_types(
+    op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[Type, ...] | None, tuple[Expr, ...]]:
+    """The types, and what of sizes that are symbols they follow from."""
     if op.name.split(".")[1] in _LAYOUT_SHAPED:
-        return None
+        return None, ()
+    mode, decided = RecordingMode(), list[Expr]()
+    if next(symbols_in((args, kwargs)), None) is not None:
+        mode.numbers.on_assertion = decided.append
     try:
-        result = fake_result(op, args, kwargs)
+        result = fake_result(op, args, kwargs, mode)
     except (DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, UnsupportedOperatorException):
-        return None
+        return None, ()
     except RuntimeError:
         if op.name.split(".")[1] in _LAYOUT_DEPENDENT:
-            return None
+            return None, ()
         raise
-    return () if ops.returns_nothing(op) else tuple(type_of_value(value) for value in ops.flatten_result(result))
+    decided += mode.numbers.constraints if mode.shape_env is not None else ()
+    values = () if ops.returns_nothing(op) else ops.flatten_result(result)
+    return tuple(map(type_of_value, values)), tuple(decided)
 
 
-def fake_result(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+def fake_result(
+    op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], mode: RecordingMode | None = None
+) -> Any:
     """Run a leaf on fake tensors, untouched by the modes and torch.func levels that are on.
 
     In the arguments, types stand for variables, as `types_in` gives them.
     """
-    mode, symbolic = RecordingMode(), next(symbols_in((args, kwargs)), None) is not None
+    mode, symbolic = mode or RecordingMode(), next(symbols_in((args, kwargs)), None) is not None
     with isolated(), no_torch_function(), no_autocast(), symbolic_dispatch() if symbolic else nullcontext(), mode:
         operands, options = [_fake(mode, arg) for arg in args], {key: _fake(mode, arg) for key, arg in kwargs}
         return call_on_fakes(ops.overload(op), *operands, **options)

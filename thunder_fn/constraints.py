@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import sympy
 
-from thunder_fn.symbols import Substitution, Symbol, hint_of, symbols_of
-from thunder_fn.trace import Expr, TensorType, Trace, Type, subtraces, symbols_of_type
+from thunder_fn.errors import InvalidTrace
+from thunder_fn.symbols import UNBOUND, Substitution, Symbol, compute, hint_of, made_by, symbols_of
+from thunder_fn.torch_internals import as_number
+from thunder_fn.trace import (
+    Dim,
+    Equation,
+    Expr,
+    Literal,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    subtraces,
+    symbols_of_type,
+)
+
+_FINDING = frozenset(("nonzero", "index", "masked_select", "_unique2", "unique_dim", "unique_consecutive"))
+"""Ops that find some of the elements of their first operand."""
 
 
 def equals_hint(expr: Expr) -> Expr:
@@ -21,6 +41,35 @@ def constraints_of(trace: Trace) -> tuple[Expr, ...]:
     known = symbols_of(trace)
     found = (constraint for inner in subtraces(trace) for constraint in inner.constraints)
     return tuple(dict.fromkeys(constraint for constraint in found if constraint.value.free_symbols <= known))
+
+
+def premises_of(trace: Trace) -> tuple[Expr, ...]:
+    """What holds wherever a trace does: its constraints, those of its bodies, and what is known of sizes found in data."""
+    found: dict[Expr, None] = {}
+    for inner in subtraces(trace):
+        found.update(dict.fromkeys(inner.constraints))
+        found.update((known, None) for equation in inner.equations for known in _known_of_data(equation))
+    return tuple(found)
+
+
+def _known_of_data(equation: Equation) -> Iterator[Expr]:
+    """What an equation asserts, and that it finds no more than there is."""
+    name = equation.op.name.split(".")[1] if equation.op.kind == "leaf" else ""
+    first = equation.args[0] if equation.args else None
+    if name == "_assert_scalar" and isinstance(first, Literal) and isinstance(first.value, Expr):
+        yield first.value
+    if name in _FINDING and isinstance(first, Var) and isinstance(first.type, TensorType):
+        count = sympy.prod([_sympy(size) for size in first.type.shape])
+        yield from (Expr(sympy.Le(symbol, count)) for symbol in made_by(equation))
+
+
+def equality(one: Dim, other: Dim) -> Expr:
+    """The relation that two sizes are equal."""
+    return Expr(sympy.Eq(_sympy(one), _sympy(other)))
+
+
+def _sympy(dim: Dim) -> Any:
+    return dim.value if isinstance(dim, Expr) else sympy.Integer(dim)
 
 
 def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Expr, ...] | None:
@@ -37,7 +86,7 @@ def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Ex
             if hint_of(size) != hint_of(its):
                 return None
             if size != its:
-                found.append(Expr(sympy.Eq(*(dim.value if isinstance(dim, Expr) else dim for dim in (size, its)))))
+                found.append(equality(size, its))
     return tuple(dict.fromkeys(found))
 
 
@@ -70,3 +119,102 @@ def is_hinted(expr: Expr) -> bool:
 def fixes_numbers(trace: Trace) -> bool:
     """A rule holds for one number only: what it was derived from took a symbol for the number of the moment."""
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)
+
+
+# ---- what follows from constraints ----
+
+_TRIES = 200
+"""How many numbers are tried to tell two expressions apart."""
+
+
+@lru_cache(maxsize=16384)
+def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int] | None:
+    """Sizes and numbers that keep the premises and break the relation; None if there are none, or none is found.
+
+    What follows by algebra has none. Of anything else the hints are tried first, then numbers near them and multiples.
+    """
+    known = _equalities(premises)
+    value = _given(relation.value, known)
+    if value == sympy.true:
+        return None
+    symbols = sorted({*value.free_symbols, *_mentioned(value, premises)} - known.keys(), key=str)
+    for point in _points(symbols, known):
+        if all(_holds(premise, point) for premise in premises) and not _holds(relation, point):
+            return {str(symbol): number for symbol, number in point.items()}
+    return None
+
+
+def _equalities(premises: Iterable[Expr]) -> dict[sympy.Basic, sympy.Basic]:
+    """What premises such as `s1 == 2*s0` say of single symbols, none of which is in what is said of another."""
+    known: dict[sympy.Basic, sympy.Basic] = {}
+    for premise in premises:
+        if not isinstance(premise.value, sympy.Eq):
+            continue
+        left, right = (_given(side, known) for side in premise.value.args)
+        for symbol, other in ((left, right), (right, left)):
+            if symbol.is_Symbol and symbol not in other.free_symbols:
+                known = {name: said.xreplace({symbol: other}) for name, said in known.items()} | {symbol: other}
+                break
+    return known
+
+
+def _given(value: Any, known: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+    value = value.xreplace(known)
+    if isinstance(value, (sympy.Eq, sympy.Ne)):
+        difference = sympy.expand(value.lhs - value.rhs)  # pyright: ignore[reportOperatorIssue]
+        if difference == 0:
+            return sympy.true if isinstance(value, sympy.Eq) else sympy.false
+    return value
+
+
+def _mentioned(value: Any, premises: Sequence[Expr]) -> set[Any]:
+    """The symbols of premises that have to do with those of a relation."""
+    found, before = set(value.free_symbols), -1
+    while before != len(found):
+        before = len(found)
+        for premise in premises:
+            if premise.value.free_symbols & found:
+                found |= premise.value.free_symbols
+    return found
+
+
+def _points(symbols: Sequence[Any], known: Mapping[Any, Any]) -> Iterator[dict[Any, int]]:
+    """Numbers for symbols, from the hints on."""
+    draw = random.Random(0)
+    for turn in range(_TRIES):
+        point = {symbol: _number_for(symbol, draw if turn else None) for symbol in symbols}
+        try:
+            for symbol, said in known.items():
+                if said.free_symbols <= point.keys():
+                    point[symbol] = compute(Expr(said), point) if said.free_symbols else as_number(said)
+        except (ArithmeticError, ValueError):
+            continue
+        if all(_is_possible(symbol, number) for symbol, number in point.items()):
+            yield point
+
+
+def _number_for(symbol: Any, draw: random.Random | None) -> Any:
+    hint = getattr(symbol, "hint", 2)
+    if draw is None:
+        return hint
+    if isinstance(hint, float):
+        return draw.choice((hint, hint + 1.5, -hint, hint * 0.5, 3.25))
+    return draw.choice(
+        (hint, hint + 1, hint - 1, 2 * hint, 3 * hint, 4 * hint, draw.randint(2, 9), draw.randint(2, 99))
+    )
+
+
+def _is_possible(symbol: Any, number: Any) -> bool:
+    low, high = getattr(symbol, "bounds", UNBOUND)
+    least = (
+        (2 if isinstance(symbol, Symbol) else 0) if symbol.is_positive or not isinstance(symbol, Symbol) else -math.inf
+    )
+    return number >= least and (low is None or number >= low) and (high is None or number <= high)
+
+
+def _holds(relation: Expr, point: Mapping[Any, Any]) -> bool:
+    """Whether it holds; where it cannot be computed, nothing is said against it."""
+    try:
+        return bool(compute(relation, point))
+    except (ArithmeticError, ValueError, InvalidTrace):
+        return True

@@ -21,7 +21,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_fn.torch_internals import FakeTensorMode, Numbers, detect_fake_mode, isolated
+from thunder_fn.torch_internals import FakeTensorMode, Numbers, detect_fake_mode, isolated, symbolic_dispatch
 from thunder_fn.trace import Expr
 
 _LOCK = threading.RLock()
@@ -139,6 +139,7 @@ def _compiling(fakes: Sequence[Any], threads: int) -> Generator[FakeTensorMode]:
         isolated(),
         torch.no_grad(),
         torch._C._DisableAutocast(),
+        symbolic_dispatch() if mode.shape_env is not None else contextlib.nullcontext(),
         _configured(threads),
         DebugContext(),
         V.set_fake_mode(mode),
@@ -222,6 +223,15 @@ def fakes_of(values: Sequence[Any]) -> Generator[list[Any]]:
             else value
             for value in values
         ]
+
+
+@contextlib.contextmanager
+def running(fakes: Sequence[Any], numbers: Numbers) -> Generator[None]:
+    """Inside, ops on what `symbolic_fakes` made run on no data, and what makes tensors makes such."""
+    modes = (fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))
+    mode = next(modes, None) or FakeTensorMode(shape_env=numbers)
+    with isolated(), torch.no_grad(), torch._C._DisableAutocast(), symbolic_dispatch(), mode:
+        yield
 
 
 def are_fake(values: Sequence[Any]) -> bool:

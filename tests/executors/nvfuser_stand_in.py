@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_true as may
 
 
 class DataType(enum.Enum):
@@ -105,6 +107,14 @@ def check_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 
 @dataclass(frozen=True, eq=False)
+class Val:
+    """A scalar of a definition: its number once the inputs are there, and one that nobody knows before."""
+
+    meta: Any
+    compute: Callable[[dict[Any, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
 class TensorView:
     """What an op gives: its values once the inputs are there, and what is known before, on the meta device."""
 
@@ -119,6 +129,9 @@ class TensorView:
     def dtype(self) -> DataType:
         return OURS[self.meta.dtype]
 
+    def size(self, dim: int) -> Val:
+        return Val(self.meta.shape[dim], lambda env: self.compute(env).shape[dim])
+
 
 class FusionDefinition:
     """Written once, then executed."""
@@ -129,9 +142,10 @@ class FusionDefinition:
     def __init__(self) -> None:
         type(self).made += 1
         self.ops = Ops(self)
-        self.inputs: list[tuple[TensorView, bool]] = []
+        self.inputs: list[Any] = []
         self.outputs: list[TensorView] = []
         self.calls: list[str] = []
+        self.mode = FakeTensorMode(shape_env=ShapeEnv())
         self.is_open = False
 
     def __enter__(self) -> FusionDefinition:
@@ -158,10 +172,26 @@ class FusionDefinition:
         if is_cpu and shape:
             raise RuntimeError("only tensors without dims may be on the CPU")
         position = len(self.inputs)
-        meta = torch.empty(shape, dtype=TORCH[dtype], device="meta")
+        with self.mode:
+            meta = torch.empty(list(map(self.unknown, shape)), dtype=TORCH[dtype], device="meta")
         view = TensorView(meta, lambda env: env[position], tuple(size == 1 for size in shape))
-        self.inputs.append((view, is_cpu))
+        self.inputs.append(view)
         return view
+
+    def unknown(self, size: int) -> Any:
+        """A size of -1 can be any but 0 and 1: whoever asks about it gets an error."""
+        if size != -1:
+            return size
+        found = self.mode.shape_env.create_unbacked_symint()
+        torch._check(found > 1)
+        return found
+
+    def define_scalar(self, *, dtype: DataType = DataType.Double) -> Val:
+        assert self.is_open and dtype in (DataType.Int, DataType.Double)
+        position, numbers = len(self.inputs), self.mode.shape_env
+        meta = numbers.create_unbacked_symint() if dtype is DataType.Int else numbers.create_unbacked_symfloat()
+        self.inputs.append(Val(meta, lambda env: env[position]))
+        return self.inputs[-1]
 
     def add_output(self, view: TensorView, alias_input: TensorView | None = None) -> None:
         assert self.is_open and isinstance(view, TensorView) and alias_input is None
@@ -170,14 +200,23 @@ class FusionDefinition:
     def execute(self, inputs: Sequence[torch.Tensor], *, device: Any = None) -> list[torch.Tensor]:
         type(self).executed += 1
         assert not self.is_open and len(inputs) == len(self.inputs)
-        for (view, _), tensor in zip(self.inputs, inputs, strict=True):
-            if tensor.dtype != view.meta.dtype or tensor.shape != view.meta.shape:
-                raise RuntimeError(f"expected {view.meta}, given {tensor.dtype} {tuple(tensor.shape)}")
+        for view, value in zip(self.inputs, inputs, strict=True):
+            if isinstance(view, Val):
+                kind = float if isinstance(view.meta, torch.SymFloat) else int
+                assert type(value) is kind, f"a scalar that is {kind.__name__}, given {value!r}"
+            elif value.dtype != view.meta.dtype or not fits(value, view.meta):
+                raise RuntimeError(f"expected {view.meta}, given {value.dtype} {tuple(value.shape)}")
         env: dict[Any, Any] = dict(enumerate(inputs))
         results = [view.compute(env) for view in self.outputs]
         for view, result in zip(self.outputs, results, strict=True):
-            assert (result.dtype, result.shape) == (view.meta.dtype, view.meta.shape)
+            assert result.dtype == view.meta.dtype and fits(result, view.meta)
         return results
+
+
+def fits(value: torch.Tensor, meta: torch.Tensor) -> bool:
+    """The sizes are those that were said; those that were not, are neither 0 nor 1."""
+    sizes = zip(value.shape, meta.shape, strict=True) if value.dim() == meta.dim() else [(0, -1)]
+    return all(size == known if isinstance(known, int) else size > 1 for size, known in sizes)
 
 
 class Ops:
@@ -197,10 +236,10 @@ class Ops:
         self.definition.calls.append(name)
         meaning = MEANINGS[name]
         for arg in (*args, *kwargs.values()):
-            kinds = TensorView | bool | int | float | list | DataType | None
+            kinds = TensorView | Val | bool | int | float | list | DataType | None
             assert isinstance(arg, kinds), f"{name}: a {type(arg).__name__} is nothing for nvFuser"
         CHECKS.get(name, lambda *a, **k: None)(*args, **kwargs)
-        with torch.device("meta"):
+        with torch._C._EnablePythonDispatcher(), self.definition.mode, torch.device("meta"):
             meta = meaning(*(_read(arg, lambda view: view.meta) for arg in args), **kwargs)
 
         def compute(env: dict[Any, Any]) -> Any:
@@ -214,13 +253,13 @@ class Ops:
 
     def view(self, meta: torch.Tensor, compute: Any) -> TensorView:
         assert meta.device.type == "meta", "computed from no tensor"
-        return TensorView(meta, compute, tuple(size == 1 for size in meta.shape))
+        return TensorView(meta, compute, tuple(isinstance(size, int) and size == 1 for size in meta.shape))
 
 
-def _read(arg: Any, read: Callable[[TensorView], torch.Tensor]) -> Any:
+def _read(arg: Any, read: Callable[[Any], Any]) -> Any:
     if isinstance(arg, list):
         return [_read(item, read) for item in arg]
-    return read(arg) if isinstance(arg, TensorView) else arg
+    return read(arg) if isinstance(arg, TensorView | Val) else arg
 
 
 # ---- what ops do ----
@@ -286,16 +325,21 @@ def check_squeeze(x: TensorView, dims: list[int], squeeze_expanded: bool = False
 
 def check_slice(x: TensorView, starts: list[int], ends: list[int], *args: Any) -> None:
     assert len(starts) == len(ends) == x.ndim
-    assert all(0 <= a <= b <= size for a, b, size in zip(starts, ends, x.meta.shape, strict=True))
+    for a, b, size in zip(starts, ends, x.meta.shape, strict=True):
+        a, b = _read(a, lambda val: val.meta), _read(b, lambda val: val.meta)
+        assert may(a >= 0) and may(a <= b) and may(b <= size)
 
 
 def check_broadcast_in_dim(x: TensorView, shape: list[int], dims: list[int]) -> None:
     assert len(dims) == x.ndim and sorted(set(dims)) == dims
-    assert all(size in (1, shape[dim]) for size, dim in zip(x.meta.shape, dims, strict=True))
+    full = _read(shape, lambda val: val.meta)
+    assert all(
+        is_one or may(size == full[dim]) for size, dim, is_one in zip(x.meta.shape, dims, x.broadcast, strict=True)
+    )
 
 
 def check_pad(x: TensorView, widths: list[int], value: Any = None) -> None:
-    assert len(widths) == 2 * x.ndim and min(widths, default=0) >= 0
+    assert len(widths) == 2 * x.ndim and all(may(width >= 0) for width in _read(widths, lambda val: val.meta))
     kinds = float if x.meta.dtype.is_floating_point else bool if x.meta.dtype is torch.bool else int
     assert value is None or type(value) is kinds
 
@@ -312,8 +356,12 @@ def check_gather(x: TensorView, index: TensorView, dim: int) -> None:
     assert index.ndim == x.ndim and index.meta.dtype in (torch.int32, torch.int64)
 
 
+def check_select(x: TensorView, index: Val, dim: int) -> None:
+    assert isinstance(index, Val), "a number is no index for select"
+
+
 def check_cat(views: list[TensorView], dim: int = 0) -> None:
-    assert len({view.meta.dtype for view in views}) == 1 and all(view.meta.numel() for view in views)
+    assert len({view.meta.dtype for view in views}) == 1 and all(may(view.meta.numel() > 0) for view in views)
 
 
 def broadcast_in_dim(x: torch.Tensor, shape: list[int], dims: list[int]) -> torch.Tensor:
@@ -435,6 +483,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "stride_order": stride_order,
     "index_select": lambda x, index, dim: x.index_select(dim, index),
     "gather": lambda x, index, dim: x.gather(dim, index),
+    "select": lambda x, index, dim: x.select(dim, index),
     "pad": pad,
     "cat": lambda views, dim=0: torch.cat(views, dim),
     "full": full,
@@ -451,6 +500,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "full": check_factory,
     "index_select": check_index_select,
     "gather": check_gather,
+    "select": check_select,
     "cat": check_cat,
 }
 

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 import thunder_fn as tfn
 from thunder_fn.capture import capture
 from thunder_fn.capture.numbers import symbolic_leaves
-from thunder_fn.executors.compiled import compiling, inductor
+from thunder_fn.executors.compiled import codegen, compiling, inductor
 from thunder_fn.executors.compiled.codegen import Job
 from thunder_fn.executors.compiled.layouts import layout_of, strides_for
 from thunder_fn.executors.compiled.store import job_key
 from thunder_fn.jit import cache_info, jit, last_traces
+from thunder_fn.trace import Expr
 
 Tensor = torch.Tensor
 
@@ -84,14 +86,43 @@ def test_each_layout_is_compiled_once(jobs: list[Job]) -> None:
     assert len(jobs) == cache_info(g).misses == 4
 
 
-def test_sizes_that_decide_the_code_run_on_torch(jobs: list[Job]) -> None:
-    """PyTorch's own rule for constant_pad_nd takes sizes for numbers; what was compiled then holds for these only."""
-    f = lambda x: torch.nn.functional.pad(x.sin(), (1, 2)) * 2
+def test_sizes_that_decide_the_code_run_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled is asked at each call whether it holds; here it is said to hold for five rows only."""
+    five: Callable[[Job], Any] = lambda job: (sympy.Eq(job.symbols[0], 5),)
+    checked = codegen._checked  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(
+        codegen, "_checked", lambda job, conditions: checked(job, (*conditions, *map(str, map(Expr, five(job)))))
+    )
+    f = lambda x: (x.sin() * 2).exp()
+    g = jit(f, cache="symbolic values", executors=[inductor()])
+    for shape in ((5, 3), (6, 5), (5, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(g(x), f(x))
+    assert cache_info(g).misses == 1
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.nn.functional.pad(x.sin(), (1, 2)) * 2,
+        lambda x: torch.nn.functional.pad(x.sin(), (x.shape[0], 0, -1, 1), value=3.0).cos(),
+        tfn.grad(lambda x: torch.nn.functional.pad(x.sin(), (1, 2)).square().sum()),
+    ],
+    ids=["pad", "pad by sizes", "gradient"],
+)
+def test_padding_pins_no_size(f: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's C++ rule for constant_pad_nd takes sizes for numbers; the one in Python computes with them."""
+    decided: list[tuple[str, ...]] = []
+    checked = codegen._checked  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(
+        codegen, "_checked", lambda job, conditions: decided.append(conditions) or checked(job, conditions)
+    )
     g = jit(f, cache="symbolic values", executors=[inductor()])
     for shape in ((4, 3), (6, 5), (4, 3)):
         x = torch.randn(shape)
         torch.testing.assert_close(g(x), f(x))
-    assert cache_info(g).misses == len(jobs) == 1
+    assert cache_info(g).misses == 1 and decided
+    assert not any("==" in condition for conditions in decided for condition in conditions)
 
 
 def test_a_changing_size_is_compiled_twice(jobs: list[Job]) -> None:

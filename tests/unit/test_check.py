@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import sympy
@@ -10,8 +13,11 @@ import torch
 
 from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, structured_op
 from thunder_fn import ops
+from thunder_fn.capture import capture
+from thunder_fn.capture.numbers import symbolic_leaves
 from thunder_fn.check import check, check_types, fake_result_types
 from thunder_fn.errors import InvalidTrace, MissingRule, ThunderError, TraceTypeError
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.rules import STRUCTURED
 from thunder_fn.trace import (
     Constant,
@@ -25,6 +31,7 @@ from thunder_fn.trace import (
     Trace,
     TraceBuilder,
     Var,
+    canonical,
 )
 
 SOURCE = Source("model.py", 41, "forward")
@@ -241,3 +248,49 @@ def test_a_shared_body_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     (x,) = b.add(ADD, (x, x), (f32(3),))
     check(b.build((x,)))
     assert calls == ["counted"]
+
+
+# ---- types with symbols ----
+
+
+def _symbolic(f: Any, *args: Any) -> Trace:
+    places = [(i, dim) for i, arg in enumerate(args) for dim in range(arg.dim())]
+    return capture(f, args, symbolic=symbolic_leaves(args, places)).trace
+
+
+def test_types_with_symbols_agree_for_all_numbers_and_not_for_the_hints_only() -> None:
+    """`2*s0` is 6 for the hint 3, as `s0 + 3` is."""
+    trace = _symbolic(lambda x: torch.cat([x, x]), torch.ones(3))
+    (s0,) = trace.input_types[0].shape  # type: ignore[union-attr]
+    wrong = replace(trace.equations[0].outputs[0].type, shape=(Expr(s0.value + 3),))  # type: ignore[union-attr, type-var]
+    var = Var(1, wrong)  # type: ignore[arg-type]
+    broken = replace(trace, equations=(replace(trace.equations[0], outputs=(var,)),), outputs=(var,))
+    check(trace)
+    with pytest.raises(
+        TraceTypeError,
+        match=r"output 0 \(v1\) is f32\[s0 \+ 3\], but the op gives f32\[2\*s0\], as where s0 = \d+\nin equation",
+    ):
+        check(broken)
+
+
+def test_what_an_op_takes_for_granted_is_a_constraint() -> None:
+    trace = _symbolic(lambda x, y: x.reshape(2, -1) + y.reshape(-1, 2).t(), torch.ones(6), torch.ones(6))
+    check(trace)
+    assert str(trace.constraints[-1]) == "(s0 // 2) == (s1 // 2)"
+    message = _message(TraceTypeError, replace(trace, constraints=trace.constraints[:-1]))
+    where = re.search(r"which no constraint says, as where s0 = (\d+), s1 = (\d+)\nin equation:  v5", message)
+    assert where is not None and int(where[1]) // 2 != int(where[2]) // 2
+    with pytest.raises(
+        TraceTypeError, match=r"the op gives these types where \(s0 % 2\) == 0, which no constraint says"
+    ):
+        check(replace(trace, constraints=trace.constraints[1:]))
+
+
+def test_sizes_found_in_data_are_checked_too() -> None:
+    trace = capture(lambda x: x[x > 0] + x[x > 1], (torch.arange(5.0),)).trace
+    check(trace)
+    bare = inline(trace)
+    broken = [equation for equation in bare.equations if equation.op.name != "aten._assert_scalar.default"]
+    check(bare)
+    with pytest.raises(TraceTypeError, match=r"u0 == u1, which no constraint says, as where u0 = \d, u1 = \d"):
+        check(canonical(bare.inputs, tuple(broken), bare.outputs))

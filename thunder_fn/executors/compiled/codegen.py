@@ -21,7 +21,7 @@ import torch
 
 from thunder_fn import ops, torch_internals_inductor as internals
 from thunder_fn.symbols import Symbol, compute, symbols_in, symbols_of
-from thunder_fn.torch_internals import OpOverload
+from thunder_fn.torch_internals import Numbers, OpOverload
 from thunder_fn.trace import (
     Dim,
     Equation,
@@ -136,19 +136,24 @@ def generate(job: Job) -> Code:
 
 def _symbolic_code(job: Job) -> Code:
     """The code for all sizes for which Inductor's decisions hold; for others its function gives None."""
+    fakes, numbers = fakes_of_job(job)
+    wrapper = internals.wrapper_code(calls(job), fakes, job.threads, copy_expanded_targets)
+    code = cut_out(wrapper.text, wrapper.constants)
+    return replace(code, text=code.text + _checked(job, tuple(map(str, numbers.constraints))))
+
+
+def fakes_of_job(job: Job) -> tuple[list[Any], Numbers]:
+    """Inputs without values for a job with symbols, the extra symbols last; what knows of the symbols."""
     layouts: list[Any] = [
         (type.shape, strides, type.dtype, type.device)
         if isinstance(type, TensorType)
         else cast("NumberType", type).value
         for type, strides in zip(job.region.input_types, job.strides, strict=True)
     ]
-    fakes, numbers = internals.symbolic_fakes([*layouts, *map(Expr, job.extra_symbols)])
-    wrapper = internals.wrapper_code(_calls(job), fakes, job.threads, copy_expanded_targets)
-    code = cut_out(wrapper.text, wrapper.constants)
-    return replace(code, text=code.text + _checked(job, tuple(map(str, numbers.constraints))))
+    return internals.symbolic_fakes([*layouts, *map(Expr, job.extra_symbols)])
 
 
-def _calls(job: Job) -> Callable[..., tuple[Any, ...]]:
+def calls(job: Job) -> Callable[..., tuple[Any, ...]]:
     """The region as a function that calls ATen, given its inputs and the extra symbols."""
 
     def run(*values: Any) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def strides_for(region: Trace, layout: Layout) -> tuple[tuple[Dim, ...], ...]:
 
 
 def _stride_symbol(position: int, dim: int, type: TensorType) -> Expr:
-    hint = 2
+    hint = 2 * (len(type.shape) - dim)  # as of a slice of a larger tensor in the usual order
     for size in type.shape:
         hint *= max(hint_of(size), 1)
     return Expr(size_symbol(_STRIDE + 100 * position + dim, hint))
@@ -93,7 +93,9 @@ class Variants:
             for name, var, strides in zip(names, self.region.inputs, job.strides, strict=False):
                 if isinstance(var.type, TensorType):
                     lines += [
-                        f"    {stride} = {name}.stride({dim})" for dim, stride in enumerate(strides) if _is_own(stride)
+                        f"    {stride} = {name}.stride({dim})"
+                        for dim, stride in enumerate(strides)
+                        if is_unexplained(stride)
                     ]
                     checks.append(f"{name}.stride() == ({''.join(f'{stride}, ' for stride in strides)})")
             given = ", ".join([*names, *map(str, job.extra_symbols)])
@@ -118,5 +120,6 @@ class Variants:
         """What could not be compiled."""
 
 
-def _is_own(stride: Dim) -> bool:
+def is_unexplained(stride: Dim) -> bool:
+    """A stride that is a symbol of its own."""
     return isinstance(stride, Expr) and stride.value.is_Symbol and int(str(stride)[1:]) >= _STRIDE

@@ -2,11 +2,12 @@
 
     jit(f, executors=["nvfuser"])
 
-Takes what works element by element, reductions, and ops that move elements, on CUDA tensors of fixed shape, whatever
-PyTorch's decompositions make of other ops included (softmax, norms, activations and their backwards). Left to others
-are matrix products, random numbers, which nvFuser would draw otherwise than eager does, complex numbers, and integers
-of 8 and 16 bits, which its Python module does not have. What was taken, and why not, `explain_claims` says on any
-machine; to run it takes the package `nvfuser_direct`, 0.2.34 or later.
+Takes what works element by element, reductions, and ops that move elements, on CUDA tensors, whatever PyTorch's
+decompositions make of other ops included (softmax, norms, activations and their backwards). Sizes may be symbols: a
+region is defined once for all of them (`sized.py`). Left to others are matrix products, random numbers, which nvFuser
+would draw otherwise than eager does, complex numbers, and integers of 8 and 16 bits, which its Python module does not
+have. What was taken, and why not, `explain_claims` says on any machine; to run it takes the package `nvfuser_direct`,
+0.2.34 or later.
 
 Half precision is computed in float32, each result rounded to the dtype of the trace; nvFuser reorders sums.
 
@@ -26,7 +27,9 @@ from thunder_fn.executors.base import RunFunction
 from thunder_fn.executors.compiled.regions import RegionCompiler
 from thunder_fn.executors.nvfuser import dims as dims, pointwise as pointwise
 from thunder_fn.executors.nvfuser.definitions import Definitions, Region
+from thunder_fn.executors.nvfuser.sized import SizedRegion
 from thunder_fn.executors.nvfuser.writer import DTYPES, UNKNOWN, Library, why_not
+from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import Equation, TensorType, Trace, Var
 
 __all__ = ["EXECUTOR", "NvFuser"]
@@ -63,7 +66,7 @@ class NvFuser(RegionCompiler):
     """
 
     def __init__(self, *, library: Library | None = None, device: str = "cuda", fuel: int | None = None) -> None:
-        super().__init__("nvfuser", min_shared=6, fuel=fuel)
+        super().__init__("nvfuser", min_shared=6, fuel=fuel, takes_symbols=True)
         self.library, self.device = library, device
         self.definitions = Definitions()
         self._reasons: dict[Trace, str | None] = {}
@@ -115,7 +118,8 @@ class NvFuser(RegionCompiler):
 
     def compile(self, region: Trace) -> RunFunction:
         """The region, defined when it is first called."""
-        return Region(self.library or find_library(), self.definitions, region, self.device)
+        kind = SizedRegion if is_symbolic(region) else Region
+        return kind(self.library or find_library(), self.definitions, region, self.device)
 
 
 EXECUTOR = NvFuser()

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,12 +24,14 @@ from thunder_fn import ops, torch_internals as internals, torch_internals_induct
 from thunder_fn.derive import alone, decomposition
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.compiled.codegen import Strides, closed_region
-from thunder_fn.executors.nvfuser.writer import EMITTERS, Library, Operand, Writer
+from thunder_fn.executors.nvfuser.writer import EMITTERS, Library, Writer
 from thunder_fn.executors.tidy import drop_dead
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline_into
-from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Var, canonical, static_shape
+from thunder_fn.symbols import hint_of
+from thunder_fn.torch_internals import Numbers
+from thunder_fn.trace import Atom, Dim, Equation, Expr, TensorType, Trace, TraceBuilder, Var, canonical, static_shape
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -42,6 +44,7 @@ def decomposed(trace: Trace) -> Trace:
     if all(equation.op.name in EMITTERS for equation in trace.equations):
         return trace
     builder = TraceBuilder(trace.name)
+    builder.require(trace.constraints)
     env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
     for constant in trace.constants:
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
@@ -80,18 +83,26 @@ def peeled(region: Trace) -> tuple[Trace, Trace]:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A closed definition: which inputs it takes, and the strides that its outputs are to have."""
+    """A closed definition: the inputs and the symbolic numbers that it takes, and the strides that its outputs are to have."""
 
     fusion: Any
     used: tuple[int, ...]
-    strides: tuple[Strides, ...]
+    scalars: tuple[Expr, ...]
+    strides: tuple[tuple[Dim, ...], ...]
     device: torch.device | None
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        assert not self.scalars, "a definition with symbols is called through `Sized`"
+        return self.run(inputs, (), cast("tuple[Strides, ...]", self.strides))
+
+    def run(
+        self, inputs: Sequence[Any], scalars: Sequence[Any], output_strides: Sequence[Strides]
+    ) -> list[torch.Tensor]:
+        """What is computed for these inputs, with these values of the symbolic numbers."""
         options = {} if self.device is None else {"device": self.device}
-        outputs = self.fusion.execute([inputs[position] for position in self.used], **options)
-        taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        return [_settled(tensor, strides, taken) for tensor, strides in zip(outputs, self.strides, strict=True)]
+        outputs = self.fusion.execute([*(inputs[position] for position in self.used), *scalars], **options)
+        taken = {inputs[position].untyped_storage().data_ptr() for position in self.used}
+        return [_settled(tensor, strides, taken) for tensor, strides in zip(outputs, output_strides, strict=True)]
 
 
 def _settled(tensor: torch.Tensor, strides: Strides, taken: set[int]) -> torch.Tensor:
@@ -106,32 +117,41 @@ def _settled(tensor: torch.Tensor, strides: Strides, taken: set[int]) -> torch.T
     return tensor
 
 
-def define(library: Library, region: Trace, strides: Sequence[Strides], device: str) -> Definition:
+def define(
+    library: Library,
+    region: Trace,
+    strides: Sequence[tuple[Dim, ...]],
+    device: str,
+    eager: Sequence[tuple[Dim, ...]],
+    numbers: Numbers | None = None,
+) -> Definition:
     """Write a region of ops that have emitters.
 
     Args:
         region: without constants, every output computed in it.
         strides: of its inputs.
         device: the type of device that nvFuser works on; a tensor without dims may be on the CPU beside.
+        eager: the strides that eager gives the region's outputs.
+        numbers: what knows of the region's symbols, and is told of what is decided about them.
     """
     read = {var.index for equation in region.equations for var in equation.operands}
     used = tuple(position for position, var in enumerate(region.inputs) if var.index in read)
     fusion, env = library.FusionDefinition(), dict[int, Any]()
     with fusion:
-        writer = Writer(fusion, library.DataType)
+        writer = Writer(fusion, library.DataType, numbers)
         for position in used:
             var = region.inputs[position]
             env[var.index] = _input(library, fusion, writer, var.type, strides[position], device)
         for equation in region.equations:
             results = writer.equation(equation, lambda var: env[var.index])
             env.update((var.index, val) for var, val in zip(equation.outputs, results, strict=True))
-        given, eager = {id(env[region.inputs[position].index]) for position in used}, output_strides(region, strides)
+        given = {id(env[region.inputs[position].index]) for position in used}
         for atom, wanted in zip(region.outputs, eager, strict=True):
             assert isinstance(atom, Var), "what is no variable is not computed"
-            fusion.add_output(_output(library, writer, Operand(env[atom.index], _tensor(atom.type)), wanted, given))
+            fusion.add_output(_output(library, writer, env[atom.index], _tensor(atom.type), wanted, given))
     first = _tensor(region.output_types[0]).device
     on_device = any(_tensor(region.inputs[position].type).device.type == device for position in used)
-    return Definition(fusion, used, eager, None if on_device else first)
+    return Definition(fusion, used, tuple(writer.scalars), tuple(eager), None if on_device else first)
 
 
 def _tensor(type: Any) -> TensorType:
@@ -139,23 +159,29 @@ def _tensor(type: Any) -> TensorType:
     return type
 
 
-def _input(library: Library, fusion: Any, writer: Writer, type: Any, strides: Strides, device: str) -> Any:
-    shape = static_shape(_tensor(type))
-    contiguity, order = library.compute_tensor_descriptor(shape, strides)
-    return fusion.define_tensor(
-        shape=list(shape),
+def _input(library: Library, fusion: Any, writer: Writer, type: Any, strides: tuple[Dim, ...], device: str) -> Any:
+    """An input of the definition. What its layout says of sizes that are symbols, it says of all of them."""
+    contiguity, order = library.compute_tensor_descriptor(hint_of(_tensor(type).shape), hint_of(strides))
+    val = fusion.define_tensor(
+        shape=[-1 if isinstance(size, Expr) else size for size in type.shape],
         contiguity=contiguity,
         dtype=writer.dtype(type.dtype),
         is_cpu=type.device.type == "cpu" and device != "cpu",
         stride_order=order,
     )
+    for dim, size in enumerate(type.shape):
+        if isinstance(size, Expr):
+            writer.know(size, val.size(dim))
+    return val
 
 
-def _output(library: Library, writer: Writer, x: Operand, strides: Strides, given: set[int]) -> Any:
+def _output(
+    library: Library, writer: Writer, val: Any, type: TensorType, strides: tuple[Dim, ...], given: set[int]
+) -> Any:
     """What leaves the definition: no input as it is, and in the order of eager's strides."""
-    val = writer.ops.set(x.val) if id(x.val) in given else x.val
-    _, order = library.compute_tensor_descriptor(x.shape, strides)
-    return writer.ops.stride_order(val, order) if list(order) != list(range(x.rank))[::-1] else val
+    val = writer.ops.set(val) if id(val) in given else val
+    _, order = library.compute_tensor_descriptor(hint_of(type.shape), hint_of(strides))
+    return writer.ops.stride_order(val, order) if list(order) != list(range(len(type.shape)))[::-1] else val
 
 
 def output_strides(region: Trace, strides: Sequence[Strides]) -> tuple[Strides, ...]:
@@ -175,25 +201,42 @@ def output_strides(region: Trace, strides: Sequence[Strides]) -> tuple[Strides, 
 class Kept:
     """A definition that is kept. It has worked once it was called, since nvFuser compiles at the first call."""
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Callable[..., Any]) -> None:
         self.definition = definition
         self.works: bool | None = None
 
+    def __call__(self, warn: Callable[[RuntimeError], None], *given: Any) -> Any:
+        """What the definition gives; None where nvFuser could not compile it, which is said once."""
+        if self.works is False:
+            return None
+        try:
+            results = self.definition(*given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if self.works:
+                raise
+            self.works = False
+            warn(error)
+            return None
+        self.works = self.works or results is not None
+        return results
+
 
 class Definitions:
-    """Definitions by region and strides: so many, those that were called last. Safe to use from many threads."""
+    """Definitions by region and layout: so many, those that were called last. Safe to use from many threads."""
 
     def __init__(self, size: int = 1024) -> None:
         self.size = size
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Trace, tuple[Strides, ...]], Kept] = OrderedDict()
+        self._known: OrderedDict[tuple[Trace, tuple[Any, ...]], Kept] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, region: Trace, strides: tuple[Strides, ...], make: Callable[[], Definition]) -> Kept:
+    def find(self, region: Trace, layout: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Kept:
         """What is kept for the key; made if nothing is."""
-        key = region, strides
+        key = region, layout
         with self._lock:
             known = self._known.get(key)
             if known is None:
@@ -224,28 +267,16 @@ class Region:
         given = (*inputs, *self.constants)
         strides = tuple(tensor.stride() for tensor in given)
         kept = self.definitions.find(self.kernel, strides, lambda: self.define(strides))
-        if kept.works is False:
-            return self.on_torch(*inputs)
-        try:
-            results = kept.definition(given)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if kept.works:
-                raise
-            kept.works = False
-            self.warn(error)
-            return self.on_torch(*inputs)
-        kept.works = True
-        return self.views(*given, *results)
+        results = kept(self.warn, given)
+        return self.on_torch(*inputs) if results is None else self.views(*given, *results)
 
     def define(self, strides: tuple[Strides, ...]) -> Definition:
         """The kernel, for inputs with these strides."""
-        return define(self.library, self.kernel, strides, self.device)
+        return define(self.library, self.kernel, strides, self.device, output_strides(self.kernel, strides))
 
     def warn(self, error: RuntimeError) -> None:
         """Say that nvFuser could not compile the region."""
         source = next((equation.source for equation in self.trace.equations if equation.source is not None), None)
         what = f"nvfuser: {self.trace.name} could not be compiled and runs on the torch executor: {error}"
         fix = "The results are right, but slower. Leave the nvfuser executor out to run without this warning."
-        warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=3)
+        warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=4)

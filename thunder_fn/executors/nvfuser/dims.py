@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
 
-from thunder_fn.executors.nvfuser.writer import Number, Operand, Refused, Writer, computed_in, dims_of, emits
-from thunder_fn.trace import TensorType, static_shape
+from thunder_fn.executors.nvfuser.writer import Number, Operand, Refused, Writer, computed_in, dims_of, emits, number
+from thunder_fn.trace import TensorType
 
 # ---- reductions ----
 
@@ -22,7 +23,7 @@ def _sum(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool
 @emits("aten.mean.default", "aten.mean.dim")
 def _mean(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     count = math.prod(x.shape[dim] for dim in dims_of(dims, x.rank))
-    return w.ops.div(_sum(w, out, x, dims, keepdim), float(count))
+    return w.ops.div(_sum(w, out, x, dims, keepdim), number(count, torch.float64))
 
 
 @emits("aten.prod.default", "aten.prod.dim_int")
@@ -112,7 +113,7 @@ def _var_mean(
 
 @emits("aten.reshape.default", "aten.view.default", "aten._unsafe_view.default")
 def _reshape(w: Writer, out: TensorType, x: Operand, shape: Any) -> Any:
-    return w.ops.reshape(x.val, list(static_shape(out))) if x.shape != out.shape else x.val
+    return w.ops.reshape(x.val, list(w.shape(out))) if x.type.shape != out.shape else x.val
 
 
 @emits("aten.permute.default")
@@ -148,7 +149,18 @@ def _squeeze(w: Writer, out: TensorType, x: Operand, dims: Any = None) -> Any:
 
 @emits("aten.expand.default")
 def _expand(w: Writer, out: TensorType, x: Operand, shape: Any, *, implicit: bool = False) -> Any:
-    return w.value(x, x.dtype, static_shape(out))
+    return w.value(x, x.dtype, out)
+
+
+def _span(start: Any, end: Any, size: Any) -> tuple[Any, Any]:
+    """From where to where a slice goes, as `slice.indices` says it of numbers."""
+    begin = 0 if start is None else _place(start, size)
+    return begin, size if end is None or (isinstance(end, int) and end >= sys.maxsize) else _place(end, size)
+
+
+def _place(index: Any, size: Any) -> Any:
+    index = index + size if index < 0 else index
+    return 0 if index < 0 else size if index > size else index
 
 
 def _part(w: Writer, x: Operand, dim: int, start: int, end: int) -> Any:
@@ -170,13 +182,15 @@ def _slice(
 ) -> Any:
     if step != 1:
         raise Refused("nvFuser slices in steps of one")
-    begin, stop, _ = slice(start, end).indices(x.shape[dim])
+    begin, stop = _span(start, end, x.shape[dim])
     return _part(w, x, dim % x.rank, begin, stop)
 
 
 @emits("aten.select.int")
 def _select(w: Writer, out: TensorType, x: Operand, dim: int, index: int) -> Any:
-    dim, index = dim % x.rank, index % x.shape[dim]
+    dim, index = dim % x.rank, _place(index, x.shape[dim])
+    if not isinstance(index, int):
+        return w.ops.select(x.val, index, dim)
     return w.ops.squeeze(_part(w, x, dim, index, index + 1), [dim])
 
 
@@ -188,14 +202,15 @@ def _cut(w: Writer, x: Operand, dim: int, lengths: list[int]) -> list[Any]:
 @emits("aten.split.Tensor", "aten.split_with_sizes.default")
 def _split(w: Writer, out: Any, x: Operand, lengths: Any, dim: int = 0) -> Any:
     types = out if isinstance(out, tuple) else (out,)
-    parts = _cut(w, x, dim, [static_shape(type)[dim] for type in types])
+    parts = _cut(w, x, dim, [w.shape(type)[dim] for type in types])
     return parts if isinstance(out, tuple) else parts[0]
 
 
 @emits("aten.unbind.int")
 def _unbind(w: Writer, out: Any, x: Operand, dim: int = 0) -> Any:
     dim %= x.rank
-    parts = [w.ops.squeeze(part, [dim]) for part in _cut(w, x, dim, [1] * x.shape[dim])]
+    count = len(out) if isinstance(out, tuple) else 1
+    parts = [w.ops.squeeze(part, [dim]) for part in _cut(w, x, dim, [1] * count)]
     return parts if isinstance(out, tuple) else parts[0]
 
 
@@ -227,8 +242,7 @@ def _padded(w: Writer, val: Any, rank: int, around: dict[int, tuple[int, int]], 
 @emits("aten.constant_pad_nd.default")
 def _pad(w: Writer, out: TensorType, x: Operand, pad: list[int], value: Number = 0) -> Any:
     around = {x.rank - 1 - place: (pad[2 * place], pad[2 * place + 1]) for place in range(len(pad) // 2)}
-    number = float(value) if out.dtype.is_floating_point else bool(value) if out.dtype is torch.bool else int(value)
-    return _padded(w, x.val, x.rank, around, number)
+    return _padded(w, x.val, x.rank, around, number(value, out.dtype))
 
 
 @emits("aten.slice_backward.default")
@@ -237,15 +251,15 @@ def _slice_backward(
 ) -> Any:
     if step != 1:
         raise Refused("nvFuser slices in steps of one")
-    dim, size = dim % grad.rank, static_shape(out)[dim]
-    begin, stop, _ = slice(start, end).indices(size)
+    dim, size = dim % grad.rank, w.shape(out)[dim]
+    begin, stop = _span(start, end, size)
     return _padded(w, grad.val, grad.rank, {dim: (begin, size - max(begin, stop))}, 0.0)
 
 
 @emits("aten.select_backward.default")
 def _select_backward(w: Writer, out: TensorType, grad: Operand, sizes: list[int], dim: int, index: int) -> Any:
-    rank, size = len(out.shape), static_shape(out)[dim]
-    dim, index = dim % rank, index % size
+    rank, size = len(out.shape), w.shape(out)[dim]
+    dim, index = dim % rank, _place(index, size)
     val = w.ops.broadcast(grad.val, [place == dim for place in range(rank)])
     return _padded(w, val, rank, {dim: (index, size - index - 1)}, 0.0)
 
@@ -280,7 +294,7 @@ def _embedding(w: Writer, out: TensorType, weight: Operand, index: Operand, *opt
     if index.rank == 1:
         return w.ops.index_select(weight.val, index.val, 0)
     rows = w.ops.index_select(weight.val, w.ops.reshape(index.val, [math.prod(index.shape)]), 0)
-    return w.ops.reshape(rows, list(static_shape(out)))
+    return w.ops.reshape(rows, list(w.shape(out)))
 
 
 # ---- from nothing ----
@@ -288,8 +302,7 @@ def _embedding(w: Writer, out: TensorType, weight: Operand, index: Operand, *opt
 
 def _filled(w: Writer, out: TensorType, value: Number) -> Any:
     dtype = computed_in(out.dtype)
-    number = float(value) if dtype.is_floating_point else bool(value) if dtype is torch.bool else int(value)
-    return w.ops.full(list(static_shape(out)), number, w.dtype(dtype))
+    return w.ops.full(list(w.shape(out)), number(value, dtype), w.dtype(dtype))
 
 
 @emits("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default")
@@ -305,7 +318,7 @@ def _ones(w: Writer, out: TensorType, *args: Any, **options: Any) -> Any:
 @emits("aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.fill.Scalar")
 def _full(w: Writer, out: TensorType, *args: Any, **options: Any) -> Any:
     value = args[-1]  # after a shape, a tensor, or both
-    if not isinstance(value, bool | int | float):
+    if not isinstance(value, Number):
         raise Refused("filled with something else than a number")
     return _filled(w, out, value)
 
@@ -318,6 +331,10 @@ def _scalar_tensor(w: Writer, out: TensorType, value: Number, **options: Any) ->
 @emits("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
 def _arange(w: Writer, out: TensorType, *bounds: Number, **options: Any) -> Any:
     start, step = (0 if len(bounds) == 1 else bounds[0]), (bounds[2] if len(bounds) == 3 else 1)
-    if out.dtype not in (torch.int32, torch.int64) or not isinstance(start, int) or not isinstance(step, int):
+    if (
+        out.dtype not in (torch.int32, torch.int64)
+        or not isinstance(start, int | torch.SymInt)
+        or not isinstance(step, int)
+    ):
         raise Refused("nvFuser counts in integers as PyTorch does")
-    return w.ops.iota(static_shape(out)[0], start, step, w.dtype(out.dtype))
+    return w.ops.iota(w.shape(out)[0], start, step, w.dtype(out.dtype))

@@ -16,9 +16,10 @@ from thunder_fn.executors.nvfuser.writer import (
     Writer,
     computed_in,
     emits,
+    number,
     promoted,
 )
-from thunder_fn.trace import TensorType, static_shape
+from thunder_fn.trace import TensorType
 
 Value = Operand | Number
 
@@ -101,14 +102,14 @@ def _convert(w: Writer, out: TensorType, x: Operand, dtype: torch.dtype) -> Any:
 
 @emits("aten.copy.default")
 def _copy(w: Writer, out: TensorType, x: Operand, source: Operand, non_blocking: bool = False) -> Any:
-    return w.value(source, out.dtype, static_shape(out))
+    return w.value(source, out.dtype, out)
 
 
 # ---- of two ----
 
 
 def _values(w: Writer, out: TensorType, dtype: torch.dtype, *operands: Value) -> tuple[Any, ...]:
-    return tuple(w.value(x, dtype, static_shape(out)) for x in operands)
+    return tuple(w.value(x, dtype, out) for x in operands)
 
 
 def _binary(name: str) -> Emitter:
@@ -163,8 +164,8 @@ def _sum(name: str) -> Emitter:
         a, b = _values(w, out, dtype, a, b)
         if alpha == 1:
             return getattr(w.ops, name)(a, b)
-        factor = float(alpha) if dtype.is_floating_point else int(alpha)
-        return getattr(w.ops, name)(a, b * factor if isinstance(b, int | float) else w.ops.mul(b, factor))
+        factor: Any = number(alpha, dtype)
+        return getattr(w.ops, name)(a, b * factor if isinstance(b, Number) else w.ops.mul(b, factor))
 
     return emit
 
@@ -207,6 +208,8 @@ def _pow(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
             return w.ops.rsqrt(x)
         case int() if exponent < 0:
             raise Refused("an integer to a negative power")
+        case torch.SymInt():
+            raise Refused("an integer to a power that is a symbol")
         case _:
             return w.ops.pow(x, exponent)
 
@@ -217,13 +220,13 @@ def _pow(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
 @emits("aten.where.self")
 def _where(w: Writer, out: TensorType, condition: Operand, a: Operand, b: Operand) -> Any:
     a, b = _values(w, out, computed_in(out.dtype), a, b)
-    return w.ops.where(w.value(condition, torch.bool, static_shape(out)), a, b)
+    return w.ops.where(w.value(condition, torch.bool, out), a, b)
 
 
 @emits("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def _masked_fill(w: Writer, out: TensorType, x: Operand, mask: Operand, value: Value) -> Any:
     x, value = _values(w, out, computed_in(out.dtype), x, value)
-    return w.ops.where(w.value(mask, torch.bool, static_shape(out)), value, x)
+    return w.ops.where(w.value(mask, torch.bool, out), value, x)
 
 
 @emits("aten.clamp.default", "aten.clamp.Tensor")
@@ -232,10 +235,10 @@ def _clamp(w: Writer, out: TensorType, x: Operand, low: Value | None = None, hig
     if out.dtype is torch.bool or any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
         raise Refused("bounds that are no numbers")
     dtype = computed_in(out.dtype)
-    val = w.value(x, dtype, static_shape(out))
+    val = w.value(x, dtype, out)
     if low is not None:
-        val = w.ops.maximum(val, w.value(low, dtype, static_shape(out)))
-    return val if high is None else w.ops.minimum(val, w.value(high, dtype, static_shape(out)))
+        val = w.ops.maximum(val, w.value(low, dtype, out))
+    return val if high is None else w.ops.minimum(val, w.value(high, dtype, out))
 
 
 @emits("aten.clamp_min.default", "aten.clamp_min.Tensor")

@@ -14,6 +14,10 @@ second one that says when it holds.
 What nvFuser does with dtypes is not relied upon: operands are cast to the dtype that PyTorch computes in (float32 for
 half precision), and results to the dtype of the trace. Nor is its broadcasting: operands get the result's shape.
 
+Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter, so that what it decides about them is
+known, as what PyTorch's own kernels decide is. Where one reaches nvFuser it is the size of an input, or a scalar input that
+is computed in Python: nvFuser does no arithmetic on sizes.
+
 Source: NVIDIA/Fuser 0.2.36, `python/python_direct/ops.cpp`, `csrc/type_promotion.cpp`.
 """
 
@@ -27,7 +31,8 @@ from typing import Any, Protocol
 import torch
 
 from thunder_fn.executors.base import NOT_REGISTERED
-from thunder_fn.trace import Equation, NoneType, TensorType, Type, Var, python_arg, static_shape
+from thunder_fn.torch_internals import Numbers
+from thunder_fn.trace import Dim, Equation, Expr, Literal, NoneType, TensorType, Type, Var, as_dim
 
 DTYPES = {
     torch.float64: "Double",
@@ -41,7 +46,8 @@ DTYPES = {
 """What nvFuser's Python module calls the dtypes that regions may have. It has none of 8 or 16 bit integers."""
 
 HALF = (torch.float16, torch.bfloat16)
-Number = bool | int | float
+Symbolic = torch.SymInt | torch.SymFloat
+Number = bool | int | float | Symbolic
 
 
 UNKNOWN = NOT_REGISTERED.reason
@@ -61,15 +67,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor: what the definition calls it, and its type in the trace."""
+    """A tensor: what the definition calls it, its type in the trace, and its sizes as numbers to compute with."""
 
     val: Any
     type: TensorType
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes, which are numbers."""
-        return static_shape(self.type)
+    shape: tuple[Any, ...]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,10 +105,20 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 class Writer:
-    """Writes a definition that is open."""
+    """Writes a definition that is open.
 
-    def __init__(self, definition: Any, dtypes: Any) -> None:
-        self.ops, self.dtypes = definition.ops, dtypes
+    Args:
+        definition: nvFuser's.
+        dtypes: nvFuser's `DataType`.
+        numbers: what knows of the symbols, and is told of what is decided about them.
+    """
+
+    def __init__(self, definition: Any, dtypes: Any, numbers: Numbers | None = None) -> None:
+        self.definition, self.dtypes = definition, dtypes
+        self.ops: Any = _Ops(self, definition.ops)
+        self.scalars: list[Expr] = []
+        """The symbolic numbers that are inputs behind the tensors, in order."""
+        self._numbers, self._scalar_vals = numbers, dict[Expr, Any]()
 
     def dtype(self, dtype: torch.dtype) -> Any:
         """What nvFuser calls a dtype."""
@@ -119,14 +131,53 @@ class Writer:
         wanted = self.dtype(dtype)
         return val if val.dtype() == wanted else self.ops.cast(val, wanted)
 
-    def value(self, x: Operand | Number, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Any:
+    def value(self, x: Operand | Number, dtype: torch.dtype, out: TensorType | None = None) -> Any:
         """An operand in the dtype in which it is computed with, and in the shape of the result; numbers stay numbers."""
         if not isinstance(x, Operand):
-            return _number(x, dtype)
+            return number(x, dtype)
         val = self.cast(x.val, dtype)
-        if shape is None or x.shape == shape:
+        if out is None or x.type.shape == out.shape:
             return val
-        return self.ops.broadcast_in_dim(val, list(shape), list(range(len(shape) - x.rank, len(shape))))
+        rank = len(out.shape)
+        return self.ops.broadcast_in_dim(val, list(self.shape(out)), list(range(rank - x.rank, rank)))
+
+    # ---- sizes ----
+
+    def shape(self, type: TensorType) -> tuple[Any, ...]:
+        """The sizes of a type as numbers to compute with."""
+        return tuple(map(self.size, type.shape))
+
+    def size(self, dim: Dim) -> Any:
+        """A size, or another number of the trace, to compute with."""
+        if not isinstance(dim, Expr):
+            return dim
+        if self._numbers is None:
+            self._numbers = Numbers()
+        return self._numbers.number(dim)
+
+    def know(self, dim: Dim, val: Any) -> None:
+        """What the definition calls a size of an input."""
+        if isinstance(dim, Expr):
+            self._scalar_vals.setdefault(dim, val)
+
+    def plain(self, arg: Any) -> Any:
+        """An argument as nvFuser takes it: symbolic numbers are scalars of the definition."""
+        if isinstance(arg, list):
+            return [self.plain(item) for item in arg]
+        expr = as_dim(arg)
+        if not isinstance(expr, Expr):
+            return expr
+        if expr not in self._scalar_vals:
+            dtype = self.dtypes.Int if expr.kind is int else self.dtypes.Double
+            self._scalar_vals[expr] = self.definition.define_scalar(dtype=dtype)
+            self.scalars.append(expr)
+        return self._scalar_vals[expr]
+
+    # ---- equations ----
+
+    def operand(self, val: Any, type: TensorType) -> Operand:
+        """A tensor of the definition with its type."""
+        return Operand(val, type, self.shape(type))
 
     def equation(self, equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
         """Write an equation; what its outputs are called, None for those that it does not compute.
@@ -135,15 +186,21 @@ class Writer:
             Refused: nvFuser cannot compute it as PyTorch does.
         """
 
-        def operand(var: Var) -> Any:
-            if isinstance(var.type, NoneType):
-                return None
-            if not isinstance(var.type, TensorType):
-                raise Refused("regions take tensors only")
-            return Operand(read(var), var.type)
+        def argument(arg: Any) -> Any:
+            match arg:
+                case Var(type=NoneType()):
+                    return None
+                case Var(type=TensorType() as type):
+                    return self.operand(read(arg), type)
+                case Var():
+                    raise Refused("regions take tensors only")
+                case Literal():
+                    return self.size(arg.value)
+                case _:
+                    return [argument(item) for item in arg]
 
-        args = [python_arg(arg, operand) for arg in equation.args]
-        kwargs = {key: python_arg(arg, operand) for key, arg in equation.kwargs}
+        args = [argument(arg) for arg in equation.args]
+        kwargs = {key: argument(arg) for key, arg in equation.kwargs}
         types = tuple(var.type for var in equation.outputs)
         emitter, out = emitter_of(equation), types[0] if len(types) == 1 else types
         try:
@@ -171,8 +228,12 @@ def emitter_of(equation: Equation) -> Emitter:
         raise Refused(UNKNOWN) from None
 
 
-def _number(x: Number, dtype: torch.dtype) -> Number:
+def number(x: Number, dtype: torch.dtype) -> Number:
     """A number of the kind that it is computed with as."""
+    if isinstance(x, Symbolic):
+        if dtype is torch.bool:
+            raise Refused("whether a symbolic number is zero")
+        return torch.sym_float(x) if dtype.is_floating_point else x
     if not isinstance(x, bool | int | float):
         raise Refused(f"a {type(x).__name__} is no number for nvFuser")
     return float(x) if dtype.is_floating_point else bool(x) if dtype is torch.bool else int(x)
@@ -192,7 +253,20 @@ def promoted(operands: Sequence[Operand | Number]) -> torch.dtype:
 
 
 def _stand_in(x: Operand | Number) -> Any:
-    return torch.empty([1] * x.rank, dtype=x.dtype, device="meta") if isinstance(x, Operand) else x
+    if isinstance(x, Operand):
+        return torch.empty([1] * x.rank, dtype=x.dtype, device="meta")
+    return x if not isinstance(x, Symbolic) else 0 if isinstance(x, torch.SymInt) else 0.0
+
+
+class _Ops:
+    """nvFuser's ops, given arguments as emitters have them."""
+
+    def __init__(self, writer: Writer, ops: Any) -> None:
+        self.writer, self.ops = writer, ops
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        op, plain = getattr(self.ops, name), self.writer.plain
+        return lambda *args: op(*map(plain, args))
 
 
 class Blank:
