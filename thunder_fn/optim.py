@@ -5,21 +5,54 @@ The optimizer's own code runs on copies of the parameters; under capture it is f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from thunder_fn.capture import pytree
+from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.capture.apply import copy_trace
 from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import OptimizerError
+from thunder_fn.trace import Literal
 
 State = dict[str, Any]
 
 IMPLEMENTATIONS = ("foreach", "fused")
 """Options that choose how PyTorch computes the same step. A trace has the plain ops, and its executor chooses."""
+
+
+_NAMES = (
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
+    *("Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+)
+EACH_ON_ITS_OWN = frozenset(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
+"""Optimizers that update each parameter from its own gradient and state: a step is traced once for equal types."""
+
+
+class _StepsOfOne:
+    """A function on one parameter, traced once for each kind of arguments and copied into the capture from then on."""
+
+    def __init__(self, recorder: Recorder, function: Callable[..., Any]) -> None:
+        self.recorder, self.function = recorder, function
+        self.known: dict[Any, Captured] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, spec = pytree.flatten(args)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        kinds = tuple(map(self.kind_of, leaves))
+        captured = self.known.get((spec, kinds))
+        if captured is None:
+            captured = self.known[spec, kinds] = capture(self.function, args)
+        results = None if captured.writes else copy_trace(self.recorder, captured.trace, tensors)
+        return self.function(*args) if results is None else captured.result(results)
+
+    def kind_of(self, leaf: Any) -> Any:
+        """What a trace depends on of a leaf."""
+        return (self.recorder.type_of(leaf), leaf.stride()) if isinstance(leaf, torch.Tensor) else Literal(leaf)
 
 
 @dataclass(frozen=True)
@@ -45,15 +78,35 @@ class FunctionalOptimizer:
             OptimizerError: the optimizer has no such option.
         """
         leaves, spec = pytree.flatten(params)
+        gradients: list[Any] = spec.flatten_up_to(grads)
+        entries = state["params"]
         with torch.no_grad():
-            new = [leaf.clone() for leaf in leaves]
-            for leaf, gradient in zip(new, spec.flatten_up_to(grads), strict=True):
-                leaf.grad = gradient
-            optimizer = self._made(new, changed)
-            for leaf, entry in zip(new, state["params"], strict=True):
-                optimizer.state[leaf] = _working(entry, state["step"])
-            optimizer.step()
-            return pytree.unflatten(spec, new), _stored([dict(optimizer.state[leaf]) for leaf in new])
+            if self.make in EACH_ON_ITS_OWN and (recorder := current()) is not None and not recorder.symbolic:
+                of_one = _StepsOfOne(recorder, lambda x, g, entry, *rest: self._step([x], [g], [entry], *rest))
+                rest = state["step"], changed
+                updated = [of_one(*one, *rest) for one in zip(leaves, gradients, entries, strict=True)]
+                new, after = [leaf for (leaf,), _ in updated], [entry for _, (entry,) in updated]
+            else:
+                new, after = self._step(leaves, gradients, entries, state["step"], changed)
+            return pytree.unflatten(spec, new), _stored(after)
+
+    def _step(
+        self,
+        leaves: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        entries: Sequence[dict[str, Any]],
+        step: torch.Tensor | None,
+        changed: Mapping[str, Any],
+    ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+        """New parameters, and what the optimizer holds of each then."""
+        new = [leaf.clone() for leaf in leaves]
+        for leaf, gradient in zip(new, gradients, strict=True):
+            leaf.grad = gradient
+        optimizer = self._made(new, changed)
+        for leaf, entry in zip(new, entries, strict=True):
+            optimizer.state[leaf] = _working(entry, step)
+        optimizer.step()
+        return new, [dict(optimizer.state[leaf]) for leaf in new]
 
     def _made(
         self, leaves: list[torch.Tensor], changed: Mapping[str, Any] = MappingProxyType({})

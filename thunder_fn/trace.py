@@ -238,11 +238,16 @@ class Equation:
     outputs: tuple[Var, ...]
     bodies: tuple[Trace, ...] = ()
     source: Source | None = field(default=None, compare=False)
+    _operands: tuple[Var, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def operands(self) -> tuple[Var, ...]:
         """The variables in args and kwargs, in order, with repeats."""
-        return tuple(vars_in((self.args, tuple(value for _, value in self.kwargs)) if self.kwargs else self.args))
+        if self._operands is None:
+            found = vars_in((self.args, tuple(value for _, value in self.kwargs)) if self.kwargs else self.args)
+            object.__setattr__(self, "_operands", tuple(found))
+            return tuple(found)
+        return self._operands
 
     @property
     def body(self) -> Trace:

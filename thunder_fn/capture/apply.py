@@ -18,7 +18,7 @@ from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.errors import CaptureError, located
-from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical, python_arg
+from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical, map_arg, python_arg
 
 
 def apply_inside(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...]:
@@ -36,6 +36,27 @@ def bind_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) 
     if args is None:
         return None
     return bind_equation(recorder, op, args, (closed,), closed.output_types)
+
+
+def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Record the trace's equations as they are, without running an op; None where it has to be replayed."""
+    closed, extra = close_over(trace)
+    operands = operands_of(recorder, (*inputs, *extra))
+    if operands is None:
+        return None
+    env = {var.index: operand for var, operand in zip(closed.inputs, operands, strict=True)}
+    read: Callable[[Var], Var] = lambda var: env[var.index]
+    for equation in closed.equations:
+        outputs = tuple(recorder.fresh(var.type) for var in equation.outputs)
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        recorder.scope.items.append(Leaf(equation.op, args, kwargs, outputs, equation.source, equation.bodies))
+        env.update((var.index, new) for var, new in zip(equation.outputs, outputs, strict=True))
+    known: dict[int, Any] = dict(enumerate((*inputs, *extra)))
+    for atom in closed.outputs:
+        if isinstance(atom, Var) and atom.index not in known:
+            known[atom.index] = recorder.tracer_of(env[atom.index])
+    return tuple(known[atom.index] if isinstance(atom, Var) else atom.value for atom in closed.outputs)
 
 
 def operands_of(recorder: Recorder, values: Sequence[Any]) -> tuple[Var, ...] | None:

@@ -34,7 +34,7 @@ from thunder_fn.executors.base import (
     Run,
     RunFunction,
 )
-from thunder_fn.executors.regions import grouped, partition
+from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.interpreters.simplify import inline_into
@@ -161,22 +161,20 @@ class _Claiming:
 
     def fused(self, part: _Part, fusion: FusionExecutor) -> _Part:
         wanted = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
-        groups: list[tuple[int, ...]] = []
-        for group in partition(part.trace, wanted):
-            if self.is_worth(part.trace, group, fusion):
+        groups, small = list[tuple[int, ...]](), list[Equation]()
+        found = partition(part.trace, wanted)
+        for group, body in zip(found, bodies_of(part.trace, found, REGION), strict=True):
+            if fusion.is_worth(body):
                 groups.append(group)
             else:
-                self.give_up([part.trace.equations[position] for position in group], fusion)
+                small += [part.trace.equations[position] for position in group]
+        self.give_up(small, fusion)
         return part.reordered(*grouped(part.trace, groups, f"{fusion.name}::{REGION}")) if groups else part
 
     def is_fusible(self, equation: Equation, fusion: FusionExecutor) -> bool:
         if ops.is_operator(equation.op) or (is_symbolic(alone(equation)) and not fusion.takes_symbols):
             return False
         return isinstance(fusion.answer(equation), Fuse)
-
-    def is_worth(self, trace: Trace, group: tuple[int, ...], fusion: FusionExecutor) -> bool:
-        new, firsts = grouped(trace, [group], REGION)
-        return fusion.is_worth(new.equations[firsts.index(group[0])].body)
 
     def unfolded(self, part: _Part, shared: frozenset[Trace]) -> _Part:
         """The part with its shared composites as the parts that they are, and composites that no region took unfolded."""
@@ -229,13 +227,16 @@ class _Claiming:
 
     def give_up(self, equations: Sequence[Equation], fusion: FusionExecutor) -> None:
         """Correct the log: these equations are not in a region after all."""
+        taken: dict[tuple[str, str], list[Decision]] = {}
+        for decision in self.log:
+            if decision.taken_by == fusion.name:
+                taken.setdefault((decision.op, decision.source), []).append(decision)
         for equation in equations:
             source = str(equation.source) if equation.source else ""
-            for decision in [one for one, count in self.log.items() if count and one.taken_by == fusion.name]:
-                if (decision.op, decision.source) == (equation.op.name, source):
-                    self.log[decision] -= 1
-                    self.note(equation, "torch", "", [*decision.refusals, (fusion.name, TOO_SMALL)], decision.depth)
-                    break
+            decision = next((one for one in taken.get((equation.op.name, source), ()) if self.log[one]), None)
+            if decision is not None:
+                self.log[decision] -= 1
+                self.note(equation, "torch", "", [*decision.refusals, (fusion.name, TOO_SMALL)], decision.depth)
 
     def named(self, trace: Trace) -> Trace:
         """Regions numbered in the order in which they first run; equal ones have one name."""

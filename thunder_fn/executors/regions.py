@@ -72,6 +72,13 @@ def grouped(trace: Trace, groups: Sequence[Group], name: str) -> tuple[Trace, tu
     return builder.build(outputs), tuple(item[0] for item in order)
 
 
+def bodies_of(trace: Trace, groups: Sequence[Group], name: str) -> list[Trace]:
+    """The bodies of the composites that `grouped` would make of these groups."""
+    readers = _readers(trace, {position: group for group in groups for position in group})
+    equations = ([trace.equations[position] for position in group] for group in groups)
+    return [_close(trace, group, own, readers, name)[2] for group, own in zip(groups, equations, strict=True)]
+
+
 def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:
     """For each variable the groups and single equations that read it; the trace's own reading is the empty group."""
     found: dict[int, set[Group]] = {}

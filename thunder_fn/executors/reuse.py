@@ -58,10 +58,12 @@ def find_aliases(trace: Trace) -> Aliases:
     whole = [False] * len(roots)
     for equation in trace.equations:
         fresh = is_fresh(equation.op)
-        shared: frozenset[int] = frozenset().union(*(buffers[var.index] for var in equation.operands))
-        group = frozenset(var.index for var in equation.outputs)
+        any_of_them = frozenset[int]()
+        if not fresh:
+            group = (var.index for var in equation.outputs)
+            any_of_them = frozenset(group).union(*{buffers[var.index] for var in equation.operands})
         for var in equation.outputs:
-            buffers.append(frozenset((var.index,)) if fresh else shared | group)
+            buffers.append(frozenset((var.index,)) if fresh else any_of_them)
             whole.append(fresh)
     return Aliases(tuple(buffers), tuple(whole))
 
@@ -164,7 +166,7 @@ def plan_reuse(trace: Trace, donated: Collection[int] = (), writes: Mapping[int,
     """
     writes = writes or {}
     aliases, last = find_aliases(trace), last_uses(trace)
-    members = _members(aliases)
+    members = _Members(aliases)
     tenant_of: dict[int, int] = {index: index for index in writes}
     usable = [*aliases.whole]
     for index in (*donated, *writes):
@@ -174,11 +176,11 @@ def plan_reuse(trace: Trace, donated: Collection[int] = (), writes: Mapping[int,
         if not _has_form(equation) or not usable[equation.operands[0].index]:
             continue
         source, target = equation.operands[0], equation.outputs[0]
-        others = _sharing(members, aliases, source)
+        others = members.sharing(source)
         if last[source.index] != position or any(last[index] >= position for index in others):
             continue
         home = tenant_of.get(source.index)
-        escapes = last[target.index] == end or any(last[index] == end for index in _sharing(members, aliases, target))
+        escapes = last[target.index] == end or any(last[index] == end for index in members.sharing(target))
         if home is not None and escapes and writes[home] != target.index:
             continue
         if home is not None:
@@ -187,18 +189,23 @@ def plan_reuse(trace: Trace, donated: Collection[int] = (), writes: Mapping[int,
     return frozenset(chosen)
 
 
-def _members(aliases: Aliases) -> dict[int, list[int]]:
-    """For each buffer, the variables that may lie in it."""
-    found: dict[int, list[int]] = {}
-    for index, buffers in enumerate(aliases.buffers):
-        for buffer in buffers:
-            found.setdefault(buffer, []).append(index)
-    return found
+class _Members:
+    """Which variables may lie in a buffer. Many may lie in the same ones: results of a region in all that it reads."""
 
+    def __init__(self, aliases: Aliases) -> None:
+        self.aliases = aliases
+        self.variables: dict[frozenset[int], list[int]] = {}
+        for index, buffers in enumerate(aliases.buffers):
+            self.variables.setdefault(buffers, []).append(index)
+        self.holding: dict[int, list[frozenset[int]]] = {}
+        for buffers in self.variables:
+            for buffer in buffers:
+                self.holding.setdefault(buffer, []).append(buffers)
 
-def _sharing(members: Mapping[int, list[int]], aliases: Aliases, var: Var) -> set[int]:
-    """The other variables that may share memory with `var`."""
-    return {index for buffer in aliases.buffers[var.index] for index in members[buffer]} - {var.index}
+    def sharing(self, var: Var) -> set[int]:
+        """The other variables that may share memory with `var`."""
+        found = {buffers for buffer in self.aliases.buffers[var.index] for buffers in self.holding[buffer]}
+        return {index for buffers in found for index in self.variables[buffers]} - {var.index}
 
 
 def _has_form(equation: Equation) -> bool:

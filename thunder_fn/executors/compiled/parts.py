@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunder_fn.trace import Atom, Equation, TensorType, Trace, Var, canonical
+from thunder_fn.trace import Atom, TensorType, Trace, Var, canonical
 
 MIN_EQUATIONS = 4
 MIN_TIMES = 3
@@ -38,14 +38,15 @@ def parts_of(region: Trace) -> tuple[Part, ...]:
     numbers = _numbers(region)
     first = {var.index for position in numbers for var in region.equations[position].outputs}
     groups = _connected(region, [position for position in everything if position not in numbers], first)
-    parts = [_part(region, group) for group in groups]
+    readers = _readers(region)
+    parts = [_part(region, group, readers) for group in groups]
     times = Counter(part.trace for part in parts)
     alone = [len(part.trace.equations) >= MIN_EQUATIONS and times[part.trace] >= MIN_TIMES for part in parts]
     if not any(alone) or any(atom.index < len(region.inputs) for atom in region.outputs if isinstance(atom, Var)):
         return (Part(region, tuple(range(len(region.inputs))), _indices(region.outputs)),)
     rest = sorted(position for group, apart in zip(groups, alone, strict=True) if not apart for position in group)
     repeated = (part for part, apart in zip(parts, alone, strict=True) if apart)
-    others = (_part(region, group) for group in (sorted(numbers), rest))
+    others = (_part(region, group, readers) for group in (sorted(numbers), rest))
     front, back = others
     return tuple(part for part in (front, *repeated, back) if part.trace.equations)
 
@@ -89,24 +90,30 @@ def _connected(region: Trace, positions: Iterable[int], given: Collection[int]) 
     return list(groups.values())
 
 
-def _part(region: Trace, positions: Iterable[int]) -> Part:
+def _readers(region: Trace) -> dict[int, list[int]]:
+    """For each variable the positions of the equations that read it, and one past the last where it is an output."""
+    found: dict[int, list[int]] = {}
+    for position, equation in enumerate(region.equations):
+        for var in equation.operands:
+            found.setdefault(var.index, []).append(position)
+    for index in _indices(region.outputs):
+        found.setdefault(index, []).append(len(region.equations))
+    return found
+
+
+def _part(region: Trace, positions: Sequence[int], readers: Mapping[int, Sequence[int]]) -> Part:
     inside = set(positions)
-    equations = tuple(equation for position, equation in enumerate(region.equations) if position in inside)
-    others = (equation for position, equation in enumerate(region.equations) if position not in inside)
+    equations = tuple(region.equations[position] for position in positions)
     made = {var.index for equation in equations for var in equation.outputs}
     read = {var.index: var for equation in equations for var in equation.operands if var.index not in made}
-    wanted = _read_by(others) | {*_indices(region.outputs)}
-    given = [var for equation in equations for var in equation.outputs if var.index in wanted]
-    trace = canonical(tuple(read.values()), equations, tuple(given), name=region.name)
+    variables = (var for equation in equations for var in equation.outputs)
+    given = tuple(var for var in variables if not inside.issuperset(readers.get(var.index, ())))
+    trace = canonical(tuple(read.values()), equations, given, name=region.name)
     return Part(trace, tuple(read), tuple(var.index for var in given))
 
 
 def _indices(atoms: Iterable[Atom]) -> tuple[int, ...]:
     return tuple(atom.index for atom in atoms if isinstance(atom, Var))
-
-
-def _read_by(equations: Iterable[Equation]) -> set[int]:
-    return {var.index for equation in equations for var in equation.operands}
 
 
 def join(region: Trace, parts: Sequence[Part], functions: Mapping[Part, Callable[..., Any]]) -> Callable[..., Any]:

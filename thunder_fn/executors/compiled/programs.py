@@ -70,8 +70,11 @@ class Region:
 
     @cached_property
     def on_torch(self) -> Callable[..., tuple[Any, ...]]:
-        """The region as the torch executor runs it."""
-        return lower(self.trace, below_autograd=True).run
+        """The region as the torch executor runs it, equal parts lowered once."""
+        if len(self.parts) == 1:
+            return lower(self.trace, below_autograd=True).run
+        known = {trace: lower(trace, below_autograd=True).run for trace in {part.trace for part in self.parts}}
+        return self._joined({part: known[part.trace] for part in self.parts})
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         calls = _recording.get()
