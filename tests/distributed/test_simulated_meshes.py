@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.benchmarks.distributed import Hardware, extrapolated, step_trace
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.ranks import GATHER, WAIT, evaluate_ranks
-from thunder_fn.interpreters.schedule import overlapped, unfolded
+from thunder_fn.interpreters.ranks import evaluate_ranks
 from thunder_fn.rewrites import Prepared, clip_by_global_norm, simulated, simulated_mesh
 
 PLAN = {
@@ -224,46 +222,6 @@ def test_a_plan_that_says_nothing() -> None:
         tfn.tensor_parallel(lambda p: p, simulated(2)[0], {"*": "diagonal"})
     assert str(error.value) == (
         "tensor_parallel: a weight is split by column, row, embedding, sequence; given 'diagonal'"
-    )
-
-
-# ---- scheduling ----
-
-
-@given(in_flight=st.integers(1, 4), bucket=st.sampled_from(["block", "each"]))
-@settings(max_examples=4, deadline=None)
-def test_gathers_are_sent_early_and_no_more_of_them_than_allowed(in_flight: int, bucket: str) -> None:
-    loss, params, batches = problem(5, 2)
-    functions = [tfn.fsdp(loss, group, zero=2, bucket=bucket) for group in simulated(2)]
-    inputs = [[*f.prepare(params).values(), x] for f, x in zip(functions, batches, strict=True)]
-    trace = functions[0].rewrite(params, batches[0]).compute
-    scheduled = overlapped(trace, in_flight)
-    tfn.check(scheduled)
-    assert Counter(e.op for e in unfolded(trace).equations) == Counter(e.op for e in scheduled.equations)
-    for found, expected in zip(evaluate_ranks(scheduled, inputs), evaluate_ranks(trace, inputs), strict=True):
-        assert torch.equal(found[0], expected[0])
-    sent, most = 0, 0
-    gathered = {e.outputs[0].index for e in scheduled.equations if e.op.name == GATHER}
-    for equation in scheduled.equations:
-        sent += equation.op.name == GATHER
-        sent -= equation.op.name == WAIT and equation.operands[0].index in gathered
-        most = max(most, sent)
-    assert most == min(in_flight, len(gathered))
-
-
-def test_prefetch_schedules_what_a_function_computes() -> None:
-    loss, params, batches = problem(5, 2)
-    functions = [tfn.fsdp(loss, group, zero=2, prefetch=1) for group in simulated(2)]
-    compute = functions[0].rewrite(params, batches[0]).compute
-    assert [e.op.name for e in compute.equations if e.op.name in (GATHER, WAIT)][:3] == [GATHER, GATHER, WAIT]
-    expected = tfn.grad(lambda p: torch.stack([loss(p, x) for x in batches]).mean())(params)
-    for whole, _ in gradients(functions, params, batches):
-        torch.testing.assert_close(whole, expected)
-    with pytest.raises(RewriteError) as error:
-        tfn.fsdp(loss, simulated(2)[0], prefetch=1)
-    assert str(error.value) == (
-        "fsdp: prefetch is a number from 0 on, with zero=2; given 1 with zero=3\n"
-        "With zero=3 a block gathers its parameters inside of what is computed again."
     )
 
 

@@ -7,7 +7,8 @@
 Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the same
 values. A rewrite comes from a **Representation** of some parameters: into which parts each is taken, how the parts give
 it back, and which calls can work on the parts as they are (a linear layer on int8 weights, say). `represent` is the
-interpreter that carries representations through a trace, into bodies, to where they are used.
+interpreter that carries representations through a trace, into bodies, to where they are used. What a rule computes may be
+represented, too (`Kept`): of the results of a column of a layer each rank has a share, until an op needs all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import memo
 from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type, Var
 
-Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | None"]
+Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | Kept | None"]
 
 
 def _no_rule(equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
@@ -44,6 +45,8 @@ class Representation:
         rule: asked with an equation and the representation of each of its operands, None for those that are what
             they are: a trace over its operands, parts in the parameters' places; None where there is nothing better than to
             go into the body.
+        codes: the parts encode a weight.
+        of_results: what equations compute is stored so. It is decoded once for all that need it whole.
     """
 
     label: str
@@ -54,11 +57,27 @@ class Representation:
     restore: Trace | None = None
     rule: Rule = _no_rule
     codes: bool = False
+    of_results: bool = False
 
     @property
     def part_types(self) -> tuple[Type, ...]:
         """The types of the parts."""
         return self.encode.output_types
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A trace whose results are stored as parts: what a rule may answer.
+
+    Args:
+        trace: its outputs are the parts of each result, in order.
+        results: one per result; None for one that is what it is.
+        decoded: for each operand, whether the trace needs its value.
+    """
+
+    trace: Trace
+    results: tuple[Representation | None, ...]
+    decoded: tuple[bool, ...] = ()
 
 
 Step = Callable[[str, TensorType], Representation | None]
@@ -216,7 +235,13 @@ def represent(trace: Trace, representations: tuple[Representation | None, ...]) 
         trace: closed and checked.
         representations: one per input; None leaves it as it is. The inputs of the new trace are the parts, in order.
     """
-    return _Walk(trace, representations).run()
+    return _Walk(trace, representations).run(decode=True).trace
+
+
+@memo(4096)
+def _kept(body: Trace, representations: tuple[Representation | None, ...]) -> Kept:
+    """A composite's body on parts, its results as parts where that is how they are computed."""
+    return _Walk(body, representations).run(decode=False)
 
 
 class _Walk:
@@ -235,37 +260,71 @@ class _Walk:
             tensor, type = constant.tensor, constant.var.type
             self.env[constant.var.index] = self.builder.constant(tensor, type, owned=constant.owned)
 
-    def run(self) -> Trace:
+    def run(self, decode: bool) -> Kept:
         for equation in self.trace.equations:
             results = self.equation(equation)
             self.env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
-        outputs = tuple(self.value(atom) if isinstance(atom, Var) else atom for atom in self.trace.outputs)
-        return dce(self.builder.build(outputs))
+        outputs, results = list[Atom](), list[Representation | None]()
+        for atom in self.trace.outputs:
+            held = self.env[atom.index] if isinstance(atom, Var) else atom
+            if isinstance(held, _Parts) and held.kept.of_results and not decode:
+                outputs += held.atoms
+                results.append(held.kept)
+            else:
+                outputs.append(self.value(atom) if isinstance(atom, Var) else atom)
+                results.append(None)
+        decoded = tuple(var.index in self.decoded for var in self.trace.inputs)
+        return Kept(dce(self.builder.build(tuple(outputs))), tuple(results), decoded)
 
-    def equation(self, equation: Equation) -> tuple[Atom, ...]:
+    def equation(self, equation: Equation) -> tuple[Atom | _Parts, ...]:
         held = [self.env[var.index] for var in equation.operands]
-        found = self.body(equation, held) if any(isinstance(value, _Parts) for value in held) else None
-        if found is None:
-            return self.builder.copy(equation, self.value)
-        label, body = found
-        arguments = tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
-        if label and len(body.equations) == 1 and body.equations[0].op.kind == "composite":  # it has a name of its own
-            return inline_into(self.builder, body, arguments, equation.source)
-        word = ops.short_name(equation.op) if equation.op.kind == "composite" else equation.op.name.split(".")[1]
-        op = ops.composite(label + word)
-        return self.builder.add(op, arguments, body.output_types, bodies=(body,), source=equation.source)
+        while any(isinstance(value, _Parts) for value in held):
+            found = self.body(equation, held)
+            if found is None:
+                break
+            needed = self.needed(held, found[1].decoded)
+            if not needed:
+                return self.bound(equation, held, *found)
+            held = [
+                self.value(var) if at in needed else value
+                for at, (var, value) in enumerate(zip(equation.operands, held, strict=True))
+            ]
+        return self.builder.copy(equation, self.value)
 
-    def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[str, Trace] | None:
-        """What an equation is on parts, by rule or by a composite's own body, and the word that its name begins with.
+    def needed(self, held: list[Atom | _Parts], decoded: tuple[bool, ...]) -> set[int]:
+        """The results among the operands that are needed whole inside of a body: they are decoded outside of it, once."""
+        flags = decoded or (False,) * len(held)
+        return {
+            at
+            for at, (value, flag) in enumerate(zip(held, flags, strict=True))
+            if flag and isinstance(value, _Parts) and value.kept.of_results
+        }
+
+    def bound(
+        self, equation: Equation, held: list[Atom | _Parts], by: Representation | None, kept: Kept
+    ) -> tuple[Atom | _Parts, ...]:
+        """The results of an equation that became a trace on parts, by a rule or by what its body became."""
+        body = kept.trace
+        arguments = tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
+        is_one = len(body.equations) == 1
+        if by is not None and is_one and (by.of_results or body.equations[0].op.kind == "composite"):  # it has a name
+            return _grouped(inline_into(self.builder, body, arguments, equation.source), kept.results)
+        word = ops.short_name(equation.op) if equation.op.kind == "composite" else equation.op.name.split(".")[1]
+        op = ops.composite(word if by is None else f"{by.label}_{word}")
+        found = self.builder.add(op, arguments, body.output_types, bodies=(body,), source=equation.source)
+        return _grouped(found, kept.results)
+
+    def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[Representation | None, Kept] | None:
+        """What an equation is on parts: by the rule of a representation, or by a composite's own body.
 
         None for an op that needs the value.
         """
         kept = tuple(value.kept if isinstance(value, _Parts) else None for value in held)
-        first = next(one for one in kept if one is not None)
-        by_rule = first.rule(equation, kept)
-        if by_rule is None:
-            return ("", represent(equation.body, kept)) if equation.op.kind == "composite" else None
-        return f"{first.label}_", by_rule
+        for by in dict.fromkeys(one for one in kept if one is not None):
+            answer = by.rule(equation, kept)
+            if answer is not None:
+                return by, answer if isinstance(answer, Kept) else Kept(answer, (None,) * len(answer.outputs))
+        return (None, _kept(equation.body, kept)) if equation.op.kind == "composite" else None
 
     def value(self, var: Var) -> Atom:
         held = self.env[var.index]
@@ -275,3 +334,11 @@ class _Walk:
             op = ops.composite(f"{held.kept.label}_decode")
             (self.decoded[var.index],) = self.builder.add(op, held.atoms, (held.kept.type,), bodies=(held.kept.decode,))
         return self.decoded[var.index]
+
+
+def _grouped(atoms: tuple[Atom, ...], results: tuple[Representation | None, ...]) -> tuple[Atom | _Parts, ...]:
+    """Results, parts of one together."""
+    supply = iter(atoms)
+    return tuple(
+        next(supply) if one is None else _Parts(one, tuple(next(supply) for _ in one.part_types)) for one in results
+    )

@@ -1,19 +1,25 @@
-"""When collectives are sent and awaited: overlap, and a limit on how many gathers are in flight.
+"""When collectives are sent and awaited: overlap, and a limit on how many are in flight.
 
-A gather is two equations, one that sends and one that waits. A trace says nothing about time, so both may move: a gather is sent
-as soon as fewer than so many are in flight, each wait comes right before the first equation that reads its result, and everything
-else stays in its order. All ranks schedule one trace in one way, so collectives meet.
+A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move: gathers are
+sent in the order in which their results are used, each as soon as fewer than so many are in flight; a wait, and what follows from
+gathers alone (a weight cut out of a bucket, its transpose), comes right before the first equation that reads it; a reduction is
+awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule one trace in one way,
+so collectives meet.
+
+The backward of a ZeRO-3 block gathers again. Where it is scheduled the whole function is one checkpoint, whose backward is
+one body with all gathers in it: `InFlight` is what its policy does to that body.
 
 Source: PyTorch FSDP, section 3.3 (arXiv:2304.11277).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from thunder_fn import ops
-from thunder_fn.interpreters.ranks import GATHER, WAIT, is_collective
+from thunder_fn.interpreters.ranks import GATHER, REDUCE, SCATTER, WAIT, is_collective
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
@@ -21,8 +27,8 @@ from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 def overlapped(trace: Trace, in_flight: int) -> Trace:
     """The trace with gathers sent early and awaited late.
 
-    Law: it computes what the trace computes, by the same equations; no more than `in_flight` gathers are sent and not yet
-    awaited, unless results of the trace's own order need them at once.
+    Law: it computes what the trace computes, by the same equations; no more than `in_flight` gathers, and as many reductions,
+    are sent and not yet awaited, unless one equation reads the results of more.
 
     Args:
         trace: closed and checked. Composites that hold collectives are unfolded.
@@ -30,6 +36,16 @@ def overlapped(trace: Trace, in_flight: int) -> Trace:
     """
     flat = unfolded(trace)
     return reordered(flat, tuple(_Schedule(flat, in_flight).order()))
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What a checkpoint's policy does to the body of a backward: `overlapped`, with this limit."""
+
+    limit: int
+
+    def __call__(self, trace: Trace) -> Trace:
+        return overlapped(trace, self.limit)
 
 
 def unfolded(trace: Trace) -> Trace:
@@ -59,18 +75,53 @@ class _Schedule:
 
     def __init__(self, trace: Trace, in_flight: int) -> None:
         self.equations, self.in_flight = trace.equations, in_flight
-        made = {var.index: at for at, equation in enumerate(trace.equations) for var in equation.outputs}
+        self.made = {var.index: at for at, equation in enumerate(trace.equations) for var in equation.outputs}
         self.needs = [
-            sorted({made[var.index] for var in equation.operands if var.index in made}) for equation in trace.equations
+            sorted({self.made[var.index] for var in equation.operands if var.index in self.made})
+            for equation in trace.equations
         ]
-        self.gathers = [at for at, equation in enumerate(trace.equations) if equation.op.name == GATHER]
+        self.waits = {
+            need: at
+            for at, equation in enumerate(trace.equations)
+            if equation.op.name == WAIT
+            for need in self.needs[at]
+        }
+        self.sources = self.follow()
+        self.gathers = self.by_use()
         self.done: set[int] = set()
-        self.sent = self.awaited = 0
+        self.gathering, self.reducing = list[int](), list[int]()
+
+    def follow(self) -> dict[int, frozenset[int]]:
+        """What is computed from gathers alone, and from which."""
+        found: dict[int, frozenset[int]] = {}
+        for at, equation in enumerate(self.equations):
+            needs = self.needs[at]
+            if equation.op.name == WAIT and any(self.equations[need].op.name == GATHER for need in needs):
+                found[at] = frozenset(needs)
+            elif needs and all(self.made.get(var.index) in found for var in equation.operands) and not self.stays(at):
+                found[at] = frozenset[int]().union(*(found[need] for need in needs))
+        return found
+
+    def stays(self, at: int) -> bool:
+        """A collective, or an equation that draws random numbers or has an effect."""
+        equation = self.equations[at]
+        return ops.is_collective(equation.op) or ops.changes_the_world(equation)
+
+    def by_use(self) -> list[int]:
+        """The gathers, in the order in which anything else reads what follows from them."""
+        first: dict[int, float] = {}
+        for at in range(len(self.equations)):
+            if at not in self.sources:
+                for need in self.needs[at]:
+                    for gather in self.sources.get(need, ()):
+                        first.setdefault(gather, at)
+        gathers = [at for at, equation in enumerate(self.equations) if equation.op.name == GATHER]
+        return sorted(gathers, key=lambda at: (first.get(at, math.inf), at))
 
     def order(self) -> Iterator[int]:
         yield from self.send()
         for at, equation in enumerate(self.equations):
-            if equation.op.name != WAIT:
+            if equation.op.name != WAIT and equation.op.name != GATHER and at not in self.sources:
                 yield from self.emit(at)
         for at in range(len(self.equations)):
             yield from self.emit(at)
@@ -81,18 +132,26 @@ class _Schedule:
             return
         for need in self.needs[at]:
             yield from self.emit(need)
+        name = self.equations[at].op.name
+        if name in (REDUCE, SCATTER) and at in self.waits:
+            if len(self.reducing) >= self.in_flight:
+                yield from self.emit(self.waits[self.reducing[0]])
+            self.reducing.append(at)
+        if name == GATHER and at in self.waits:
+            self.gathering.append(at)
         self.done.add(at)
         yield at
-        if at in self.gathers:
-            self.sent += 1
-        if self.is_wait_of_gather(at):
-            self.awaited += 1
-            yield from self.send()
+        for sent in self.needs[at] if name == WAIT else ():
+            if sent in self.reducing:
+                self.reducing.remove(sent)
+            if sent in self.gathering:
+                self.gathering.remove(sent)
+                yield from self.send()
 
     def send(self) -> Iterator[int]:
         """The next gathers, while there is room and they need nothing that is still to be waited for."""
         for at in self.gathers:
-            if self.sent - self.awaited >= self.in_flight:
+            if len(self.gathering) >= self.in_flight:
                 return
             if at not in self.done:
                 if not self.is_ready(at):
@@ -100,19 +159,8 @@ class _Schedule:
                 yield from self.emit(at)
 
     def is_ready(self, at: int) -> bool:
-        """What it needs and is not done is neither a collective nor an op that must stay in its place."""
-        for need in self.needs[at]:
-            equation = self.equations[need]
-            if need not in self.done and (
-                equation.op.name.startswith(ops.COLLECTIVES)
-                or ops.changes_the_world(equation)
-                or not self.is_ready(need)
-            ):
-                return False
-        return True
-
-    def is_wait_of_gather(self, at: int) -> bool:
-        return self.equations[at].op.name == WAIT and any(need in self.gathers for need in self.needs[at])
+        """What it needs and is not done need not stay in its place, nor does what that needs."""
+        return all(need in self.done or (not self.stays(need) and self.is_ready(need)) for need in self.needs[at])
 
 
 def reordered(trace: Trace, order: tuple[int, ...]) -> Trace:

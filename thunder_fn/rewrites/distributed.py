@@ -2,7 +2,7 @@
 
 Every rank runs the same trace. Collectives are leaf ops of it, PyTorch's functional ones, so `grad` of an all-gather is a
 reduce-scatter by PyTorch's own formula, and what communicates when can be read in the trace. A block of a model is a
-composite, and where its parameters meet they are gathered together, in one collective.
+composite, and where its parameters meet they are gathered together, in one collective (`units.py`).
 
 Sources: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
 """
@@ -10,27 +10,22 @@ Sources: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from thunder_fn import ops
 from thunder_fn.errors import RewriteError, located
-from thunder_fn.interpreters.ranks import GATHER
 from thunder_fn.interpreters.rewrite import Representation
-from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rewrites.steps import traced
+from thunder_fn.rewrites.units import Bucket, InUnits
 from thunder_fn.rules import memo
-from thunder_fn.structured.checkpoint import alone
 from thunder_fn.structured.custom_vjp import custom_vjp
-from thunder_fn.structured.policies import AllBut
-from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, static_shape
+from thunder_fn.trace import TensorType, static_shape
 
 collectives = torch.ops._c10d_functional
-REGATHER = AllBut(frozenset((GATHER,)))
 
 
 @dataclass(frozen=True)
@@ -136,11 +131,17 @@ class Fsdp:
 
     group: Group
     zero: int
-    bucket: str
+    bucket: Bucket
     reduction: str
     precision: torch.dtype | None = None
     offload: bool = False
     prefetch: int | None = None
+
+    @property
+    def in_flight(self) -> int | None:
+        """How many gathers may be in flight; None where each is awaited where it is sent."""
+        ahead = 0 if self.prefetch is None and isinstance(self.bucket, int) else self.prefetch
+        return None if ahead is None else ahead + 1
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         return sharded(self, type)
@@ -160,7 +161,7 @@ def sharded(step: Fsdp, type: TensorType) -> Representation:
     encoded = traced(encode, type)
     (part,) = (part for part in encoded.output_types if isinstance(part, TensorType))
     decoded = traced(lambda shard: gathered(step, (type,), (shard,))[0], part)
-    return Representation("fsdp", type, ("",), encoded, decoded, rule=_InUnits(step, gathered))
+    return Representation("fsdp", type, ("",), encoded, decoded, rule=InUnits(step, gathered))
 
 
 def gathered(step: Fsdp, types: Sequence[TensorType], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -201,9 +202,10 @@ class Ddp:
     """The step of `ddp`: every rank keeps the parameters; their gradients are reduced."""
 
     group: Group
-    bucket: str
+    bucket: Bucket
     reduction: str
-    zero: int = 0
+    zero: ClassVar[int] = 0
+    in_flight: ClassVar[int | None] = None
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         return replicated(self, type) if type.dtype.is_floating_point else None
@@ -214,7 +216,7 @@ def replicated(step: Ddp, type: TensorType) -> Representation:
     """A parameter of this type that every rank keeps, its gradient the reduction of all ranks'."""
     same = traced(lambda w: w, type)
     decoded = traced(lambda w: reduced(step, (type,), (w,))[0], type)
-    return Representation("ddp", type, ("",), same, decoded, restore=same, rule=_InUnits(step, reduced))
+    return Representation("ddp", type, ("",), same, decoded, restore=same, rule=InUnits(step, reduced))
 
 
 def reduced(step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -233,59 +235,3 @@ def reduced(step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tenso
 
     reduce_gradients.defvjp(lambda *xs: (tuple(x.view_as(x) for x in xs), None), backward)
     return list(reduce_gradients(*params))
-
-
-# ---- where parameters meet ----
-
-Together = Callable[[Any, Sequence[TensorType], Sequence[torch.Tensor]], list[torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class _InUnits:
-    """The rule: a block of a model, or a torch function outside of blocks, has its parameters gathered together.
-
-    With `zero=3` they are gathered again for the backward: the block is a checkpoint that keeps everything else.
-    """
-
-    step: Any
-    together: Together
-
-    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
-        if equation.op.kind != "composite":
-            return None
-        is_unit = ops.is_call(equation.op) or equation.op.name == "fsdp_decode"
-        is_unit = is_unit or (self.step.bucket == "block" and is_block(equation))
-        if not is_unit:
-            return None
-        body = self.whole(equation, kept)
-        return alone(body, REGATHER) if self.step.zero == 3 else body
-
-    def whole(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace:
-        """The equation on shards: what it takes is made whole, then it runs."""
-        builder = TraceBuilder(equation.body.name)
-        given: list[Atom] = []
-        meeting: dict[torch.dtype, list[int]] = {}
-        for position, (var, one) in enumerate(zip(equation.operands, kept, strict=True)):
-            given.append(builder.input(one.part_types[0] if one is not None else var.type))
-            if one is not None:
-                meeting.setdefault(one.type.dtype, []).append(position)
-        for positions in meeting.values():
-            atoms = tuple(given[position] for position in positions)
-            types = tuple(one.type for position in positions if (one := kept[position]) is not None)
-            body = _joined(self, types, tuple(part.type for part in atoms))  # type: ignore[union-attr]
-            op = ops.composite(f"{type(self.step).__name__.lower()}_decode")
-            whole = builder.add(op, atoms, body.output_types, bodies=(body,), source=equation.source)
-            for position, value in zip(positions, whole, strict=True):
-                given[position] = value
-        return builder.build(inline_into(builder, equation.body, tuple(given), equation.source))
-
-
-@memo(4096)
-def _joined(rule: _InUnits, types: tuple[TensorType, ...], parts: tuple[TensorType, ...]) -> Trace:
-    return traced(lambda *shards: tuple(rule.together(rule.step, types, shards)), *parts)
-
-
-def is_block(equation: Equation) -> bool:
-    """A module in a list of modules, such as `layers.3`."""
-    path = equation.source.module if equation.source else ""
-    return path.rpartition(".")[2].isdigit()

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, group_of, groups_of
 from thunder_fn.rewrites.rewritten import rewritten
 from thunder_fn.rewrites.scheme import Scheme
 from thunder_fn.rewrites.schemes import scheme_named
 from thunder_fn.rewrites.steps import Lora, Quantize, read_filter
 from thunder_fn.rewrites.tensor_parallel import TensorParallel, read_plan
+from thunder_fn.rewrites.units import Bucket
 
 
 def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, training: bool = False) -> Any:
@@ -77,7 +78,7 @@ def fsdp(
     mesh: Any,
     *,
     zero: int = 3,
-    bucket: str = "block",
+    bucket: str | int | None = "block",
     reduction: str = "mean",
     precision: torch.dtype | None = None,
     offload: bool = False,
@@ -93,13 +94,15 @@ def fsdp(
         mesh: a DeviceMesh of one dim; or of two, whose second dim shards and whose first replicates (hybrid sharding).
         zero: 3 gathers parameters again for the backward; 2 keeps them from the forward.
         bucket: "block" gathers the parameters of a module in a list of modules (`layers.3`) in one collective, and the
-            others where a torch function uses them; "each" gathers for each use.
+            others where a torch function uses them; a number gathers at most so many bytes in one, of parameters in the order of
+            their first use; None or "each" gathers for each use.
         reduction: "mean" or "sum" of the ranks' gradients.
         precision: the dtype in which floating parameters and their gradients travel. Shards stay as they are (mixed
             precision); `autocast` says in which precision is computed.
         offload: keep shards in the CPU's memory.
-        prefetch: how many blocks are gathered ahead of the one that computes, with `zero=2`; left out, collectives stay where
-            their results are used. See `thunder_fn.interpreters.schedule`.
+        prefetch: how many buckets are gathered ahead of the one that computes, forward and, with `zero=3`, backward, and how
+            many reductions travel while the backward goes on; left out, collectives stay where their results are used. See
+            `thunder_fn.interpreters.schedule`.
 
     Returns:
         What was given, on shards: `prepare` takes whole parameters and keeps this rank's rows; `restore` and `state_dict`
@@ -111,15 +114,12 @@ def fsdp(
     Source: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
     """
     _check_choice("fsdp", "zero", zero, (2, 3))
-    _check_choice("fsdp", "bucket", bucket, ("block", "each"))
+    bucket = _read_bucket("fsdp", bucket)
     _check_choice("fsdp", "reduction", reduction, ("mean", "sum"))
     if precision is not None and not precision.is_floating_point:
         raise RewriteError(f"fsdp: precision is a floating dtype, given {precision}")
-    if prefetch is not None and (prefetch < 0 or zero == 3):
-        what = f"fsdp: prefetch is a number from 0 on, with zero=2; given {prefetch} with zero={zero}"
-        raise RewriteError(
-            located(what, fix="With zero=3 a block gathers its parameters inside of what is computed again.")
-        )
+    if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0):
+        raise RewriteError(f"fsdp: prefetch is a number of buckets from 0 on, given {prefetch!r}")
     *replicas, shards = groups_of(mesh)
     sharded = rewritten(f, Fsdp(shards, zero, bucket, reduction, precision, offload, prefetch))
     return rewritten(sharded, Ddp(replicas[0], bucket, reduction)) if replicas else sharded
@@ -145,19 +145,20 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
     return rewritten(f, TensorParallel(group_of(mesh), read_plan(plan)))
 
 
-def ddp(f: Any, mesh: Any, *, bucket: str = "block", reduction: str = "mean") -> Any:
+def ddp(f: Any, mesh: Any, *, bucket: str | int | None = "block", reduction: str = "mean") -> Any:
     """Keep all parameters on every rank, and reduce their gradients.
 
     Law: as for `fsdp`.
 
     Args:
         f, mesh, reduction: as for `fsdp`.
-        bucket: "block" reduces the gradients of a block in one collective, "each" those of each use.
+        bucket: "block" reduces the gradients of a block in one collective; a number at most so many bytes of them in one; None or
+            "each" those of each use.
 
     Raises:
         RewriteError: as for `fsdp`.
     """
-    _check_choice("ddp", "bucket", bucket, ("block", "each"))
+    bucket = _read_bucket("ddp", bucket)
     _check_choice("ddp", "reduction", reduction, ("mean", "sum"))
     return rewritten(f, Ddp(group_of(mesh), bucket, reduction))
 
@@ -165,3 +166,16 @@ def ddp(f: Any, mesh: Any, *, bucket: str = "block", reduction: str = "mean") ->
 def _check_choice(name: str, option: str, given: Any, choices: tuple[Any, ...]) -> None:
     if given not in choices:
         raise RewriteError(f"{name}: {option} is {' or '.join(map(repr, choices))}, given {given!r}")
+
+
+def _read_bucket(name: str, given: Any) -> Bucket:
+    """What goes into one collective.
+
+    Raises:
+        RewriteError: it is neither "block", "each" or None, nor a number of bytes from 1 on.
+    """
+    if given is None or given in ("block", "each"):
+        return given or "each"
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise RewriteError(f"{name}: bucket is 'block', a number of bytes or None, given {given!r}")
+    return given

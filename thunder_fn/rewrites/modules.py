@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
 from thunder_fn.rewrites.initialising import Init, initialised
 from thunder_fn.rewrites.prepared import Layout, Prepared, is_adapter
 from thunder_fn.rewrites.rewritten import Rewritten, with_kernels
-from thunder_fn.rewrites.sharded_state import sharded_state
+from thunder_fn.rewrites.sharded_state import check_rounding, sharded_state, split_of
 from thunder_fn.rewrites.skeleton import OnState, Skeleton, with_tensors
 from thunder_fn.rewrites.steps import ADAPTERS
-from thunder_fn.trace import type_of_value
+from thunder_fn.trace import static_shape, type_of_value
 
 _BUFFER = "buffer "
 
@@ -89,14 +90,23 @@ class RewrittenModule(torch.nn.Module):
     def sharded_state_dict(self) -> dict[str, Any]:
         """The parameters as DTensors of this rank's share of them, in the memory of the parts; buffers as they are.
 
-        For `torch.distributed.checkpoint`: `save` writes them, and `load` reads them in place, on any number of ranks.
+        Codes and adapters are there as they are stored, such as `fc.weight.values`. For `torch.distributed.checkpoint`: `save`
+        writes them, and `load` reads them in place, on any number of ranks.
 
         Raises:
-            RewriteError: the parameters are not sharded over a mesh, or are stored in yet another way.
+            RewriteError: the parameters are not sharded over a mesh, or ranks have rounded shares of their own.
         """
         known = sharded_state(self._layout, self.parts())
         known |= dict(zip(self._buffer_names, self._own_buffers(), strict=True))
-        return {name: known[canonical] for name, canonical in self._state_names}
+        return {name: known[part] for name, part in self._named_parts(known)}
+
+    def _named_parts(self, parts: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Parts of parameters, tied ones under each of their names."""
+        parts = tuple(parts)
+        for name, canonical in self._state_names:
+            for part in parts:
+                if part == canonical or part.startswith(f"{canonical}."):
+                    yield name + part.removeprefix(canonical), part
 
     def _function(self) -> Rewritten:
         return self._chosen()[0]
@@ -239,6 +249,7 @@ class RewrittenModule(torch.nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Prepare and load parameters under the names and shapes of the module that was given. Adapters begin anew.
+        What `sharded_state_dict` gives is loaded as it is.
 
         Raises:
             RewriteError: under `strict`, names are missing or unknown; a shape is another.
@@ -250,6 +261,9 @@ class RewrittenModule(torch.nn.Module):
 
     def _load(self, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
         """Take what fits, DTensors too; names that are missing, those that are unknown, and what has another shape."""
+        split = split_of(self._layout)
+        if state.keys() & set(split.names) - set(self._layout.names):
+            return self._load_parts(split, state)
         current = self.state_dict()
         missing, unknown = sorted(current.keys() - state.keys()), sorted(state.keys() - current.keys())
         wrong = [
@@ -266,6 +280,26 @@ class RewrittenModule(torch.nn.Module):
             self._take(
                 self._layout.prepare({name: given[name].to(type.device, type.dtype) for name, type in types.items()})
             )
+            for name, value in zip(self._buffer_names, self._own_buffers(), strict=True):
+                value.copy_(given.get(name, value))
+        return missing, unknown, wrong
+
+    def _load_parts(self, split: Layout, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+        """As `_load`, of parameters as they are stored."""
+        check_rounding(self._layout, "load_state_dict")
+        known = dict(self._named_parts((*split.names, *self._buffer_names)))
+        missing, unknown = sorted(known.keys() - state.keys()), sorted(state.keys() - known.keys())
+        given = {part: whole_tensor(state[name]) for name, part in known.items() if name in state}
+        types = dict(zip(split.names, split.types, strict=True))
+        wrong = [
+            f"  {name}: expected {types[name]}, given {type_of_value(value)}"
+            for name, value in given.items()
+            if name in types
+            and (value.dtype, value.numel()) != (types[name].dtype, math.prod(static_shape(types[name])))
+        ]
+        if not wrong:
+            own = split.only(name for name in given if name in types)
+            self._take(own.prepare({name: given[name].reshape(static_shape(types[name])) for name in own.names}))
             for name, value in zip(self._buffer_names, self._own_buffers(), strict=True):
                 value.copy_(given.get(name, value))
         return missing, unknown, wrong

@@ -14,9 +14,9 @@ from thunder_fn.capture import pytree
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
-from thunder_fn.interpreters.schedule import overlapped
-from thunder_fn.rewrites.distributed import Fsdp, check_there
+from thunder_fn.rewrites.distributed import check_there
 from thunder_fn.rewrites.steps import ADAPTERS, Patterns
+from thunder_fn.rewrites.units import scheduled, then
 from thunder_fn.trace import TensorType, Trace, TraceBuilder, static_shape, type_of_value
 
 
@@ -59,9 +59,8 @@ class Layout:
         done = identity(trace, self.names)
         for step in self.steps:
             check_left(step, done)
-            done = done.then(step)
-        ahead = next((step.prefetch for step in self.steps if isinstance(step, Fsdp)), None)
-        return done if ahead is None else replace(done, compute=overlapped(done.compute, ahead + 1))
+            done = then(done, step)
+        return replace(done, compute=scheduled(done.compute, self.steps))
 
     def prepare(self, params: Any) -> Prepared:
         """Parameters of this structure and these types, as the steps store them."""
@@ -71,10 +70,8 @@ class Layout:
 
     def only(self, names: Iterable[str]) -> Layout:
         """The layout of some of the parameters, as a dict of them."""
-        types, names = dict(zip(self.names, self.types, strict=True)), tuple(names)
-        spec = pytree.flatten(dict.fromkeys(names, 0))[1]
-        names = tuple(sorted(names))
-        return Layout(names, tuple(types[name] for name in names), spec, self.steps)
+        types = dict(zip(self.names, self.types, strict=True))
+        return layout_of_types({name: types[name] for name in names}, self.steps)
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Layout:
         """The layout of parameters of which `move` changes dtype or device."""
@@ -209,6 +206,12 @@ def check_left(step: Step, done: Rewrite) -> None:
                     fix="A weight is quantised once. To store it in another way, begin with `restored()` or the parameters.",
                 )
             )
+
+
+def layout_of_types(types: Mapping[str, TensorType], steps: tuple[Step, ...]) -> Layout:
+    """The layout of a dict of parameters."""
+    names = tuple(sorted(types))
+    return Layout(names, tuple(types[name] for name in names), pytree.flatten(dict.fromkeys(names, 0))[1], steps)
 
 
 def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:

@@ -26,6 +26,7 @@ from thunder_fn.rewrites.kernels import EXECUTOR
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize, example
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
+from thunder_fn.rewrites.units import scheduled, then
 from thunder_fn.trace import Trace
 
 ORDER: tuple[type, ...] = (Lora, TensorParallel, Quantize, Fsdp, Ddp)
@@ -168,7 +169,8 @@ def _steps_text(steps: Sequence[Step]) -> str:
 def rewritten(f: Any, step: Step) -> Any:
     """f with one more step: a function, a jitted or rewritten function, or a `Rewrite`."""
     if isinstance(f, Rewrite):
-        return f.then(step)
+        done = then(f, step)
+        return replace(done, compute=scheduled(done.compute, (step,)))
     if isinstance(f, Rewritten):
         return f.with_step(step)
     if isinstance(f, Jitted):

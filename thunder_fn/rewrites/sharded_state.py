@@ -1,7 +1,8 @@
 """Parameters that ranks have shares of, as DTensors: what `torch.distributed.checkpoint` saves and loads.
 
 A parameter is cut once for each step that splits it, by tensor_parallel first and its share by fsdp then. That is what a
-DTensor of placements `[Shard(1), Shard(0)]` says over the dims of one mesh in this order.
+DTensor of placements `[Shard(1), Shard(0)]` says over the dims of one mesh in this order. Codes and adapters are parts, which are
+cut as parameters are; they are saved as they are stored, under their own names.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,24 +20,36 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.rewrite import Step
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, Group
-from thunder_fn.rewrites.prepared import Layout
+from thunder_fn.rewrites.prepared import Layout, layout_of_types
+from thunder_fn.rewrites.steps import Quantize
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.trace import TensorType, static_shape
 
 
+def split_of(layout: Layout) -> Layout:
+    """How what ranks have shares of is split: the parameters, or the parts that other steps store them in."""
+    stored = replace(
+        layout, steps=tuple(step for step in layout.steps if not isinstance(step, TensorParallel | Fsdp | Ddp))
+    )
+    named = dict(zip(stored.rewrite.names, stored.rewrite.prepare.output_types, strict=True))
+    types = {name: type for name, type in named.items() if isinstance(type, TensorType)}
+    return layout_of_types(types, tuple(step for step in layout.steps if isinstance(step, TensorParallel | Fsdp)))
+
+
 def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The parameters as DTensors in the memory of the parts, without their padding.
+    """The parameters, or what they are stored in, as DTensors in the memory of the parts, without their padding.
 
     Raises:
-        RewriteError: they are not sharded, or are stored in yet another way, or no DTensor lies as a part does.
+        RewriteError: they are not sharded, or each rank rounds its own share, or no DTensor lies as a part does.
     """
-    splits = [step for step in layout.steps if isinstance(step, TensorParallel | Fsdp)]
-    others = [step for step in layout.steps if not isinstance(step, TensorParallel | Fsdp | Ddp)]
-    if not splits or others or any(step.group.mesh is None for step in splits):
-        why = (
-            f"{type(others[0]).__name__.lower()} stores them in another way" if others else "no mesh has shares of them"
+    split = split_of(layout)
+    splits = split.steps
+    if not splits or any(step.group.mesh is None for step in splits):
+        raise _refused(
+            "the parameters are no DTensors: no mesh has shares of them",
+            "Use `state_dict`, which has whole parameters.",
         )
-        raise _refused(f"the parameters are no DTensors: {why}", "Use `state_dict`, which has whole parameters.")
+    check_rounding(layout, "sharded_state_dict")
     mesh = internals.joint_mesh([step.group.mesh for step in splits])
     if mesh is None:
         names = " and ".join(type(step).__name__ for step in splits)
@@ -43,8 +57,20 @@ def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str
             f"the meshes of {names} are not dims of one DeviceMesh",
             'Make one, `mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))`, and pass `mesh["tp"]`.',
         )
-    types = zip(layout.names, layout.types, strict=True)
+    types = zip(split.names, split.types, strict=True)
     return {name: _dtensor(name, type, parts[name].detach(), splits, mesh) for name, type in types}
+
+
+def check_rounding(layout: Layout, what: str) -> None:
+    """Codes are those of whole weights, not of each rank's share.
+
+    Raises:
+        RewriteError: tensor_parallel splits weights that are quantised: other ranks would have other codes.
+    """
+    kinds = {type(step) for step in layout.steps}
+    if TensorParallel in kinds and any(isinstance(step, Quantize) and not step.training for step in layout.steps):
+        why = "tensor_parallel has each rank round its own share, so their codes are no shares of one weight's"
+        raise RewriteError(located(f"{what}: {why}", fix="Use `state_dict`, which has whole parameters."))
 
 
 def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[Any], mesh: Any) -> Any:

@@ -1,9 +1,9 @@
 """Weights split over ranks that work on one batch together: by columns, rows, vocabulary or sequence.
 
-Every rank sees whole activations between layers and computes its share inside of them. What crosses the border of a layer is
-said by three functions, each the adjoint of another as Megatron-LM has them: `copied` (nothing forwards, a sum backwards),
-`summed` (a sum forwards, nothing backwards) and `gathered_dim`. Which share is a rank's is a part, `w.rank`, so that all ranks
-run the same trace.
+Every rank computes its share of a layer. What a column layer computes stays a share (`shares.py`) through activation functions
+and heads, and a row layer takes it as it is: such a pair sends one sum forwards and one backwards. Where an op needs whole
+activations they are gathered. What crosses the border of a layer is in `crossings.py`. Which share is a rank's is a part,
+`w.rank`, so that all ranks run the same trace.
 
 Sources: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
 """
@@ -20,16 +20,16 @@ import torch
 from torch.nn import functional as F
 
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.rewrite import Representation
-from thunder_fn.rewrites.distributed import Ddp, Group, collectives, divided_gradient, reduced
+from thunder_fn.interpreters.rewrite import Kept, Representation
+from thunder_fn.rewrites.crossings import copied, gathered_dim, share, summed
+from thunder_fn.rewrites.distributed import Group
+from thunder_fn.rewrites.shares import RANK, OnShares, divides, shares
 from thunder_fn.rewrites.steps import EMBEDDING, LINEAR, in_precision, traced
 from thunder_fn.rules import memo
-from thunder_fn.structured.custom_vjp import custom_vjp
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape, type_of_value
+from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
 STYLES = ("column", "row", "embedding", "sequence")
 LAYER_NORM, RMS_NORM = "torch.nn.functional.layer_norm", "torch.nn.functional.rms_norm"
-RANK = "rank"
 
 _NAMES = {
     LINEAR: ("input", "weight", "bias"),
@@ -37,43 +37,6 @@ _NAMES = {
     LAYER_NORM: ("input", "normalized_shape", "weight", "bias", "eps"),
     RMS_NORM: ("input", "normalized_shape", "weight", "eps"),
 }
-
-
-# ---- what crosses the border of a layer ----
-
-
-def copied(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """x; gradients of all ranks are added, since each rank knows those of its share only."""
-    type = type_of_value(x)
-    assert isinstance(type, TensorType), "a tensor has a tensor's type"
-    return reduced(Ddp(group, "each", "sum"), (type,), (x,))[0]
-
-
-def summed(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over ranks. Its gradient is the same on all ranks, and each one's own."""
-
-    @custom_vjp
-    def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
-        return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", group.name))
-
-    sum_over_ranks.defvjp(lambda x: (sum_over_ranks(x), None), lambda _, ct: (ct,))
-    return sum_over_ranks(x)
-
-
-def gathered_dim(x: torch.Tensor, group: Group, dim: int, size: int) -> torch.Tensor:
-    """The shares of all ranks beside each other along a dim, without padding beyond a size."""
-    first = divided_gradient(x.movedim(dim, 0).contiguous(), group.size)  # all ranks add one and the same gradient
-    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(first, group.size, group.name))
-    return whole[:size].movedim(0, dim)
-
-
-def share(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """This rank's share of a dim, the last ones padded with zeros."""
-    dim %= x.dim()
-    each = math.ceil(x.shape[dim] / group.size)
-    short = each * group.size - x.shape[dim]
-    x = F.pad(copied(x, group), (*(0, 0) * (x.dim() - 1 - dim), 0, short))
-    return x.unflatten(dim, (group.size, each)).index_select(dim, rank.reshape(1)).squeeze(dim)
 
 
 # ---- layers on shares ----
@@ -89,10 +52,18 @@ def column_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.T
     return y if given.get("bias") is None else y + given["bias"]
 
 
+def column_share(given: Given, group: Group, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results that this rank has, and which those are."""
+    (weight, rank), bias = given["weight"], given.get("bias")
+    own = None if bias is None else share(bias, rank, group, 0)
+    return F.linear(copied(given["input"], group), weight, own), rank
+
+
 def row_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
     """Each rank has a part of every sum."""
-    weight, rank = given["weight"]
-    y = summed(F.linear(share(given["input"], rank, group, -1), weight), group)
+    (weight, rank), x = given["weight"], given["input"]
+    own = x[0] if isinstance(x, tuple) else share(x, rank, group, -1)
+    y = summed(F.linear(own, weight), group)
     return y if given.get("bias") is None else y + given["bias"]
 
 
@@ -107,7 +78,10 @@ def vocabulary_embedding(given: Given, group: Group, shape: tuple[int, ...]) -> 
     return summed(torch.where(inside, rows, torch.zeros_like(rows)), group)
 
 
-def _sequence(norm: Callable[..., torch.Tensor]) -> Callable[[Given, Group, tuple[int, ...]], torch.Tensor]:
+Layer = Callable[[Given, Group, tuple[int, ...]], Any]
+
+
+def _sequence(norm: Callable[..., torch.Tensor]) -> Layer:
     def sequence_norm(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
         x = given["input"]
         kept = {name: given[name] for name in ("weight", "bias") if isinstance(given.get(name), tuple)}
@@ -119,7 +93,7 @@ def _sequence(norm: Callable[..., torch.Tensor]) -> Callable[[Given, Group, tupl
     return sequence_norm
 
 
-_LAYERS: dict[tuple[str, str], Callable[[Given, Group, tuple[int, ...]], torch.Tensor]] = {
+_LAYERS: dict[tuple[str, str], Layer] = {
     ("column", LINEAR): column_linear,
     ("embedding", LINEAR): column_linear,  # a head that is tied to an embedding
     ("row", LINEAR): row_linear,
@@ -195,17 +169,33 @@ class _Layers:
     group: Group
     style: str
 
-    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
+    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | Kept | None:
         layer, names = _LAYERS.get((self.style, equation.op.name)), _NAMES.get(equation.op.name)
-        mine = [one for one in kept if one is not None]
-        if layer is None or names is None or any(one.rule != self for one in mine):
+        mine = [one for one in kept if one is not None and one.rule == self]
+        if layer is None or names is None or not mine:
             return None
         arguments = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
-        if not _fits(equation, arguments, kept):
+        if not self.fits(equation, arguments, kept):
             return None
-        shape, precision = static_shape(mine[0].type), equation.outputs[0].type
+        (result,) = (var.type for var in equation.outputs)
+        dim = len(static_shape(result)) - 1 if isinstance(result, TensorType) else 0
+        if layer is column_linear and isinstance(result, TensorType) and divides(self.group, result, dim):
+            trace = self.on_parts(column_share, equation, arguments, kept, static_shape(mine[0].type))
+            return Kept(trace, (shares(self.group, result, dim),))
+        return self.on_parts(layer, equation, arguments, kept, static_shape(mine[0].type))
 
-        def call(*values: torch.Tensor) -> torch.Tensor:
+    def on_parts(
+        self,
+        layer: Layer,
+        equation: Equation,
+        arguments: dict[str, Any],
+        kept: tuple[Representation | None, ...],
+        shape: tuple[int, ...],
+    ) -> Trace:
+        """A layer on the parts of what it is given."""
+        precision = equation.outputs[0].type
+
+        def call(*values: torch.Tensor) -> Any:
             supply, found = iter(values), dict[int, Any]()
             for var, one in zip(equation.operands, kept, strict=True):
                 given = tuple(next(supply) for _ in (one.part_types if one is not None else (None,)))
@@ -222,17 +212,27 @@ class _Layers:
         ]
         return traced(call, *types)
 
+    def fits(self, equation: Equation, arguments: dict[str, Any], kept: tuple[Representation | None, ...]) -> bool:
+        """The weights are where weights belong, activations are whole or the shares of a row, and an embedding has no options
+        that change its weight."""
+        places = {arg.index: name for name, arg in arguments.items() if isinstance(arg, Var)}
+        weights = list[str | None]()
+        for var, one in zip(equation.operands, kept, strict=True):
+            if one is not None and one.rule == self:
+                weights.append(places.get(var.index))
+            elif one is not None and not self.takes(one, places.get(var.index)):
+                return False
+        if equation.op.name in (LINEAR, EMBEDDING) and weights != ["weight"]:
+            return False
+        if not set(weights) <= {"weight", "bias"} or len(set(places)) != len(equation.operands):
+            return False
+        options = (arguments.get(name) for name in ("scale_grad_by_freq", "sparse"))
+        return all(not isinstance(arg, Literal) or not arg.value for arg in options)
 
-def _fits(equation: Equation, arguments: dict[str, Any], kept: tuple[Representation | None, ...]) -> bool:
-    """The weights are where weights belong, and an embedding has no options that change its weight."""
-    places = {arg.index: name for name, arg in arguments.items() if isinstance(arg, Var)}
-    weights = [places.get(var.index) for var, one in zip(equation.operands, kept, strict=True) if one is not None]
-    if equation.op.name in (LINEAR, EMBEDDING) and weights != ["weight"]:
-        return False
-    if not set(weights) <= {"weight", "bias"} or len(set(places)) != len(equation.operands):
-        return False
-    options = (arguments.get(name) for name in ("scale_grad_by_freq", "sparse"))
-    return all(not isinstance(arg, Literal) or not arg.value for arg in options)
+    def takes(self, one: Representation, name: str | None) -> bool:
+        """The input of a row, of which this rank has what its share of the weight is multiplied with."""
+        last = OnShares(self.group, len(static_shape(one.type)) - 1)
+        return self.style == "row" and name == "input" and one.rule == last
 
 
 def read_plan(plan: Any) -> tuple[tuple[str, str], ...]:

@@ -141,6 +141,8 @@ def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Se
         body if not stored else _forward_body(flat, count, [(var, kept[var.index]) for var in stored]), policy
     )
     pull = _backward_body(split, flat, needed, plan, [(var, kept[var.index]) for var in plan.kept])
+    if isinstance(policy, AllBut) and policy.arrange is not None:
+        pull = policy.arrange(pull)
     backward = alone(pull, policy) if plan.equations and pull.outputs else pull
     return Split(forward, backward, residuals, split.gradients)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal as Choice, TypeAlias
 from thunder_fn.errors import CheckpointError, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.structured.checkpoint_name import name_of
-from thunder_fn.trace import Equation
+from thunder_fn.trace import Equation, Trace
 
 Answer: TypeAlias = Choice["save", "recompute", "offload"]
 Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget | AllBut"
@@ -90,9 +90,11 @@ class AllBut:
     """Keep whatever the backward reads, except what is computed from the results of some ops alone.
 
     For values that are cheap to have again, and all that follows from nothing else: a gathered weight, its transpose.
+    `arrange` is what is done to the body of a backward, a trace that computes the same in another order.
     """
 
     ops: frozenset[str]
+    arrange: Callable[[Trace], Trace] | None = None
 
     @property
     def __name__(self) -> str:

@@ -1,0 +1,147 @@
+"""When collectives are sent and awaited: prefetching for ZeRO-2 and ZeRO-3, and buckets of so many bytes. No processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import thunder_fn as tfn
+from tests.distributed.test_simulated_meshes import gradients, problem
+from thunder_fn.errors import RewriteError
+from thunder_fn.interpreters.ranks import GATHER, REDUCE, SCATTER, WAIT, evaluate_ranks
+from thunder_fn.interpreters.schedule import overlapped, unfolded
+from thunder_fn.rewrites import simulated
+from thunder_fn.rules import lowered
+from thunder_fn.structured.checkpoint import CHECKPOINT
+from thunder_fn.trace import Equation, TensorType, Trace, static_shape
+
+BUCKETS = ["block", None, 1, 200, 10**6]
+
+
+def in_flight(trace: Trace, *sends: str) -> int:
+    """How many collectives of these kinds are sent and not yet awaited, at most."""
+    sent, most = 0, 0
+    own = {e.outputs[0].index for e in trace.equations if e.op.name in sends}
+    for equation in trace.equations:
+        sent += equation.op.name in sends
+        sent -= equation.op.name == WAIT and equation.operands[0].index in own
+        most = max(most, sent)
+    return most
+
+
+def shape_of(var: Any) -> tuple[int, ...]:
+    assert isinstance(var.type, TensorType)
+    return static_shape(var.type)
+
+
+def loss_of(params: Any, batches: list[Any]) -> Any:
+    loss, _, _ = problem(5)
+    return tfn.grad(lambda p: torch.stack([loss(p, x) for x in batches]).mean())(params)
+
+
+def all_equations(trace: Trace) -> list[Equation]:
+    found: list[Equation] = []
+    for equation in trace.equations:
+        body = lowered(equation)
+        found += [equation] if body is None else all_equations(body)
+    return found
+
+
+@given(limit=st.integers(1, 4), bucket=st.sampled_from(["block", "each"]))
+@settings(max_examples=4, deadline=None)
+def test_gathers_are_sent_early_and_no_more_of_them_than_allowed(limit: int, bucket: str) -> None:
+    loss, params, batches = problem(5, 2)
+    functions = [tfn.fsdp(loss, group, zero=2, bucket=bucket) for group in simulated(2)]
+    inputs = [[*f.prepare(params).values(), x] for f, x in zip(functions, batches, strict=True)]
+    trace = functions[0].rewrite(params, batches[0]).compute
+    scheduled = overlapped(trace, limit)
+    tfn.check(scheduled)
+    assert Counter(e.op for e in unfolded(trace).equations) == Counter(e.op for e in scheduled.equations)
+    for found, expected in zip(evaluate_ranks(scheduled, inputs), evaluate_ranks(trace, inputs), strict=True):
+        assert torch.equal(found[0], expected[0])
+    gathers = sum(e.op.name == GATHER for e in scheduled.equations)
+    assert in_flight(scheduled, GATHER) == min(limit, gathers)
+
+
+@given(
+    size=st.integers(1, 4),
+    zero=st.sampled_from([2, 3]),
+    prefetch=st.sampled_from([None, 0, 1, 3]),
+    bucket=st.sampled_from(BUCKETS),
+)
+@settings(max_examples=8, deadline=None)
+def test_n_ranks_equal_one_however_they_are_scheduled(size: int, zero: int, prefetch: Any, bucket: Any) -> None:
+    loss, params, batches = problem(5, size)
+    functions = [tfn.fsdp(loss, group, zero=zero, prefetch=prefetch, bucket=bucket) for group in simulated(size)]
+    expected = loss_of(params, batches)
+    for (whole, value), batch in zip(gradients(functions, params, batches), batches, strict=True):
+        torch.testing.assert_close(value, loss(params, batch))
+        torch.testing.assert_close(whole, expected)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_zero_3_gathers_ahead_in_the_backward_too(prefetch: int) -> None:
+    """The backward is one body, in which as many gathers are in flight as in the forward, those of the last block first."""
+    loss, params, batches = problem(5)
+    f = tfn.fsdp(loss, simulated(3)[0], prefetch=prefetch)
+    plain = tfn.fsdp(loss, simulated(3)[0])
+    new = f.prepare(params)
+    forward, backward = (e.body for e in tfn.trace(tfn.grad(f), new, batches[0]).equations if e.op == CHECKPOINT)
+    for body in (forward, backward):
+        assert in_flight(body, GATHER) == prefetch + 1
+        assert in_flight(body, SCATTER) <= prefetch + 1
+    widths = [[shape_of(e.outputs[0]) for e in body.equations if e.op.name == GATHER] for body in (forward, backward)]
+    unscheduled = all_equations(tfn.trace(tfn.grad(plain), plain.prepare(params), batches[0]))
+    assert sum(map(len, widths)) == sum(e.op.name == GATHER for e in unscheduled)
+    head, *blocks = widths[1]
+    assert head == widths[0][-1] and len(blocks) >= 2
+
+
+def test_whole_parameters_of_zero_3_are_gone_between_forward_and_backward() -> None:
+    """What the backward is given is shards and activations: nothing that was gathered."""
+    loss, params, batches = problem(5)
+    f = tfn.fsdp(loss, simulated(2)[0], prefetch=1)
+    forward, backward = (
+        e for e in tfn.trace(tfn.grad(f), f.prepare(params), batches[0]).equations if e.op == CHECKPOINT
+    )
+    gathered = {e.outputs[0].index for e in forward.body.equations if e.op.name == WAIT}
+    assert not gathered & {atom.index for atom in forward.body.outputs if hasattr(atom, "index")}
+    assert sum(e.op.name == GATHER for e in backward.body.equations) >= 3
+
+
+@pytest.mark.parametrize("transform", [tfn.fsdp, tfn.ddp])
+def test_buckets_hold_so_many_bytes(transform: Any) -> None:
+    loss, params, batches = problem(5)
+    sizes = sorted(8 * value.numel() for value in params.values())
+    program = {
+        bucket: all_equations(
+            tfn.trace(tfn.grad(f := transform(loss, simulated(2)[0], bucket=bucket)), f.prepare(params), batches[0])
+        )
+        for bucket in (1, 200, 10**6)
+    }
+    name = SCATTER if transform is tfn.fsdp else REDUCE
+    sent = {
+        bucket: [8 * shape_of(e.operands[0])[0] for e in found if e.op.name == name]
+        for bucket, found in program.items()
+    }
+    assert len(sent[1]) == len(params) and len(sent[10**6]) == 1
+    assert len(sent[10**6]) < len(sent[200]) < len(sent[1])
+    padding = 8 * len(params) * 5
+    assert all(size <= max(200, sizes[-1]) + padding for size in sent[200])
+
+
+def test_what_prefetch_and_bucket_are_not() -> None:
+    loss, _, _ = problem(5)
+    for options, text in (
+        ({"prefetch": -1}, "fsdp: prefetch is a number of buckets from 0 on, given -1"),
+        ({"prefetch": True}, "fsdp: prefetch is a number of buckets from 0 on, given True"),
+        ({"bucket": 0}, "fsdp: bucket is 'block', a number of bytes or None, given 0"),
+        ({"bucket": "all"}, "fsdp: bucket is 'block', a number of bytes or None, given 'all'"),
+    ):
+        with pytest.raises(RewriteError) as error:
+            tfn.fsdp(loss, simulated(2)[0], **options)
+        assert str(error.value) == text
