@@ -204,7 +204,7 @@ def test_misuse() -> None:
     for module, why in (
         (tfn.ddp(nn.Linear(2, 3), simulated(2)[0]), "no mesh has shares of them"),
         (tfn.fsdp(nn.Linear(2, 3), simulated(2)[0]), "no mesh has shares of them"),
-        (tfn.fsdp(tfn.quantize(nn.Linear(2, 3), "int8"), simulated(2)[0]), "quantize stores them in another way"),
+        (tfn.fsdp(tfn.quantize(nn.Linear(2, 3), "int8"), simulated(2)[0]), "no mesh has shares of them"),
     ):
         with pytest.raises(RewriteError) as error:
             module.sharded_state_dict()
@@ -237,8 +237,10 @@ def launch(folder: Path, size: int, *scenarios: str, codes: tuple[int, ...] = (0
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks and then two wrote. The last scenario of the two kills one."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch(folder, 4, "fsdp_losses", "save_shares")
-    first, second = launch(folder, 2, "ddp_losses", "load", "load_shares", "compose", "stay_away", "die", codes=(1, 7))
+    launch(folder, 4, "fsdp_losses", "save_shares", "save_codes")
+    first, second = launch(
+        folder, 2, "ddp_losses", "load", "load_shares", "load_codes", "compose", "stay_away", "die", codes=(1, 7)
+    )
     (folder / "died.txt").write_text(first)
     assert not second
     return folder
@@ -278,6 +280,7 @@ def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(folder: Path, tmp_path
     mesh = init_device_mesh("cpu", (1,))
     worker.load(mesh, 0, 1, folder)
     worker.load_shares(mesh, 0, 1, folder)
+    worker.load_codes(mesh, 0, 1, folder)
     dist.destroy_process_group()
     state = torch.load(folder / "fsdp_0.pt")[2]
     for name in ("loaded_2_0.pt", "loaded_2_1.pt", "loaded_1_0.pt"):
@@ -289,6 +292,13 @@ def test_shares_that_no_dtensor_has(folder: Path) -> None:
     assert {(folder / f"uneven_{rank}.txt").read_text() for rank in range(4)} == {
         "sharded_state_dict: no DTensor lies as 'weight' does: dim 0 of 5 is split by 2 and then 2 ranks, which do not "
         "divide it\nUse `state_dict`, which has whole parameters, or sizes that the ranks divide."
+    }
+
+
+def test_shares_that_each_rank_has_rounded(folder: Path) -> None:
+    assert {(folder / f"refused_{rank}.txt").read_text() for rank in range(4)} == {
+        "sharded_state_dict: tensor_parallel has each rank round its own share, so their codes are no shares of one weight's\n"
+        "Use `state_dict`, which has whole parameters."
     }
 
 

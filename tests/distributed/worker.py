@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from thunder_fn.benchmarks.models import GPT
 from thunder_fn.errors import DistributedError, RewriteError
 
 STEPS, BATCH = 20, 4
+STORED = ("adapters", "nf4")
 
 
 def model() -> torch.nn.Module:
@@ -110,6 +112,46 @@ def save_shares(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
         (folder / f"uneven_{rank}.txt").write_text(str(error))
 
 
+def stored(mesh: DeviceMesh, name: str) -> Any:
+    """Shares of codes and of adapters, which are not zero."""
+    module = WithScale() if name == "adapters" else tfn.quantize(WithScale(), name)
+    module = tfn.fsdp(tfn.lora(module, 2), mesh)
+    with torch.no_grad():
+        for part, value in module.parts().items():
+            if part.endswith("lora_b"):
+                value.fill_(0.25)
+    return module
+
+
+def save_codes(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Save codes and adapters as they are stored."""
+    for name in STORED:
+        module = stored(mesh, name)
+        state = module.sharded_state_dict()
+        assert "inner.blocks.0.up.weight.lora_a" in state
+        dcp.save(state, checkpoint_id=folder / name)
+        expected = module.state_dict()
+        if rank == 0:
+            torch.save(expected, folder / f"{name}.pt")
+    refused = tfn.fsdp(tfn.quantize(tfn.tensor_parallel(torch.nn.Linear(4, 4), mesh, {"weight": "row"}), "int8"), mesh)
+    try:
+        refused.sharded_state_dict()
+    except RewriteError as error:
+        (folder / f"refused_{rank}.txt").write_text(str(error))
+
+
+def load_codes(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Read them on another number of ranks: in place, and from DTensors."""
+    for name in STORED:
+        expected = torch.load(folder / f"{name}.pt")
+        module, again = stored(mesh, name), stored(mesh, name)
+        state = module.sharded_state_dict()
+        dcp.load(state, checkpoint_id=folder / name)
+        torch.testing.assert_close(module.state_dict(), expected, rtol=0, atol=0)
+        again.load_state_dict(state)
+        torch.testing.assert_close(again.state_dict(), expected, rtol=0, atol=0)
+
+
 def load_shares(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Read them on another number of ranks, split in another way."""
     plan = {f"inner.{pattern}": style for pattern, style in PLAN.items()}
@@ -172,7 +214,18 @@ def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
     scenario.__name__: scenario
-    for scenario in (fsdp_losses, ddp_losses, save_shares, load, load_shares, compose, stay_away, die)
+    for scenario in (
+        fsdp_losses,
+        ddp_losses,
+        save_shares,
+        save_codes,
+        load,
+        load_shares,
+        load_codes,
+        compose,
+        stay_away,
+        die,
+    )
 }
 
 

@@ -43,7 +43,7 @@ def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str
         RewriteError: they are not sharded, or each rank rounds its own share, or no DTensor lies as a part does.
     """
     split = split_of(layout)
-    splits = split.steps
+    splits = [step for step in split.steps if isinstance(step, TensorParallel | Fsdp)]
     if not splits or any(step.group.mesh is None for step in splits):
         raise _refused(
             "the parameters are no DTensors: no mesh has shares of them",

@@ -314,7 +314,7 @@ def _product(equation: Equation, dims: Dims, size: int) -> Answer | None:
     first, second = (len(_shape(var)) for var in equation.operands)
     one, other = (dims.get(var.index) for var in equation.operands)
     out = len(_shape(equation.outputs[0]))
-    if first == second == out > 2 and one == other is not None and one < out - 2:
+    if first == second == out > 2 and one is not None and one == other and one < out - 2:
         return Answer(one)
     if first == out >= 2 and (one, other) == (out - 2, None) and second in (2, out):
         return Answer(out - 2)
