@@ -185,16 +185,53 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The user's line that an equation comes from, and the path of the module that was running."""
+    """The user's line that an equation comes from, and the module that was running.
+
+    Calls with equal bodies share them. So in a body a module is known from the call on: `inside` is its path from there,
+    and `around` that of the call which was captured first, no part of what makes sources equal. `around` is None where no
+    call is around: `inside` is the whole path then.
+    """
 
     file: str
     line: int
     function: str
-    module: str = ""
+    inside: str = ""
+    around: str | None = field(default=None, compare=False)
+
+    @property
+    def module(self) -> str:
+        """The path of the module that was running; in a body, where it was captured first."""
+        return _joined(self.around, self.inside)
+
+    @property
+    def place(self) -> str:
+        """The line alone."""
+        return f"{self.file}:{self.line} in {self.function}"
 
     def __str__(self) -> str:
-        where = f" ({self.module})" if self.module else ""
-        return f"{self.file}:{self.line} in {self.function}{where}"
+        return f"{self.place} ({self.module})" if self.module else self.place
+
+    def within(self, around: str | None) -> Source:
+        """The same in a body of the call of this module."""
+        if around is None or around == self.around or not _is_in(self.module, around):
+            return self
+        return Source(self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around)
+
+    def called_from(self, call: Source | None) -> Source:
+        """The same where a body is unfolded in place of its call."""
+        if call is None or (self.around, self.inside) == (call.around, call.inside):  # the call's own
+            return self
+        if self.around is None:
+            return self if self.inside else Source(self.file, self.line, self.function, call.inside, call.around)
+        return Source(self.file, self.line, self.function, _joined(call.inside, self.inside), call.around)
+
+
+def _joined(around: str | None, inside: str) -> str:
+    return f"{around}.{inside}" if around and inside else around or inside
+
+
+def _is_in(module: str, around: str) -> bool:
+    return not around or module == around or module.startswith(f"{around}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

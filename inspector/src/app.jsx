@@ -36,7 +36,7 @@ function App({ model }) {
   const [target, setTarget] = useState(null); // a row to bring into view
   const box = useRef(null);
   const flat = model.flat(step);
-  const open = opened.get(step) ?? openAtFirst(flat);
+  const open = useMemo(() => opened.get(step) ?? openAtFirst(flat), [opened, step, flat]);
   const node = selected === null ? null : flat.nodes[selected];
 
   const rows = useMemo(

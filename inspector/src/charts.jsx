@@ -10,7 +10,7 @@ export function Charts(props) {
         {["memory", "roofline"].map((name) => (
           <button role="tab" aria-selected={chart === name} class={chart === name ? "on" : ""} onClick={() => setChart(name)}>{name === "memory" ? "Memory" : "Roofline"}</button>
         ))}
-        <span class="quiet">{chart === "memory" ? `peak ${bytesText(model.data.memory.peak)} · residuals ${bytesText(model.data.memory.residuals)} ${model.data.memory.unknown ? `· ${model.data.memory.unknown} sizes depend on data and are counted as 1 ` : ""}· click to go to an equation` : roofText(model)}</span>
+        <span class="quiet">{chart === "memory" ? `peak ${bytesText(model.data.memory.peak)} · residuals ${bytesText(model.data.memory.residuals)} ${model.data.memory.unknown ? `· ${model.data.memory.unknown} sizes depend on data and are counted as 1 ` : ""}${model.data.memory.unseen ? `· without what ${model.data.memory.unseen} calls of executors allocate inside ` : ""}· click to go to an equation` : roofText(model)}</span>
       </div>
       {chart === "memory" ? <Memory {...props} /> : <Roofline {...props} />}
     </section>

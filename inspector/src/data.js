@@ -194,7 +194,8 @@ export class Model {
   module(step, node) {
     const { data } = this;
     const modules = data.steps[step].modules;
-    if (node.label || !node.live || node.le === node.ls) return this.source(node)?.module ?? "";
+    if (!node.live) return this.innerModule(step, node);
+    if (node.le === node.ls) return this.source(node)?.module ?? "";
     const first = data.modules[modules[node.ls]];
     const last = data.modules[modules[node.le - 1]];
     if (first === last) return first;
@@ -202,6 +203,15 @@ export class Model {
     let k = 0;
     while (k < a.length && a[k] === b[k]) k++;
     return a.slice(0, k).join(".");
+  }
+
+  // Inside loops and choices: bodies are shared by calls, so paths there go on from the call.
+  innerModule(step, node) {
+    const found = node.eq && this.data.sources[node.eq[4]];
+    const around = this.flat(step).nodes[node.parent];
+    if (found && found[4] < 0) return this.data.modules[found[3]];
+    const inside = found ? this.data.modules[found[4]] : "";
+    return [around ? this.module(step, around) : "", inside].filter(Boolean).join(".");
   }
 
   source(node) {

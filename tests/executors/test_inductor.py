@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn import evaluate, executors
+from thunder_fn import evaluate, executors, inspect, torch_internals as internals
 from thunder_fn.errors import ExecutorError, RegionWarning, UnknownOption
 from thunder_fn.executors import backend, bisect, compiled, inductor, lower
 from thunder_fn.executors.compiled import codegen, compiling, store, worker
@@ -564,3 +565,29 @@ def test_any_backend_is_given_regions_of_aten_calls() -> None:
     assert len(graphs) == 1
     with pytest.raises(UnknownOption, match="there is no backend 'nonsense'"):
         backend("nonsense")
+
+
+# ---- what regions allocate ----
+
+
+def recurrence(w: Tensor, xs: Tensor) -> Tensor:
+    return tfn.scan(lambda h, x: (torch.tanh(x + h @ w), None), xs[0], xs)[0].square().sum()
+
+
+def softened(w: Tensor, x: Tensor) -> Tensor:
+    y = torch.softmax(x @ w, -1)
+    return ((y @ w.t()).sin() * (y.sum() + x.cos())).square().mean()
+
+
+@pytest.mark.parametrize("f", [recurrence, softened], ids=lambda f: f.__name__)
+def test_memory_of_regions_is_what_they_allocate(f: Callable[..., Tensor]) -> None:
+    """Found without compiling, and the same after it: the timeline runs the code without its kernels."""
+    args = torch.randn(64, 64), torch.randn(100, 64, 64) if f is recurrence else torch.randn(256, 64)
+    step = tfn.grad(tfn.jit(f, executors=[inductor()]))
+    before = inspect.memory(step, *args)
+    step(*args)
+    live = np.cumsum(internals.allocations(lambda: step(*args)))
+    found = inspect.memory(step, *args)
+    assert (found.peak, found.unseen) == (before.peak, 0)
+    assert abs(found.peak - live.max()) <= 0.1 * live.max()
+    assert any(one.kind == "scratch" for one in found.buffers)

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import thunder_fn as tfn
 from thunder_fn import inspect
 from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
+from thunder_fn.executors import FusionExecutor
 
 
 def measured_peak(call: Callable[[], object]) -> int:
@@ -66,7 +67,52 @@ def encoder() -> tuple[nn.Module, torch.Tensor]:
     return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0), torch.randn(4, 32, 64)
 
 
-@pytest.mark.parametrize("make", [gpt, cnn, transposed, encoder])
+class Recurrent(nn.LSTM):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
+def lstm() -> tuple[nn.Module, torch.Tensor]:
+    return Recurrent(32, 64, batch_first=True), torch.randn(8, 16, 32)
+
+
+class Residual(nn.Module):
+    """A block of a ResNet."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(y)) + x)
+
+
+def resnet() -> tuple[nn.Module, torch.Tensor]:
+    layers = (nn.Conv2d(3, 16, 3, padding=1), Residual(16), nn.MaxPool2d(2), Residual(16), nn.AdaptiveAvgPool2d(1))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 10)), torch.randn(4, 3, 32, 32)
+
+
+class Recomputed(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return tfn.checkpoint(self.block)(x)
+
+
+def checkpointed() -> tuple[nn.Module, torch.Tensor]:
+    model, tokens = gpt()
+    for name, child in list(model.named_modules()):
+        if type(child).__name__ == "Block":
+            model.get_submodule(name.rpartition(".")[0])[int(name.rpartition(".")[2])] = Recomputed(child)  # type: ignore[index]
+    assert sum(isinstance(child, Recomputed) for child in model.modules()) == 3
+    return model, tokens
+
+
+@pytest.mark.parametrize("make", [gpt, cnn, transposed, encoder, lstm, resnet, checkpointed])
 def test_peak_of_training_is_the_measured_one(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
     """Forward and backward, through autograd."""
     model, x = make()
@@ -80,7 +126,7 @@ def test_peak_of_training_is_the_measured_one(make: Callable[[], tuple[nn.Module
     assert is_near(inspect.memory(model, x).peak, measured_peak(step))
 
 
-@pytest.mark.parametrize("make", [gpt, cnn, transposed, encoder])
+@pytest.mark.parametrize("make", [gpt, cnn, transposed, encoder, lstm, resnet, checkpointed])
 def test_peak_of_inference_is_the_measured_one(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
     model, x = make()
     model.eval()
@@ -135,6 +181,42 @@ def test_a_loop_needs_what_a_step_needs() -> None:
     found = inspect.memory(loop, torch.ones(100))
     assert 800 <= found.peak <= 1700
     assert [buffer.kind for buffer in found.at_peak()].count("scratch") == 1
+
+
+def test_a_region_of_pytorch_calls_shows_what_it_allocates() -> None:
+    fuser = FusionExecutor("fuser", fuse=lambda region: region.python_callable())
+    for op in (torch.sin, torch.cos, torch.mul, torch.add):
+        fuser.register_supported(op)
+    f = lambda x: x.sin() * x.cos() + x
+    found = inspect.memory(tfn.jit(f, executors=[fuser]), torch.ones(100))
+    assert [(one.kind, one.num_bytes) for one in found.at_peak()] == [("scratch", 1200), ("output", 400)]
+    assert (found.peak, found.unseen) == (1600, 0)
+
+
+def test_what_a_region_allocates_is_unknown_where_it_does_not_say() -> None:
+    fuser = FusionExecutor("fuser", fuse=lambda region: lambda *xs: tfn.evaluate(region, xs))
+    fuser.register_supported(torch.sin)
+    f = tfn.jit(lambda x: x.sin().sin(), executors=[fuser])
+    found = inspect.memory(f, torch.ones(100))
+    assert (found.peak, found.unseen) == (400, 1)
+    assert found.summary.endswith("; without what 1 call of an executor allocates inside, which is unknown")
+
+
+def test_an_executors_own_dry_run_says_what_it_allocates() -> None:
+    class Region:
+        def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            raise AssertionError("nothing is run")
+
+        def dry_run(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            scratch = x.new_empty(1000)
+            result = torch.empty_like(x)
+            del scratch
+            return (result,)
+
+    fuser = FusionExecutor("fuser", fuse=lambda region: Region())
+    fuser.register_supported(torch.sin)
+    found = inspect.memory(tfn.jit(lambda x: x.sin().sin(), executors=[fuser]), torch.ones(100))
+    assert (found.peak, found.unseen) == (4400, 0)
 
 
 def test_text_of_memory(tmp_path: Path) -> None:

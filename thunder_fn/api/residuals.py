@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -117,11 +117,7 @@ def _maker(trace: Trace, var: Var) -> Equation | None:
     inner = _maker(equation.body, atom) if isinstance(atom, Var) else None
     if inner is None:
         return equation
-    return (
-        inner
-        if inner.source
-        else Equation(inner.op, inner.args, inner.kwargs, inner.outputs, inner.bodies, equation.source)
-    )
+    return replace(inner, source=inner.source.called_from(equation.source) if inner.source else equation.source)
 
 
 def _inner(equation: Equation, var: Var) -> Var | Literal | None:

@@ -18,13 +18,14 @@ from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.errors import CaptureError, located
-from thunder_fn.trace import Arg, Equation, Literal, Op, Trace, Type, Var, canonical, map_arg, python_arg
+from thunder_fn.trace import Arg, Equation, Literal, Op, Source, Trace, Type, Var, canonical, map_arg, python_arg
 
 
 def apply_inside(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...]:
     """Apply a trace to tracers and tensors inside a capture."""
     results = bind_trace(recorder, trace, inputs, op)
     if results is None:
+        recorder.source = user_source(recorder)
         return in_scope(recorder, op.name, "composite", lambda: replay(recorder, trace, inputs))
     return results
 
@@ -133,13 +134,17 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
 
 def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run a trace op by op inside a capture, its composites as scopes."""
+    own = recorder.source
     with internals.autocast_off():
-        return _replay(recorder, trace, inputs)
+        results = _replay(recorder, trace, inputs, own)
+    recorder.source = own
+    return results
 
 
-def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source | None) -> tuple[Any, ...]:
     env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
     for equation in trace.equations:
+        recorder.source = equation.source.called_from(call) if equation.source else call
         env.extend(_replay_equation(recorder, equation, env))
     return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
 
@@ -154,8 +159,10 @@ def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> 
             return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
         case "composite":
             body, operands = equation.body, [env[var.index] for var in equation.operands]
-            kind = "function" if ops.is_call(equation.op) else "composite"
-            return in_scope(recorder, equation.op.name, kind, lambda: _replay(recorder, body, operands), args, kwargs)
+            kind, source = "function" if ops.is_call(equation.op) else "composite", recorder.source
+            run: Callable[[], tuple[Any, ...]] = lambda: _replay(recorder, body, operands, source)
+            module = source.module if source is not None else ""
+            return in_scope(recorder, equation.op.name, kind, run, args, kwargs, module)
         case "structured":
             from thunder_fn.interpreters.evaluate import evaluate_rule
 

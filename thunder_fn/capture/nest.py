@@ -15,7 +15,7 @@ from typing import Any
 from thunder_fn import ops
 from thunder_fn.capture.recorder import Leaf, Recorder, Scope
 from thunder_fn.symbols import made_by, symbols_in, symbols_of
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, Var, canonical, map_arg, vars_in
+from thunder_fn.trace import Atom, Equation, Literal, Source, TensorType, Trace, Var, canonical, map_arg, vars_in
 
 Item = Leaf | Scope
 
@@ -41,7 +41,18 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     equations = _equations(root, context)
     if len(equations) == 1 and equations[0].op == ops.composite(name):
         equations = _unfolded(equations[0], context)
+    if recorder.outer is not None:
+        equations = _seen_from(root.module, equations)
     return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)
+
+
+def _seen_from(module: str, equations: list[Equation]) -> list[Equation]:
+    """The equations of a body, which know their modules from its call on."""
+    sources = (equation.source and equation.source.within(module) for equation in equations)
+    return [
+        equation if source is equation.source else dataclasses.replace(equation, source=source)
+        for equation, source in zip(equations, sources, strict=True)
+    ]
 
 
 def _leaves(scope: Scope) -> Iterator[tuple[Leaf, Scope]]:
@@ -178,11 +189,13 @@ def _equations(scope: Scope, context: _Context) -> list[Equation]:
         if isinstance(item, Scope):
             equations.extend(_composite(item, context))
         elif _is_live(item, context.live):
-            source = (
-                dataclasses.replace(item.source, module=scope.module) if item.source and scope.module else item.source
-            )
+            source = _in_module(item.source, scope.module)
             equations.append(Equation(item.op, item.args, item.kwargs, item.outputs, item.bodies, source))
     return equations
+
+
+def _in_module(source: Source | None, module: str) -> Source | None:
+    return dataclasses.replace(source, inside=module, around=None) if source and module else source
 
 
 def _composite(scope: Scope, context: _Context) -> list[Equation]:
@@ -203,7 +216,7 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
     args, kwargs = (scope.args or (), scope.kwargs or ()) if faithful else (tuple(imports.values()), ())
     operands = tuple(vars_in((args, tuple(value for _, value in kwargs))))
     body = _close(scope, operands, equations, outputs, context)
-    source = dataclasses.replace(scope.source, module=scope.module) if scope.source else None
+    source = _in_module(scope.source, scope.module)
     op = ops.composite(scope.name)
     op = op if faithful else ops.composite(ops.short_name(op))
     return [Equation(op, args, kwargs, outputs, (body,), source)]
@@ -254,7 +267,7 @@ def _unfolded(equation: Equation, context: _Context) -> list[Equation]:
             tuple((key, map_arg(rename, arg)) for key, arg in inner.kwargs),
             tuple(map(rename, inner.outputs)),
             inner.bodies,
-            inner.source or equation.source,
+            inner.source.called_from(equation.source) if inner.source else equation.source,
         )
         for inner in body.equations
     ]
@@ -269,6 +282,7 @@ def _close(
     for var in operands:
         inputs.append(context.recorder.fresh(var.type) if var.index in seen else var)
         seen.add(var.index)
+    equations = _seen_from(scope.module, equations)
     body = canonical(tuple(inputs), tuple(equations), outputs, name=scope.name.rsplit(".", 1)[-1])
     return context.bodies.setdefault(body, _alive_as(body))
 

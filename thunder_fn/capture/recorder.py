@@ -156,14 +156,14 @@ class Recorder:
         told = self.history if track_no_grad else None
         self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, told, pure_call)
         self.track_no_grad = track_no_grad
-        self.root = Scope("", "root", None, 0)
+        self.root = Scope("", "root", None, 0, module=outer.scope.module if outer is not None else "")
         self.scope = self.root
         self.inputs: list[Var] = []
         self.constants: list[Constant] = []
         self.detaching = False
         self.source: Source | None = None
         self.function: Any = None
-        self.module_paths: dict[torch.nn.Module, str] = {}
+        self.module_paths: dict[torch.nn.Module, str] = dict(outer.module_paths) if outer is not None else {}
         self.modules = WatchedModules()
         self.refused: ThunderError | None = None
         self.draws = 0

@@ -318,6 +318,10 @@ class FusionExecutor(Executor):
         """A function for a loop every op of whose body this executor takes; None if it compiles steps only."""
         return None
 
+    def known(self, region: Trace) -> RunFunction | None:
+        """What `compiled` gave for the region; None if it could not be compiled."""
+        return self._programs.get(region)
+
     def compiled(self, region: Trace) -> RunFunction:
         """`fuse(region)`, made once for equal regions."""
         known = self._programs.get(region)

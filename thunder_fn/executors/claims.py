@@ -14,7 +14,6 @@ it occurs, and are compiled once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,13 +33,14 @@ from thunder_fn.executors.base import (
     Run,
     RunFunction,
 )
+from thunder_fn.executors.notes import Note, Part
 from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rules import lowered
 from thunder_fn.symbols import close_symbols, is_symbolic
-from thunder_fn.trace import Atom, Equation, Expr, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Equation, Expr, Source, Trace, TraceBuilder, Var
 
 REGION = "region"
 TOO_SMALL = "the region would be too small"
@@ -82,6 +82,11 @@ class Decision:
     how: str
     refusals: tuple[tuple[str, str], ...]
     times: int = 1
+
+    @property
+    def place(self) -> str:
+        """The user's line alone, without the module."""
+        return self.source.rpartition(" (")[0] if self.source.endswith(")") else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ class _Claiming:
         self.min_shared = min((executor.min_shared for executor in self.fusions), default=None)
         self.claims: dict[Trace, Claim] = {}
         self.log: dict[Decision, int] = {}
-        self.parts: dict[tuple[Trace, tuple[Executor, ...] | None], _Part] = {}
+        self.parts: dict[tuple[Trace, tuple[Executor, ...] | None], Part] = {}
         self.by_name: dict[str, Executor] = {}
         self.know(executors)
 
@@ -144,14 +149,15 @@ class _Claiming:
         part = self.part(trace)
         named = self.named(part.trace)
         log = tuple(replace(decision, times=count) for decision, count in self.log.items() if count)
-        return Claimed(named, part.notes, self.claims, log, self.by_name)
+        notes = {position: tuple(map(str, found)) for position, found in part.notes.items()}
+        return Claimed(named, notes, self.claims, log, self.by_name)
 
-    def part(self, trace: Trace) -> _Part:
+    def part(self, trace: Trace) -> Part:
         """A trace, claimed; its shared composites are parts of their own."""
         shared = shared_bodies(trace, self.min_shared) if self.min_shared is not None else frozenset[Trace]()
         walk = _Walk(self, shared, TraceBuilder(trace.name), {})
         outputs = walk.run(trace, tuple(walk.builder.input(var.type) for var in trace.inputs))
-        part = _Part(walk.builder.build(outputs), walk.notes)
+        part = Part(walk.builder.build(outputs), walk.notes)
         part = part.without(*drop_dead(part.trace))
         part = part.without(*drop_copies(part.trace))
         part = part.without(*tidy(part.trace, below_autograd=self.below_autograd))
@@ -159,7 +165,7 @@ class _Claiming:
             part = self.fused(part, fusion)
         return self.unfolded(part, shared)
 
-    def fused(self, part: _Part, fusion: FusionExecutor) -> _Part:
+    def fused(self, part: Part, fusion: FusionExecutor) -> Part:
         wanted = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
         groups, small = list[tuple[int, ...]](), list[Equation]()
         found = partition(part.trace, wanted)
@@ -176,16 +182,16 @@ class _Claiming:
             return False
         return isinstance(fusion.answer(equation), Fuse)
 
-    def unfolded(self, part: _Part, shared: frozenset[Trace]) -> _Part:
+    def unfolded(self, part: Part, shared: frozenset[Trace]) -> Part:
         """The part with its shared composites as the parts that they are, and composites that no region took unfolded."""
         if all(is_final(equation) for equation in part.trace.equations):
             return part
         walk = _Walk(self, frozenset(), TraceBuilder(part.trace.name), {}, part.notes)
         arguments = tuple(walk.builder.input(var.type) for var in part.trace.inputs)
         outputs = walk.expand(part.trace, arguments, shared)
-        return _Part(walk.builder.build(outputs), walk.notes)
+        return Part(walk.builder.build(outputs), walk.notes)
 
-    def part_of(self, equation: Equation, body: Trace) -> _Part:
+    def part_of(self, equation: Equation, body: Trace) -> Part:
         """The body of a shared composite, or of a call that brings its own executors, as a part."""
         own = own_executors(equation)
         if (body, own) not in self.parts:
@@ -257,27 +263,6 @@ class _Claiming:
         return replace(trace, equations=tuple(equations))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A claimed trace, and which composites began before each of its equations."""
-
-    trace: Trace
-    notes: dict[int, tuple[str, ...]]
-
-    def without(self, trace: Trace, gone: tuple[int, ...]) -> _Part:
-        """The notes moved to where their equations are now that some are gone."""
-        notes = dict[int, tuple[str, ...]]()
-        for position, texts in self.notes.items():
-            place = position - bisect_left(gone, position)
-            notes[place] = (*notes.get(place, ()), *texts)
-        return _Part(trace, notes)
-
-    def reordered(self, trace: Trace, firsts: tuple[int, ...]) -> _Part:
-        """The notes of what begins with an equation that is still first; the others are inside regions."""
-        places = {first: place for place, first in enumerate(firsts)}
-        return _Part(trace, {places[at]: texts for at, texts in self.notes.items() if at in places})
-
-
 class _Walk:
     """Copies a trace, composites unfolded, as the executors say."""
 
@@ -286,30 +271,30 @@ class _Walk:
         claiming: _Claiming,
         shared: frozenset[Trace],
         builder: TraceBuilder,
-        notes: dict[int, tuple[str, ...]],
-        known: dict[int, tuple[str, ...]] | None = None,
+        notes: dict[int, tuple[Note, ...]],
+        known: dict[int, tuple[Note, ...]] | None = None,
     ) -> None:
         self.claiming, self.shared, self.builder, self.notes = claiming, shared, builder, notes
         self.known = known or {}
 
-    def say(self, *texts: str) -> None:
+    def say(self, *notes: Note) -> None:
         position = len(self.builder.equations)
-        if texts:
-            self.notes[position] = (*self.notes.get(position, ()), *texts)
+        if notes:
+            self.notes[position] = (*self.notes.get(position, ()), *notes)
 
     def run(
         self,
         trace: Trace,
         inputs: tuple[Atom, ...],
         depth: int = 0,
-        module: str = "",
+        call: Source | None = None,
         busy: frozenset[object] = frozenset(),
         *,
         fuse: bool = True,
     ) -> tuple[Atom, ...]:
         env = self.bind(trace, inputs)
         for equation in trace.equations:
-            results = self.equation(equation, env, depth, module, busy, fuse)
+            results = self.equation(equation, env, depth, call, busy, fuse)
             env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
         return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
 
@@ -320,27 +305,33 @@ class _Walk:
         return env
 
     def equation(
-        self, equation: Equation, env: dict[int, Atom], depth: int, module: str, busy: frozenset[object], fuse: bool
+        self,
+        equation: Equation,
+        env: dict[int, Atom],
+        depth: int,
+        call: Source | None,
+        busy: frozenset[object],
+        fuse: bool,
     ) -> tuple[Atom, ...]:
         executor, answer = self.claiming.ask(equation, busy, depth, fuse=fuse)
-        path = equation.source.module if equation.source else ""
-        at = f" ({path})" if path and path != module else ""
+        source = equation.source.called_from(call) if equation.source else call
+        at = source if source and source.module and source.module != (call.module if call else "") else None
         match answer:
             case Run(name, run):
-                return self.claimed(equation, env, executor, name, run)
+                return self.claimed(replace(equation, source=source), env, executor, name, run)
             case Instead(trace, rule):
-                self.say(f"{'  ' * depth}{equation.op.name} as {executor.name} computes it{at}")
+                self.say(Note(f"{equation.op.name} as {executor.name} computes it", at, depth))
                 operands = tuple(env[var.index] for var in equation.operands)
-                return self.run(trace, operands, depth + 1, path or module, busy | {rule}, fuse=fuse)
+                return self.run(trace, operands, depth + 1, source, busy | {rule}, fuse=fuse)
             case Fuse():
-                return self.builder.copy(equation, lambda var: env[var.index])
+                return self.builder.copy(equation, lambda var: env[var.index], source=source)
             case Refused():
                 body = lowered(equation)
                 if body is None or body in self.shared or own_executors(equation) is not None:
-                    return self.builder.copy(equation, lambda var: env[var.index])
-                self.say(f"{'  ' * depth}{called(equation)}{at}")
+                    return self.builder.copy(equation, lambda var: env[var.index], source=source)
+                self.say(Note(called(equation), at, depth))
                 operands = tuple(env[var.index] for var in equation.operands)
-                return self.run(body, operands, depth + 1, path or module, busy, fuse=fuse)
+                return self.run(body, operands, depth + 1, source, busy, fuse=fuse)
 
     def claimed(
         self, equation: Equation, env: dict[int, Atom], executor: Executor, name: str, run: RunFunction
@@ -360,23 +351,23 @@ class _Walk:
             if body is None:
                 results = self.builder.copy(equation, lambda var: env[var.index])
             else:
-                path = equation.source.module if equation.source else ""
-                self.say(called(equation) + (f" ({path})" if path else ""))
+                source = equation.source if equation.source and equation.source.module else None
+                self.say(Note(called(equation), source, 0))
                 operands = tuple(env[var.index] for var in equation.operands)
                 if body in shared or own_executors(equation) is not None:
-                    results = self.inlined(self.claiming.part_of(equation, body), operands)
+                    results = self.inlined(self.claiming.part_of(equation, body), operands, equation.source)
                 else:
-                    results = self.run(body, operands, 1, path, fuse=False)
+                    results = self.run(body, operands, 1, equation.source, fuse=False)
             env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
         self.say(*self.known.get(len(trace.equations), ()))
         return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
 
-    def inlined(self, part: _Part, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    def inlined(self, part: Part, operands: tuple[Atom, ...], call: Source | None) -> tuple[Atom, ...]:
         start = len(self.builder.equations)
-        for position, texts in part.notes.items():
+        for position, found in part.notes.items():
             known = self.notes.get(start + position, ())
-            self.notes[start + position] = (*known, *(f"  {text}" for text in texts))
-        return inline_into(self.builder, part.trace, operands)
+            self.notes[start + position] = (*known, *(note.inside(call) for note in found))
+        return inline_into(self.builder, part.trace, operands, call)
 
 
 def _how(answer: Answer) -> str:

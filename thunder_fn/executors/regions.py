@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 
 from thunder_fn import ops
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var, canonical
+from thunder_fn.trace import Atom, Equation, Source, Trace, TraceBuilder, Var, canonical
 
 Group = tuple[int, ...]
 
@@ -62,11 +64,12 @@ def grouped(trace: Trace, groups: Sequence[Group], name: str) -> tuple[Trace, tu
             variables = equations[0].outputs
             results = builder.copy(equations[0], lambda var: env[var.index])
         else:
+            source = _common_source(equations)
+            around = source.module if source is not None else None
+            equations = [replace(one, source=one.source and one.source.within(around)) for one in equations]
             inputs, variables, body = _close(trace, item, equations, readers, name)
             arguments = tuple(env[var.index] for var in inputs)
-            results = builder.add(
-                ops.composite(name), arguments, body.output_types, bodies=(body,), source=equations[0].source
-            )
+            results = builder.add(ops.composite(name), arguments, body.output_types, bodies=(body,), source=source)
         env.update((var.index, new) for var, new in zip(variables, results, strict=True))
     outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
     return builder.build(outputs), tuple(item[0] for item in order)
@@ -77,6 +80,16 @@ def bodies_of(trace: Trace, groups: Sequence[Group], name: str) -> list[Trace]:
     readers = _readers(trace, {position: group for group in groups for position in group})
     equations = ([trace.equations[position] for position in group] for group in groups)
     return [_close(trace, group, own, readers, name)[2] for group, own in zip(groups, equations, strict=True)]
+
+
+def _common_source(equations: Sequence[Equation]) -> Source | None:
+    """The first line of some equations, in the module that all of them are in."""
+    sources = [equation.source for equation in equations if equation.source is not None]
+    if not sources:
+        return None
+    paths = [source.inside.split(".") for source in sources]
+    same = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return replace(sources[0], inside=".".join(names[0] for names in same))
 
 
 def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:

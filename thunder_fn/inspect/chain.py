@@ -91,22 +91,8 @@ class Chain:
         )
 
     def modules(self, position: int) -> tuple[str, ...]:
-        """The module of each of a step's leaves.
-
-        Calls with equal bodies share one, and a program is unfolded: there the step before knows where an equation is.
-        """
-        return self._modules[position]
-
-    @cached_property
-    def _modules(self) -> tuple[tuple[str, ...], ...]:
-        known: list[tuple[str, ...]] = []
-        for step, found in zip(self.steps, self._diffs, strict=True):
-            own = [leaf.module for leaf in step.flat.leaves]
-            if step.program is not None and found is not None and step.before is not None:
-                before = known[step.before]
-                own = [module if at is None else before[at] for module, at in zip(own, found.matches, strict=True)]
-            known.append(tuple(own))
-        return tuple(known)
+        """The module of each of a step's leaves."""
+        return tuple(leaf.module for leaf in self.steps[position].flat.leaves)
 
     @cached_property
     def saved(self) -> tuple[tuple[int, int], ...]:

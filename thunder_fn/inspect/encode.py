@@ -68,10 +68,12 @@ class _Encoding:
         if source is None:
             return -1
         file = self.files.number(source.file, source.file)
-        return self.sources.number(source, [file, source.line, source.function, self.module(source.module)])
+        inside = -1 if source.around is None else self.module(source.inside)
+        entry = file, source.line, source.function, self.module(source.module), inside
+        return self.sources.number(entry, list(entry))
 
     def claim(self, equation: Equation) -> int:
-        decision = self.decisions.get((equation.op.name, str(equation.source or "")))
+        decision = self.decisions.get((equation.op.name, equation.source.place if equation.source else ""))
         if decision is None:
             return -1
         entry = [decision.taken_by, decision.how, list(map(list, decision.refusals)), decision.times]
@@ -157,6 +159,7 @@ class _Encoding:
             "length": len(memory.names),
             "peak": memory.peak,
             "unknown": memory.unknown,
+            "unseen": memory.unseen,
             "peakAt": memory.peak_at,
             "inputs": memory.input_bytes,
             "residuals": memory.residual_bytes,
@@ -220,7 +223,7 @@ def _decisions(found: Chain) -> Iterator[tuple[tuple[str, str], Decision]]:
     """What was decided about each op at each line, the first time that it was asked about."""
     seen = set[tuple[str, str]]()
     for decision in found.decisions:
-        key = decision.op, decision.source
+        key = decision.op, decision.place
         if key not in seen:
             seen.add(key)
             yield key, decision

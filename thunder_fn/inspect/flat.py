@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import torch
 
@@ -23,7 +22,7 @@ class Leaf:
     """An equation of the flat trace.
 
     `operands` and `outputs` are values. `path` are the positions of the equations around it, outermost first, and its
-    own; `within` are the names of those around it. `module` is the module that was running, as the outermost call knows it.
+    own; `within` are the names of those around it. `source` names modules as the outermost call knows them.
     """
 
     equation: Equation
@@ -31,8 +30,12 @@ class Leaf:
     outputs: tuple[int, ...]
     path: tuple[int, ...]
     within: tuple[Op, ...]
-    module: str
     source: Source | None
+
+    @property
+    def module(self) -> str:
+        """The path of the module that was running."""
+        return self.source.module if self.source is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class _Flattening:
         inputs = tuple(self.fresh(var.type) for var in trace.inputs)
         env = self.bound(trace, inputs)
         roots = (*inputs, *(_number(env[constant.var.index]) for constant in trace.constants))
-        self.walk(trace, env, (), (), "", None)
+        self.walk(trace, env, (), (), None)
         outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
         return Flat(trace, tuple(self.leaves), roots, outputs, tuple(self.types), self.constants, self.calls)
 
@@ -107,45 +110,23 @@ class _Flattening:
         env: list[Value],
         path: tuple[int, ...],
         within: tuple[Op, ...],
-        module: str,
-        source: Source | None,
+        call: Source | None,
     ) -> None:
-        home = home_of(trace)
         for position, equation in enumerate(trace.equations):
             operands = tuple(env[var.index] for var in equation.operands)
-            here = module_at(module, equation.source, home)
-            where = equation.source or source
+            source = equation.source.called_from(call) if equation.source else call
             body = unfolded(equation)
             if body is None:
                 outputs = tuple(self.fresh(var.type) for var in equation.outputs)
-                self.leaves.append(Leaf(equation, operands, outputs, (*path, position), within, here, where))
+                self.leaves.append(Leaf(equation, operands, outputs, (*path, position), within, source))
                 env.extend(outputs)
             else:
                 self.calls.setdefault(body, operands)
                 inner = self.bound(body, operands)
-                self.walk(body, inner, (*path, position), (*within, equation.op), here, where)
+                self.walk(body, inner, (*path, position), (*within, equation.op), source)
                 env.extend(inner[atom.index] if isinstance(atom, Var) else atom for atom in body.outputs)
 
 
 def _number(value: Value) -> int:
     assert isinstance(value, int), "constants are values"
     return value
-
-
-def module_at(around: str, source: Source | None, home: str) -> str:
-    """The path of the module that an equation belongs to, inside a call of the module `around`.
-
-    Calls with equal bodies share one, whose paths are those of the first call, below `home`; here they are those of this
-    call.
-    """
-    own = source.module if source is not None else ""
-    if not own or not around or own == around or own.startswith(f"{around}."):
-        return own or around
-    return around + own.removeprefix(home) if own == home or own.startswith(f"{home}.") else around
-
-
-def home_of(body: Trace) -> str:
-    """What the module paths in a body have in common: the path of the call that was captured first."""
-    paths = [one.source.module.split(".") for one in body.equations if one.source is not None and one.source.module]
-    same = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
-    return ".".join(names[0] for names in same)

@@ -6,8 +6,10 @@ program deletes it; what runs in place makes none. Inputs are the caller's and a
 
     memory of step: peak 17.6 MiB at equation 146 of 452 (aten.gelu_backward.default in blocks.0); residuals ...
 
-What a kernel allocates inside and gives back is not in a trace. How far the computed peak is from the measured one is
-tested (`tests/unit/test_inspect_memory.py`).
+What runs inside an equation and is given back is its scratch: what oneDNN is known to need, what a loop's step needs, and
+what a compiled region allocates, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's
+operator among it, nobody knows; the summary says how often. How far the computed peak is from the measured one is tested
+(`tests/unit/test_inspect_memory.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Memory:
         starts: where each program begins; programs are the forward and the backward where there are two.
         names: what runs at each position.
         unknown: how many buffers have a size that depends on data, each unknown dim of which is counted as 1.
+        unseen: how many equations run in code that does not say what it allocates while it runs, which is not counted.
     """
 
     function: str
@@ -43,6 +46,7 @@ class Memory:
     modules: tuple[str, ...]
     starts: tuple[int, ...] = (0,)
     unknown: int = 0
+    unseen: int = 0
 
     @cached_property
     def live(self) -> tuple[int, ...]:
@@ -113,6 +117,7 @@ class Memory:
             f"({self.names[at]}{where}); residuals {bytes_text(self.residual_bytes)}, "
             f"outputs {bytes_text(self.output_bytes)}, held by the caller {bytes_text(self.input_bytes)}"
             + (f"; {self.unknown} sizes depend on data, a dim of those counted as 1" if self.unknown else "")
+            + (f"; without what {_calls(self.unseen)} inside, which is unknown" if self.unseen else "")
         )
 
     def rows(self, limit: int = 12) -> list[tuple[str, ...]]:
@@ -154,6 +159,10 @@ class Memory:
 _HEADER = ("live", "kind", "made by", "module", "line")
 
 
+def _calls(count: int) -> str:
+    return "1 call of an executor allocates" if count == 1 else f"{count} calls of executors allocate"
+
+
 def _line(source: Source | None) -> str:
     return f"{Path(source.file).name}:{source.line}" if source is not None else ""
 
@@ -189,7 +198,13 @@ def memory_of(found: Chain) -> Memory:
     names = tuple(equation.op.name for run in runs for equation in run.trace.equations)
     modules = tuple(module for run in runs for module in run.modules)
     return Memory(
-        found.name, tuple(buffers), names, modules, tuple(run.start for run in runs), sum(run.unknown for run in runs)
+        found.name,
+        tuple(buffers),
+        names,
+        modules,
+        tuple(run.start for run in runs),
+        unknown=sum(run.unknown for run in runs),
+        unseen=sum(run.unseen for run in runs),
     )
 
 

@@ -15,14 +15,16 @@ def inline_into(
 ) -> tuple[Atom, ...]:
     """Append the equations of a trace, its inputs being the arguments; the trace's outputs as atoms of the builder.
 
-    Equations that have no source get the given one.
+    The source is that of the call which the trace is the body of: modules are named as they are seen from there, and
+    equations that have no source get it.
     """
     env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
     for constant in trace.constants:
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
     builder.require(trace.constraints)
     for equation in trace.equations:
-        results = builder.copy(equation, lambda var: env[var.index], source=equation.source or source)
+        where = equation.source.called_from(source) if equation.source else source
+        results = builder.copy(equation, lambda var: env[var.index], source=where)
         env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
     return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
 
@@ -182,7 +184,7 @@ def _inline(
     for constant in trace.constants:
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
     for equation in trace.equations:
-        where = equation.source or source
+        where = equation.source.called_from(source) if equation.source else source
         if equation.op.kind == "composite":
             operands = tuple(env[var.index] for var in equation.operands)
             results = _inline(builder, equation.body, operands, where)

@@ -22,7 +22,7 @@ import torch
 
 from thunder_fn.commands import UserError, output_folder, users_code
 from thunder_fn.errors import ThunderError
-from thunder_fn.inspect.storages import peak_of
+from thunder_fn.inspect.scratch import peak_of
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.jit import explain_claims, last_traces
 from thunder_fn.recipes.entry import chosen, compile

@@ -41,6 +41,7 @@ from thunder_fn.torch_internals.fakes import (
     running_number,
     symbolic_like,
 )
+from thunder_fn.torch_internals.footprint import footprint
 from thunder_fn.torch_internals.guards import dict_guard, global_state, global_state_guard, tensor_guard
 from thunder_fn.torch_internals.higher_order import (
     FUNCTION_APPLY,
@@ -180,6 +181,7 @@ __all__ = [
     "fake_mode_of",
     "fake_of_type",
     "first_op",
+    "footprint",
     "forward_pre_hooks",
     "function_modes",
     "functionalize",

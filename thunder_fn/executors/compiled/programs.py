@@ -25,6 +25,7 @@ from thunder_fn import torch_internals as internals, torch_internals_inductor as
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.compiled.codegen import Job, Strides, closed_region
 from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
+from thunder_fn.executors.compiled.dry_run import dry_function
 from thunder_fn.executors.compiled.layouts import Variants, layout_of, strides_for
 from thunder_fn.executors.compiled.loop_plan import is_loop, loop_on_fakes
 from thunder_fn.executors.compiled.parts import Part, join, parts_of
@@ -91,6 +92,13 @@ class Region:
     def on_fakes(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The region on tensors without values."""
         return loop_on_fakes(self.trace, inputs) if is_loop(self.trace) else evaluate(self.trace, inputs)
+
+    def dry_run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        """What the compiled region allocates and gives, on tensors without values."""
+        functions: dict[Part, Function] = {
+            part: dry_function(job) for part, job in self.jobs(self.layout_of(inputs)).items()
+        }
+        return self._joined(functions)(*inputs)
 
     def layout_of(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The strides of the inputs, or how sizes explain them."""

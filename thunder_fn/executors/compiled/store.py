@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals_inductor as internals
-from thunder_fn.executors.compiled.codegen import Code, Job
+from thunder_fn.executors.compiled.codegen import Code, Job, Kernel
 from thunder_fn.executors.compiled.native import load
 from thunder_fn.trace import Equation, Literal, Trace, Var
 
@@ -109,25 +109,51 @@ class Entry:
     """(name of a module's file, digest of what is in it)"""
     constants: str
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that the text names."""
+        return torch.load(io.BytesIO(base64.b64decode(self.constants)), weights_only=True)
+
 
 def read(job: Job, loaded: Functions) -> Callable[..., Any] | None:
     """The region's function, if it is on disk and whole. Kernels that are in `loaded` are taken from there."""
     folder = root() / environment()
     try:
-        digest, _, text = (folder / f"{job_key(job)}.json").read_text().partition("\n")
-        if digest != hashlib.sha256(text.encode()).hexdigest():
-            return None
-        entry = Entry(**json.loads(text))
+        entry = _entry(job)
         for name, known in entry.digests:
             needed = [key for _, key, where in entry.kernels if where == name and key not in loaded]
             if needed:
                 found = _load_whole(folder / name, known)
                 loaded.update({key: found[key] for key in needed})
         kernels = {name: loaded[key] for name, key, _ in entry.kernels}
-        constants = torch.load(io.BytesIO(base64.b64decode(entry.constants)), weights_only=True)
-        return function_of(entry.text, kernels, constants)
-    except (OSError, ValueError, TypeError, KeyError, ImportError, SyntaxError, EOFError, RuntimeError):
+        return function_of(entry.text, kernels, entry.tensors())
+    except _NOT_WHOLE:
         return None
+
+
+def code_of(job: Job) -> Code | None:
+    """The region's code, if it is on disk and whole; kernels without their sources."""
+    try:
+        entry = _entry(job)
+        return Code(
+            entry.text, tuple((name, Kernel((), "")) for name, *_ in entry.kernels), tuple(entry.tensors().items())
+        )
+    except _NOT_WHOLE:
+        return None
+
+
+_NOT_WHOLE = (OSError, ValueError, TypeError, KeyError, ImportError, SyntaxError, EOFError, RuntimeError)
+
+
+def _entry(job: Job) -> Entry:
+    """What is on disk of a region.
+
+    Raises:
+        OSError, ValueError, TypeError: nothing is, or it is not whole.
+    """
+    digest, _, text = (root() / environment() / f"{job_key(job)}.json").read_text().partition("\n")
+    if digest != hashlib.sha256(text.encode()).hexdigest():
+        raise ValueError("cut short")
+    return Entry(**json.loads(text))
 
 
 def _load_whole(path: Path, digest: str) -> Any:

@@ -1,0 +1,128 @@
+"""What is allocated while something runs, and given back: by PyTorch's kernels, by loops, by what executors compile."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.executors import Claimed, claim
+from thunder_fn.executors.dry_run import dry_run_of
+from thunder_fn.executors.reuse import last_uses
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.structured.cost import bytes_of
+from thunder_fn.symbols import hint_of
+from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
+
+
+def scratch_of(equation: Equation) -> int:
+    """What an equation needs while it runs, beside what it returns, as far as that is known."""
+    match equation.op.kind:
+        case "leaf":
+            args = tuple(_plain(map_arg(lambda var: var.type, arg)) for arg in equation.args)
+            return kernel_scratch(equation.op.name, args, [var.type for var in equation.outputs])
+        case "structured":  # the most that one of its bodies needs
+            return max(map(peak_of, equation.bodies), default=0)
+        case "composite":
+            return 0
+
+
+def _plain(arg: Any) -> Any:
+    return arg.value if isinstance(arg, Literal) else arg
+
+
+def on_tensors(name: str, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> int:
+    """As `kernel_scratch`, of a call with tensors, whose layout is known: images that are channels last are not copied."""
+    if name in _CONVOLUTIONS and all(map(_is_channels_last, args[:2])):
+        weight, times = _CONVOLUTIONS[name]
+        return times * args[weight].nbytes
+    types = tuple(type_of_value(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+    return kernel_scratch(name, types, list(map(type_of_value, results)))
+
+
+_CONVOLUTIONS = {"aten.convolution.default": (1, 1), "aten.convolution_backward.default": (2, 2)}
+"""The position of the weight, and how often oneDNN makes it anew for images that are channels last."""
+
+
+def _is_channels_last(image: torch.Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return image.dim() in formats and image.is_contiguous(memory_format=formats[image.dim()])
+
+
+def kernel_scratch(name: str, args: tuple[Any, ...], results: Sequence[Type]) -> int:
+    """What PyTorch's CPU kernels are known to allocate beside their results, and give back; zero where nothing is known.
+
+    oneDNN computes convolutions in layouts of its own: operands and results are there twice for a while.
+
+    Args:
+        args: types in place of tensors.
+    """
+    if not args or not isinstance(args[0], TensorType) or args[0].device.type != "cpu":
+        return 0
+    match name:
+        case "aten.native_batch_norm_backward.default":
+            return bytes_of(results[0])  # the gradient is made twice
+        case "aten.convolution.default":
+            copies, result = _reordered(args[0]) + bytes_of(args[1]), bytes_of(results[0])
+            return copies + result if args[6] else max(copies, result)
+        case "aten.convolution_backward.default":
+            copies = bytes_of(args[0]) + _reordered(args[1])
+            return copies + bytes_of(results[0]) if args[7] else copies
+        case "aten.mkldnn_rnn_layer.default" | "aten.mkldnn_rnn_layer_backward.default":
+            return _lstm_scratch(*args[:3])
+        case _:
+            return 0
+
+
+def _lstm_scratch(x: TensorType, w: TensorType, r: TensorType) -> int:
+    """oneDNN's copies of an LSTM layer's weights and the gates of all steps, whose rows it pads, and a workspace."""
+    steps, batch, width, gates, hidden = map(hint_of, (*x.shape, w.shape[0], r.shape[1]))
+    row = math.ceil(gates / 16) * 16
+    row += 16 if row % 256 == 0 else 0
+    return x.dtype.itemsize * (gates + row * (width + hidden + steps * batch)) + 12_856
+
+
+def _reordered(type: Type) -> int:
+    """The bytes of oneDNN's copy of an image; none for a few channels, which it reads as they are."""
+    is_blocked = isinstance(type, TensorType) and len(type.shape) > 1 and type.shape[1] not in range(1, 8)
+    return bytes_of(type) if is_blocked else 0
+
+
+def peak_of(trace: Trace) -> int:
+    """The most bytes that live at a time of what a trace computes, by the torch executor."""
+    trace = claim(dce(trace), below_autograd=True).trace
+    last, live, peak = last_uses(trace), 0, 0
+    freed: defaultdict[int, int] = defaultdict(int)
+    for position, equation in enumerate(trace.equations):
+        fresh = 0 if ops.is_view(equation.op) else sum(bytes_of(var.type) for var in equation.outputs)
+        live += fresh
+        inside = scratch_of(equation) if equation.op.kind == "structured" else 0
+        peak = max(peak, live + inside)
+        for var in equation.outputs:
+            if not ops.is_view(equation.op):
+                freed[max(last[var.index], position)] += bytes_of(var.type)
+        live -= freed[position]
+    return peak
+
+
+def taken_on_fakes(
+    mode: Any, claimed: Claimed, equation: Equation, inputs: Sequence[Any]
+) -> tuple[tuple[Any, ...], int] | None:
+    """What an executor gives for an equation, on tensors without values, and what it allocates beside that.
+
+    None if nobody knows without running it.
+    """
+    run = dry_run_of(claimed, equation)
+    if run is None or not all(isinstance(value, torch.Tensor) for value in inputs):
+        return None
+    try:
+        results, peak = internals.footprint(mode, run, inputs, on_tensors)
+        kept = {internals.storage_id(value): value.untyped_storage().nbytes() for value in results}
+        given = {internals.storage_id(value) for value in inputs}
+        return results, max(0, peak - sum(size for storage, size in kept.items() if storage not in given))
+    except Exception:  # noqa: BLE001  # it takes values, or what compiles it does not take the region
+        return None
