@@ -10,6 +10,7 @@ Two tables of functions, both by an op's name, each function with that op's sign
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +213,17 @@ def roll(self: Tensor, shifts: list[int], dims: list[int] | None = None) -> Any:
     return NotImplemented if self.dim() else self.clone()
 
 
+def _is_injective(size: list[int], stride: list[int]) -> bool:
+    """No two elements of such a view are at one place in memory."""
+    reach = 0
+    for step, length in sorted((step, length) for length, step in zip(size, stride, strict=True) if length > 1):
+        if step <= reach:  # dims that interleave, if they do not overlap
+            starts = (range(0, n * d, d) if d else [0] * n for n, d in zip(size, stride, strict=True))
+            return len({sum(place) for place in itertools.product(*starts)}) == math.prod(size)
+        reach += (length - 1) * step
+    return True
+
+
 def as_strided_scatter(
     self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Any:
@@ -219,16 +231,18 @@ def as_strided_scatter(
     places = torch.full([1] * len(size), storage_offset or 0, device=self.device)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
         places = places + step * torch.arange(length, device=self.device).view([-1] + [1] * (len(size) - 1 - dim))
-    distinct = {
-        sum(steps)
-        for steps in itertools.product(
-            *(range(0, n * d, d) if d else [0] * n for n, d in zip(size, stride, strict=True))
-        )
-    }
-    if len(distinct) < src.numel():
+    if not _is_injective(size, stride):
         return NotImplemented
     return self.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(self.shape)
 
+
+def _differentiable_scatter(self: Tensor, src: Tensor, *where: Any) -> Tensor:
+    found = as_strided_scatter(self, src, *where)
+    return aten.as_strided_scatter.default(self, src, *where) if found is NotImplemented else found
+
+
+DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
+"""By PyTorch's formula what is overwritten keeps its gradient and what is not has none."""
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **BACKWARDS,

@@ -31,6 +31,8 @@ MAKES: dict[str, Callable[[Tensor], Tensor]] = {
     "detach": lambda x: x.detach(),
     "data": lambda x: x.data,
     "twice": lambda x: x * 2,
+    "detached strided": lambda x: x.detach().as_strided((2,), (1,)) if x.is_contiguous() and x.numel() > 1 else x.t(),
+    "strided": lambda x: x.as_strided((2,), (1,)) if x.is_contiguous() and x.numel() > 1 else x.t(),
     "detached row": lambda x: x.detach()[:1],
 }
 CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -39,6 +41,10 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "set data": _set_data,
     "copy part": _copy_part,
     "detach_": lambda x, other: x.detach_(),
+    "ge_": lambda x, other: x.ge_(other.mean()),
+    "logical_not_": lambda x, other: x.logical_not_() if not torch.is_grad_enabled() else None,
+    "t_": lambda x, other: x.t_(),
+    "as_strided_": lambda x, other: x.as_strided_(x.shape[::-1], x.stride()[::-1]),
 }
 steps = st.lists(
     st.tuples(st.sampled_from([*MAKES, *CHANGES]), st.integers(0, 5), st.integers(0, 5), st.booleans()),
@@ -51,12 +57,17 @@ def program(steps: list[Step]) -> Callable[[Tensor], Tensor]:
     """The steps as a function: each makes a tensor of one in the pool, or changes one, perhaps where gradients are off."""
 
     def f(x: Tensor) -> Tensor:
-        pool = [x * 1.0]
+        pool, turned = [x * 1.0], False
         for name, first, second, is_off in steps:
             a, b = pool[first % len(pool)], pool[second % len(pool)]
             with torch.no_grad() if is_off else nullcontext():
-                if name in ("set data", "detach_") and (a._base is not None or any(v._base is a for v in pool)):
+                turned |= name in ("t_", "as_strided_")  # a tracer becomes a view of what it was
+                if name in ("set data", "detach_") and (
+                    turned or a._base is not None or any(v._base is a for v in pool)
+                ):
                     continue  # to autograd they are still views of each other, with one history or memory or not
+                if is_off and name in ("t_", "as_strided_"):
+                    continue  # autograd does not see that the shape of the gradient changes
                 if name in MAKES:
                     pool.append(MAKES[name](a))
                 else:
@@ -101,8 +112,8 @@ def test_arguments_change_as_eager_changes_them(steps: list[Step]) -> None:
         value = f(leaf) * 2 + leaf.sum()
         return value.detach(), leaf.detach().clone(), torch.autograd.grad(value, leaf)[0]
 
-    if any(name in ("detach_", "set data") for name, *_ in steps):
-        return  # of a leaf, the one does nothing but end its requires_grad, and the other gives it other memory
+    if any(name in ("detach_", "set data", "t_", "as_strided_") for name, *_ in steps):
+        return  # of a leaf, the first does nothing but end its requires_grad, and the others give it other memory or shape
     torch.testing.assert_close(run(tfn.jit(changes)), run(changes))
 
 

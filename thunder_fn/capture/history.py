@@ -73,14 +73,14 @@ class History:
                 self._made_by[var.index] = self._functions[-1]
 
     def recorded(self, leaf: Leaf) -> None:
-        """An op was recorded. While tensors are changed in place, the first one has their new values."""
+        """An op was recorded. While tensors are changed in place, the first one of their types has their new values."""
         if not self.is_following and (leaf.op == ops.RESHAPE or ops.is_view(leaf.op)):
             self._views.update((var.index, leaf) for var in leaf.outputs)
-        before, self._changing = self._changing, None
-        if before is not None and len(leaf.outputs) == len(before):
+        before = self._changing
+        if before is not None and [var.type for var in leaf.outputs] == [var and var.type for var in before]:
             changes = zip(leaf.outputs, before, strict=True)
             self._before.update((new.index, old) for new, old in changes if old is not None)
-            self._updating = True
+            self._changing, self._updating = None, True
 
     def enter_function(self, name: str, inputs: Inputs) -> None:
         """The call of a `torch.autograd.Function` begins. It ends when its inputs are let go."""
@@ -117,6 +117,11 @@ class History:
             recorder.scope.detached[var.index] = known
         return known
 
+    def is_stopped(self, var: Var) -> bool:
+        """The variable is a constant here: it was made where gradients are off, not changed there."""
+        before = self._before.get(var.index)
+        return self.read(var) != var and (before is None or not self._has_history(before))
+
     def _has_history(self, var: Var) -> bool:
         """Autograd follows the variable, or what its memory held before it was changed."""
         if var.index not in self._off:
@@ -143,7 +148,8 @@ class History:
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
         """Around an op that changes tensors in place; where gradients are off, their history stays what it was.
 
-        The first op that is recorded then computes their new values; what comes after it brings views up to date.
+        The first op recorded that has results of their types computes their new values; what comes after it brings views up
+        to date.
         """
         var_of = self.recorder.var_of
         self.bring_up_to_date((*tensors, *others))
@@ -168,8 +174,8 @@ class History:
                 self._tell(memory)
 
     def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Views see what was changed where gradients are off, with the history that they had."""
-        if self._before:
+        """Views see what was changed, with the history that they have, also where gradients are off."""
+        if self._before or not torch.is_grad_enabled():
             with self._following():
                 for tensor in tensors:
                     internals.inner_fake(tensor)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.recorder import current
+from thunder_fn.capture.supported import is_wrapped
 
 
 def deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -56,3 +61,49 @@ def can_be_listed(x: Tensor) -> bool:
 def tolist(x: Tensor) -> Any:
     """The numbers, each found in data."""
     return list(map(tolist, x.unbind(0))) if x.dim() else x.item()
+
+
+def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """Of a view, taken of the tensor that has the memory: such a view of a view could not be changed."""
+    recorder, base = current(), None if is_wrapped(x) else internals.base_of(x)
+    if (
+        recorder is None
+        or base is None
+        or not internals.have_one_memory(x, base)
+        or recorder.has_other_history(x, base)
+    ):
+        return torch.as_strided(x, size, stride, storage_offset)
+    return torch.as_strided(base, size, stride, x.storage_offset() if storage_offset is None else storage_offset)
+
+
+def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
+    def instead(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_wrapped(x) or (x.requires_grad and (x.is_leaf or not torch.is_grad_enabled())):
+            return change(x, *args, **kwargs)
+        with torch.enable_grad():
+            internals.become(x, view(x, *args, **kwargs))
+        return x
+
+    return instead
+
+
+_VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "as_strided")
+VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
+    change: _becoming(change, as_strided if name == "as_strided" else getattr(Tensor, name))
+    for name in _VIEWS
+    for change in (
+        getattr(Tensor, f"{name}_"),
+        getattr(torch, f"{name}_", None),
+        getattr(torch.ops.aten, f"{name}_"),
+        *(
+            getattr(packet, overload)
+            for packet in [getattr(torch.ops.aten, f"{name}_")]
+            for overload in packet.overloads()
+        ),
+    )
+    if change is not None
+}
+"""`x.transpose_(0, 1)` and its like: x becomes a view of the tensor that it was, of which others may be views too.
+
+A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which want it as it was.
+"""

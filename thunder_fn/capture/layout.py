@@ -150,9 +150,8 @@ def _order(tensor: torch.Tensor) -> list[int] | None:
     return order
 
 
-def _flat(recorder: Recorder, tensor: torch.Tensor, order: list[int]) -> Var:
+def _flat(recorder: Recorder, tensor: torch.Tensor, var: Var, order: list[int]) -> Var:
     """The elements in the order of memory."""
-    var = recorder.read(tensor)
     shape = [tensor.size(dim) for dim in order]
     if order != list(range(tensor.dim())):
         var = _emit(recorder, aten.permute.default, (var, order), shape, tensor)
@@ -167,11 +166,14 @@ def _gather(
     recorder: Recorder, tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None
 ) -> tuple[Var, ...] | None:
     first = _offset(tensor) if offset is None else offset
-    tensor = recorder.memory_of(tensor)
+    view, tensor = tensor, recorder.memory_of(tensor)
+    var = recorder.read(tensor)
+    if tensor is not view and recorder.history.is_stopped(recorder.known(view)):
+        var = _emit(recorder, aten.detach.default, (var,), tensor.shape, tensor)
     order, start = _order(tensor), _offset(tensor)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if order is not None and start <= first and last < start + tensor.numel():
-        flat = _flat(recorder, tensor, order)
+        flat = _flat(recorder, tensor, var, order)
         return (_emit(recorder, aten.as_strided.default, (flat, size, stride, first - start), size, tensor),)
     with recorder.real():
         known = {place: i for i, place in enumerate(_places(tensor.shape, tensor.stride(), start).flatten().tolist())}
@@ -179,7 +181,7 @@ def _gather(
         if not all(place in known for place in wanted):
             return None
         index = torch.tensor([known[place] for place in wanted], dtype=torch.int64, device=tensor.device)
-    flat = _emit(recorder, aten.reshape.default, (recorder.read(tensor), [-1]), [tensor.numel()], tensor)
+    flat = _emit(recorder, aten.reshape.default, (var, [-1]), [tensor.numel()], tensor)
     taken = _emit(recorder, aten.index_select.default, (flat, 0, recorder.own_constant(index)), [len(wanted)], tensor)
     return (_emit(recorder, aten.reshape.default, (taken, size), size, tensor),)
 
@@ -193,7 +195,7 @@ def _scatter(
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     new = recorder.read(source)
     if order is not None and start <= first and last < start + tensor.numel():
-        flat = _flat(recorder, tensor, order)
+        flat = _flat(recorder, tensor, recorder.read(tensor), order)
         args = (flat, new, size, stride, first - start)
         changed = _emit(recorder, aten.as_strided_scatter.default, args, [tensor.numel()], tensor)
         ordered = [shape[dim] for dim in order]

@@ -173,6 +173,7 @@ class Recorder:
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
         self._undone: dict[int, Var] = {}
+        self._viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
         self._grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._tracers: list[weakref.ref[torch.Tensor]] = []
@@ -388,6 +389,13 @@ class Recorder:
             return self.var_of(self._lifted[id(tensor)][1])
         return None
 
+    def has_other_history(self, view: torch.Tensor, base: torch.Tensor) -> bool:
+        """Autograd follows one of two tracers and not the other."""
+        first, second = self.var_of(view), self.var_of(base)
+        if first is None or second is None or view.requires_grad != base.requires_grad:
+            return True
+        return self.history.is_stopped(first) != self.history.is_stopped(second)
+
     def type_of(self, tracer: torch.Tensor) -> Type:
         """The type of a tracer."""
         with internals.no_torch_function():
@@ -450,6 +458,8 @@ class Recorder:
         if plain is not None:
             for value, var in zip(ops.flatten_result(result), plain, strict=True):
                 self.bind(value, var)
+            if ops.is_view(op):
+                self._viewed.update((var.index, self.read(args[0])) for var in plain)
             return
         new_args = tuple(self.encode(arg) for arg in args)
         new_kwargs = tuple((key, self.encode(value)) for key, value in kwargs.items())
@@ -469,6 +479,8 @@ class Recorder:
         outputs = tuple(self.fresh(type_of_value(value)) for value in values)
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
         self.scope.items.append(leaf)
+        if (op == ops.RESHAPE or ops.is_view(op)) and op != ops.STOP_GRADIENT and isinstance(new_args[0], Var):
+            self._viewed.update((var.index, new_args[0]) for var in outputs)
         self._made.update(made_by(leaf) if self.symbolic else ())
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
@@ -503,11 +515,16 @@ class Recorder:
         return var
 
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The first of the fake tensors that share this one's memory: the one that the others are views of."""
-        memory = internals.storage_id(tensor)
-        for fake, _ in self._vars.values():
+        """The fake tensor that this one is a view of, as far as autograd follows, or itself."""
+        var: Var | None = self.known(tensor)
+        memory, seen = internals.storage_id(tensor), set[int]()
+        while var is not None:
+            seen.add(var.index)
+            var = self._viewed.get(var.index)
+        for fake, var in self._vars.values():
             if (
-                isinstance(fake, internals.FakeTensor)
+                var.index in seen
+                and isinstance(fake, internals.FakeTensor)
                 and fake.dtype == tensor.dtype
                 and internals.storage_id(fake) == memory
             ):

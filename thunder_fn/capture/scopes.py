@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.indexing import getitem, setitem
-from thunder_fn.capture.instead import can_be_listed, ctc_loss, deepcopy, tolist
+from thunder_fn.capture.instead import VIEWS_IN_PLACE, as_strided, can_be_listed, ctc_loss, deepcopy, tolist
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
@@ -89,6 +89,9 @@ def _set_data(x: Tensor, value: Tensor) -> None:
 
 def _detach_in_place(x: Tensor) -> Tensor:
     """`x.detach_()`: views of x keep their history. At a level of torch.func autograd alone is concerned."""
+    if getattr(x, "is_own_view", False):
+        internals.become(x, torch.detach(x))
+        return x
     Tensor.detach_(x)
     if not is_wrapped(x):
         _recorder().history.detach(x)
@@ -110,6 +113,8 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
     torch.ctc_loss: ctc_loss,
+    **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
+    **VIEWS_IN_PLACE,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
 }
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""

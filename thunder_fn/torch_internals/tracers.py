@@ -21,13 +21,19 @@ from torch.utils import _pytree as torch_pytree
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.modes import FAKE, PROXY, get_dispatch_mode, levels_outside, only_memory
+from thunder_fn.torch_internals.tensors import storage_id
 from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
 
 
 class Tracer(FunctionalTensor):
-    """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device."""
+    """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device.
+
+    `is_own_view`: it is a view of what it was, since its shape was changed in place.
+    """
+
+    is_own_view = False
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  # as PyTorch itself does
 
@@ -117,8 +123,27 @@ class WritesAndReads(Protocol):
         ...
 
 
-OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {aten.polygamma_.default: lambda x, n: aten.polygamma.default(n, x)}
-"""In-place ops that functionalization does not know."""
+def _as_number(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def compared(x: torch.Tensor, other: Any) -> torch.Tensor:
+        result = compare(x, other).to(x.dtype)
+        if not (x.requires_grad or (isinstance(other, torch.Tensor) and other.requires_grad)):
+            return result
+        always = torch.ones((), dtype=torch.bool, device=x.device)
+        return torch.where(always, result, x + other)
+
+    return compared
+
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
+    aten.polygamma_.default: lambda x, n: aten.polygamma.default(n, x),
+    **{
+        getattr(getattr(aten, f"{name}_"), overload): _as_number(getattr(getattr(aten, name), overload))
+        for name in _COMPARISONS
+        for overload in ("Scalar", "Tensor")
+    },
+}
+"""In-place ops that functionalization does not know, and comparisons, whose results have a gradient to autograd: zero."""
 
 
 def changed_tensors(func: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -159,6 +184,9 @@ class TracerMode(FunctionalTensorMode):
             return args[0].fake_device
         if get_dispatch_mode(PROXY) is not None:
             raise SymbolicTracing
+        if func in OUT_OF_PLACE:
+            with self:
+                return args[0].copy_(OUT_OF_PLACE[func](*args, **(kwargs or {})))
         if self.history is None:
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args)
@@ -183,9 +211,6 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if has_effects(func):
             return self._run_effect(func, args, kwargs or {})
-        if func in OUT_OF_PLACE:
-            with self:
-                return args[0].copy_(OUT_OF_PLACE[func](*args, **kwargs))
         pure = self.pure_call(func) if isinstance(func, OpOverload) else None
         if pure is not None:
             with self:
@@ -243,11 +268,23 @@ def memory_in(tracer: torch.Tensor) -> torch.Tensor:
     return tracer.elem  # type: ignore[attr-defined]
 
 
+def have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Two tracers that share memory, as the traced function has it."""
+    return storage_id(memory_in(a)) == storage_id(memory_in(b))
+
+
 def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     """Memory of its own for a tracer, with a fake tensor in it. Views of what it was do not follow."""
     with only_memory():
         tracer.elem = torch._to_functional_tensor(fake)  # type: ignore[attr-defined]
     return memory_in(tracer)
+
+
+def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
+    """The tracer is what the other one was from now on, and the other way around. Views keep to what they were taken of."""
+    torch._C._swap_tensor_impl(tracer, other)
+    tracer.elem, other.elem = other.elem, tracer.elem  # type: ignore[attr-defined]
+    tracer.is_own_view = True  # type: ignore[attr-defined]
 
 
 def write_memory(memory: torch.Tensor, fake: torch.Tensor) -> None:
