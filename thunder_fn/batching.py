@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thunder_fn import ops
 from thunder_fn.torch_internals import OpOverload
-from thunder_fn.trace import Equation
+from thunder_fn.trace import Equation, TensorType, Var, vars_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +97,73 @@ def _out_of_channels(batch: Batch, y: Tensor) -> Tensor:
     return y.unflatten(1, (batch.size, y.shape[1] // batch.size)).transpose(0, 1)
 
 
+def index(batch: Batch, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """An index for each example, or one for all; beside indices of their own, examples are an index themselves."""
+    before, rank, adjacent = _indexed_dims(batch, indices)
+    if not any(map(batch.has, indices)):
+        y = batch.op(x, [None, *indices])
+        return y if adjacent else y.movedim(rank, 0)
+    wide = [value if value is None else _right_aligned(batch, value, rank) for value in indices]
+    if not batch.has(x):
+        y = batch.op(x, wide)
+        return y.movedim(before, 0) if adjacent else y
+    y = batch.op(x, [_examples(batch, x, rank), *wide])
+    return y.movedim(list(range(1, rank + 1)), list(range(before + 1, before + rank + 1))) if adjacent else y
+
+
+def index_put(
+    batch: Batch, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """The examples are an index beside the others."""
+    before, rank, adjacent = _indexed_dims(batch, indices)
+    wide = [value if value is None else _right_aligned(batch, value, rank) for value in indices]
+    total = batch.rank(x) - sum(value is not None for value in indices) + rank
+    values = _right_aligned(batch, values, total)
+    if adjacent and before:  # the indices' dims come first where there is an index before a whole dim
+        first = values.dim() - total
+        values = values.movedim([first + before + i for i in range(rank)], [first + i for i in range(rank)])
+    return batch.op(batch.wide(x), [_examples(batch, x, rank), *wide], values, accumulate)
+
+
+def _indexed_dims(batch: Batch, indices: Sequence[Tensor | None]) -> tuple[int, int, bool]:
+    """How many whole dims come first, the rank of the indices, and whether these stand side by side."""
+    places = [place for place, value in enumerate(indices) if value is not None]
+    rank = max(batch.rank(value) for value in indices if value is not None)
+    return places[0], rank, places[-1] - places[0] + 1 == len(places)
+
+
+def _right_aligned(batch: Batch, value: Tensor, rank: int) -> Tensor:
+    """The operand, if it is batched with this rank in each example."""
+    if not batch.has(value):
+        return value.reshape((*(1 for _ in range(rank - value.dim())), *value.shape))
+    return value.reshape((value.shape[0], *(1 for _ in range(rank - batch.rank(value))), *value.shape[1:]))
+
+
+def _examples(batch: Batch, x: Tensor, rank: int) -> Tensor:
+    """The number of each example, for indices of this rank."""
+    return torch.arange(batch.size, device=x.device).reshape((batch.size, *(1 for _ in range(rank))))
+
+
+def _is_mask(var: Var) -> bool:
+    return isinstance(var.type, TensorType) and var.type.dtype in (torch.bool, torch.uint8)
+
+
 _POOLS = {
     f"aten.{name}{dims}d{end}.default": dims
     for name in ("avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "max_pool")
     for dims in (1, 2, 3)
     for end in ("", "_backward", "_with_indices", "_with_indices_backward")
 }
+_INDEXED = {
+    "aten.index.Tensor": index,
+    "aten.index_put.default": index_put,
+    "aten._unsafe_index_put.default": index_put,
+}
 _SCATTERS = ("scatter.src", "scatter.value", "scatter.reduce", "scatter_add.default", "scatter_reduce.two")
 
-KNOWN = frozenset((*_POOLS, *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")))) | {
-    "aten.convolution_backward.default"
-}
+KNOWN = frozenset(
+    (*_POOLS, *_INDEXED, *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")))
+) | {"aten.convolution_backward.default"}
 """The ops that have rules here, some of them for some operands only."""
 
 
@@ -117,6 +174,8 @@ def rule_of(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> Cal
         return None
     if name in _POOLS:
         return of_more_images if batch.rank(first) == _POOLS[name] + 2 else of_an_image_each
+    if name in _INDEXED:
+        return None if any(map(_is_mask, vars_in(equation.args[1]))) else _INDEXED[name]
     if name == "aten.gather.default" or name.removeprefix("aten.") in _SCATTERS:
         return along_a_dim if batch.rank(first) > 0 else None
     return {"aten.convolution.default": convolution, "aten.convolution_backward.default": convolution_backward}.get(

@@ -171,9 +171,58 @@ def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     return torch.where(mask.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), value, self)
 
 
+def index(self: Tensor, indices: list[Tensor | None]) -> Any:
+    """Boolean masks as the positions of their true elements: how many there are is found in the masks alone."""
+    if not any(map(_is_boolean, indices)):
+        return NotImplemented
+    places: list[Tensor | None] = []
+    for index in indices:
+        if index is None or not _is_boolean(index):
+            places.append(index)
+            continue
+        if index.dim() == 0:  # a mask of a dim of size 1
+            self, index = self.unsqueeze(len(places)), index.reshape(1)
+        places += index.nonzero().unbind(1)
+    return aten.index(self, places)
+
+
+def _is_boolean(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def masked_select(self: Tensor, mask: Tensor) -> Any:
+    """An index of both in one shape."""
+    self, mask = torch.broadcast_tensors(self, mask)
+    return index(self, [mask])
+
+
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """The n-th place of the mask gets the n-th number of the source; the 0th is for places before the first."""
+    self, mask = torch.broadcast_tensors(self, mask)
+    numbers = torch.cat([source.new_zeros(1), source.reshape(-1)])
+    return torch.where(mask, numbers[mask.reshape(-1).cumsum(0)].reshape(mask.shape), self)
+
+
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
+    """Each number of the source gets the gradient of its place in the mask; the rest of the source has none."""
+    grad, mask = torch.broadcast_tensors(grad, mask)
+    which = mask.reshape(-1).cumsum(0) * mask.reshape(-1)
+    numel = math.prod(sizes)
+    return grad.new_zeros(numel + 1).index_add(0, which, grad.reshape(-1))[1:].reshape(sizes)
+
+
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    """The weights are added up where the counts are, of which there are as many as the numbers say."""
+    if weights is None:
+        return NotImplemented
+    dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+    sums = torch.zeros_like(aten.bincount(self, None, minlength), dtype=dtype)
+    return sums.index_add(0, self, weights.detach().to(dtype))
+
+
 def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     """Boolean masks as the positions of their true elements, of which there are as many as values."""
-    masks = [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
+    masks = [index for index in indices if index is not None and _is_boolean(index)]
     if len(masks) != 1 or sum(index is not None for index in indices) != 1:
         return NotImplemented
     (mask,) = masks
@@ -253,6 +302,11 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
     "aten.copy.default": copy,
+    "aten.bincount.default": bincount,
+    "aten.index.Tensor": index,
+    "aten.masked_scatter.default": masked_scatter,
+    "aten.masked_scatter_backward.default": masked_scatter_backward,
+    "aten.masked_select.default": masked_select,
     "aten.index_fill.int_Tensor": index_fill,
     "aten.index_put.default": index_put,
     "aten._unsafe_index_put.default": index_put,

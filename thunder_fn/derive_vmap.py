@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -65,7 +65,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     """The batched equation, or the op's decomposition."""
     (equation,) = single.equations
     if made_by(equation):
-        raise_size(equation)
+        return _of_one_size(single, batched)
     if ops.is_fill(equation.op):
         return VmapRule(_fill(single, batched, size, randomness))
     if equation.op == ops.STOP_GRADIENT or _is_unary(equation):
@@ -103,6 +103,26 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
         stacklevel=2,
     )
     return VmapRule(_loop(single, batched, size, same))
+
+
+def _of_one_size(single: Trace, batched: Mask) -> Trace:
+    """The parts of an op whose size is found in data, where that data is the same in all examples."""
+    parts = decomposition(single)
+    if parts is None or _sizes_differ(parts, batched):
+        raise_size(single.equations[0])
+    return parts
+
+
+def _sizes_differ(parts: Trace, batched: Mask) -> bool:
+    """A size is found in what differs between examples."""
+    differing = {var.index for var, flag in zip(parts.inputs, batched, strict=True) if flag}
+    for equation in parts.equations:
+        if differing.isdisjoint(var.index for var in equation.operands):
+            continue
+        if made_by(equation):
+            return True
+        differing.update(var.index for var in equation.outputs)
+    return False
 
 
 CANNOT = (*derive.CANNOT, TypeError)
@@ -159,7 +179,7 @@ def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
         return _with_types_of_batch(close_recording(recorder, list(results), f"vmap_{equation.op.name}"), single, size)
 
 
-def raise_size(equation: Equation) -> None:
+def raise_size(equation: Equation) -> NoReturn:
     """Raise for a result whose size differs between examples."""
     from thunder_fn.errors import VmapError
 
@@ -168,7 +188,8 @@ def raise_size(equation: Equation) -> None:
             f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
             "so that it differs between examples",
             source=equation.source,
-            fix="Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks.",
+            fix="Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
+            "or share one mask (in_dims None), which has one size.",
         )
     )
 

@@ -216,3 +216,15 @@ def located(what: str, *, equation: str | None = None, source: Source | None = N
     if fix is not None:
         lines.append(fix)
     return "\n".join(lines)
+
+
+def with_article(noun: object) -> str:
+    """A noun as one says it: "a list", "an int", and of types "an f32[2]", "a u8[]"."""
+    text = str(noun)
+    is_vowel = text[:1] in "aeioAEIO" or (text[:1] == "f" and text[1:2].isdigit())
+    return f"an {text}" if is_vowel else f"a {text}"
+
+
+def kind_of(value: object) -> str:
+    """What a value is: "an int", "a list"."""
+    return with_article(type(value).__name__)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_fn import ops
 from thunder_fn.check import fake_result, types_in
-from thunder_fn.errors import CaptureError, MissingRule, located
+from thunder_fn.errors import CaptureError, MissingRule, kind_of, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.rules import lowered
 from thunder_fn.torch_internals import FakeTensorMode, OpOverload, detect_fake_mode
@@ -281,7 +281,7 @@ def _node_types(node: torch.fx.Node, types: _Env) -> Any:
 def _tensor(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
     value = operator.attrgetter(str(node.target))(graph_module)
     if not isinstance(value, torch.Tensor):
-        _fail(node, f"the attribute {node.target} is a {type(value).__name__}, and only tensors can be constants")
+        _fail(node, f"the attribute {node.target} is {kind_of(value)}, and only tensors can be constants")
     return value
 
 

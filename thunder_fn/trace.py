@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal as Choice, TypeAlias
 
 import torch
 
-from thunder_fn.errors import InvalidTrace
+from thunder_fn.errors import InvalidTrace, kind_of
 
 if TYPE_CHECKING:
     import sympy
@@ -409,7 +409,7 @@ def type_of_value(value: Any) -> Type:
         case torch.SymInt() | torch.SymFloat() | torch.SymBool():
             return type_of(Literal(as_dim(value)))
         case _:
-            raise InvalidTrace(f"a {type(value).__name__} has no type in a trace")
+            raise InvalidTrace(f"{kind_of(value)} has no type in a trace")
 
 
 def static_shape(type: TensorType) -> tuple[int, ...]:

@@ -192,7 +192,7 @@ def test_misuse() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(loss, 4)
     assert str(error.value) == (
-        "expected a DeviceMesh, given a int\n"
+        "expected a DeviceMesh, given an int\n"
         'Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.'
     )
     with pytest.raises(RewriteError) as error:

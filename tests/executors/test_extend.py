@@ -328,7 +328,7 @@ def test_numbers_lists_keywords_and_static_results() -> None:
     result = f(A, B)
     assert result["count"] == 2 and torch.equal(result["sum"], (A + B) * 2 + B)
     assert type(given[0][0]) is tuple and given[0][1]["scale"] == 2.0
-    with pytest.raises(ExecutorError, match=r"^add_all: a object cannot be part of a trace; pass tensors, numbers"):
+    with pytest.raises(ExecutorError, match=r"^add_all: an object cannot be part of a trace; pass tensors, numbers"):
         jit(lambda a, b: op([a, b], shift=object()), executors=[ex])(A, B)
 
 
@@ -502,7 +502,7 @@ def test_what_meta_and_like_return() -> None:
     misuse(lambda: jit(f1)(A), f"nothing: like returned no tensor{line(f1)}")
     misuse(
         lambda: jit(f2)(A),
-        f"text: meta returned a object; it returns tensors, such as `torch.empty_like(a)`, and numbers{line(f2)}",
+        f"text: meta returned an object; it returns tensors, such as `torch.empty_like(a)`, and numbers{line(f2)}",
     )
     with pytest.raises(
         ExecutorError, match=r"^broken: meta raised AttributeError: 'FakeTensor' object has no attribute 'foo'"
@@ -585,7 +585,7 @@ def test_wrong_grad_transforms() -> None:
 
     check_text(wide, "ex: wide: the gradient of argument 0 is f64[2, 2], but the argument is f32[2, 2]")
     check_text(foreign, "ex: foreign: put_grad was given a tensor that is no argument: f32[2, 2]")
-    check_text(lost, "ex: lost: get_grad was asked for the gradient of a f32[2, 2] that is not returned")
+    check_text(lost, "ex: lost: get_grad was asked for the gradient of an f32[2, 2] that is not returned")
     check_text(unequal, "ex: unequal: put_grads got 2 arguments and 1 gradients")
     check_text(other, "ex: other: the grad transform returned (f32[2, 2], f32[2, 2]), but the op gives (f32[2, 2])")
     misuse(lambda: get_grad(A), "get_grad was called outside a grad transform\nRegister one: `grad_transform=`.")

@@ -250,7 +250,7 @@ def test_vjp_takes_tensors() -> None:
 
 
 def test_only_functions_are_transformed() -> None:
-    with pytest.raises(errors.GradError, match=r"(?m)^expected a function to transform, given a int: 3$"):
+    with pytest.raises(errors.GradError, match=r"(?m)^expected a function to transform, given an int: 3$"):
         tfn.grad(3)
 
 

@@ -162,6 +162,28 @@ def test_gradients_are_cast_and_summed() -> None:
     close(found, [y.sum(0), x.expand(2, 3)])
 
 
+def test_needs_input_grad_is_false_for_what_has_no_gradient() -> None:
+    seen: list[tuple[bool, ...]] = []
+
+    class Take(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, index: Tensor, scale: float) -> Tensor:
+            seen.append(ctx.needs_input_grad)
+            ctx.save_for_backward(index)
+            ctx.sizes = x.shape
+            return x[index] * scale
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            seen.append(ctx.needs_input_grad)
+            (index,) = ctx.saved_tensors
+            return g.new_zeros(ctx.sizes).index_add(0, index, g * 2.0), None, None
+
+    x, index = torch.ones(3), torch.tensor([2, 2, 0])
+    torch.testing.assert_close(tfn.grad(lambda x: Take.apply(x, index, 2.0).sum())(x), torch.tensor([2.0, 0.0, 4.0]))
+    assert set(seen) == {(True, False, False)}
+
+
 def test_nothing_is_left_behind() -> None:
     before = Function.apply.__func__.__code__
     tfn.trace(scaled, *point())

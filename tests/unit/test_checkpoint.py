@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,28 @@ def test_saved_residuals() -> None:
     assert str(found[-1]).startswith("          96 B  f32[3, 8]  named 'hidden' at ")
 
 
+def test_offloaded_residuals_have_their_names_and_lines() -> None:
+    args = arguments(torch.float32)
+    found = {
+        policy: [
+            (r.reason, r.num_bytes, r.source.function)
+            for r in tfn.saved_residuals(loss(checkpoint(mlp, POLICIES[policy])), *args)
+            if r.source is not None and not r.reason.startswith("argument")
+        ]
+        for policy in ("names", "offload")
+    }
+    assert ("named 'hidden'", 96, "mlp") in found["offload"]
+    assert found["offload"] == found["names"]
+
+
+def test_names_given_outside_of_the_function_that_makes_a_value() -> None:
+    f = checkpoint(
+        lambda x: checkpoint_name(torch.nn.functional.gelu(x), "gelu").sin().sum(),
+        policies.save_only_these_names("gelu"),
+    )
+    assert "named 'gelu'" in [residual.reason for residual in tfn.saved_residuals(f, torch.ones(3))]
+
+
 def attention(p: dict[str, Tensor], x: Tensor) -> Tensor:
     """Linear layers, whose weights are transposed; heads, which are views of one product; a mask that is closed over."""
     q, k, v = torch.nn.functional.linear(x, p["qkv"]).unflatten(-1, (3, 2, 4)).unbind(-3)
@@ -283,6 +306,68 @@ def test_pytorchs_checkpoint() -> None:
         close(tfn.grad(f, argnums=(0, 1, 2))(*args), torch.func.grad(loss(mlp), argnums=(0, 1, 2))(*args))
 
 
+SELECTIVE: dict[str, tuple[Callable[..., Any], int]] = {
+    "counts, every other product": (lambda seen, op, *args: seen.append(op) or len(seen) % 2 == 0, 5),
+    "asks about sizes": (lambda seen, op, a, b: a.shape == (3, 4) and b.dtype is torch.float64, 5),
+    "offloads": (lambda seen, op, *args: torch.utils.checkpoint.CheckpointPolicy.MUST_CPU_OFFLOAD, 4),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIVE)
+def test_policies_of_pytorch_see_tensors_results_and_each_op_once(name: str) -> None:
+    answer, products = SELECTIVE[name]
+
+    def contexts() -> Any:
+        seen: list[Any] = []
+
+        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+            assert context.op_output is None or isinstance(context.op_output, (Tensor, tuple))
+            return op == torch.ops.aten.mm.default and answer(seen, op, *args)
+
+        return torch.utils.checkpoint.create_selective_checkpoint_contexts(policy)
+
+    args = arguments()
+    f = lambda *xs: torch_checkpoint(loss(mlp), *xs, use_reentrant=False, context_fn=contexts)
+    program = tfn.trace(f, *args)
+    for wanted in ((True,) * 3, (True, False, True), (True,) * 3):
+        backward = names_in(split_vjp(program, wanted, (True,)).backward)
+        if all(wanted):
+            assert backward.count("aten.mm.default") == products
+            assert ("aten._to_copy.default" in backward) == (name == "offloads")
+    close(tfn.grad(f, argnums=(0, 1, 2))(*args), torch.func.grad(loss(mlp), argnums=(0, 1, 2))(*args))
+
+
+def test_a_policy_of_pytorch_that_answers_nonsense() -> None:
+    def maybe(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return "perhaps"
+
+    contexts = lambda: torch.utils.checkpoint.create_selective_checkpoint_contexts(maybe)
+    with pytest.raises(CheckpointError, match=r"^checkpoint: the policy maybe answered 'perhaps'\nin equation: "):
+        tfn.grad(lambda x: torch_checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts).sum())(
+            torch.ones(2)
+        )
+
+
+def test_other_contexts_of_pytorch_are_entered_once() -> None:
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def noting(name: str, inner: Any) -> Any:
+        entered.append(name)
+        with inner:
+            yield
+
+    def contexts() -> Any:
+        return noting("forward", torch.autocast("cpu", torch.bfloat16)), noting("again", contextlib.nullcontext())
+
+    x, w = torch.randn(2, 3, 3)
+    f = lambda x: torch_checkpoint(lambda x: (x @ w).sin(), x, use_reentrant=False, context_fn=contexts).float().sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        want = torch.func.grad(lambda x: (x @ w).sin().float().sum())(x)
+    same([tfn.grad(f)(x)], [want])
+    assert entered == ["forward"]
+
+
 def test_eager_calls_compute_again_under_autograd() -> None:
     x, w, v = (arg.requires_grad_() for arg in arguments())
     count = []
@@ -319,14 +404,14 @@ def test_work_is_shared_by_equal_bodies() -> None:
 
 
 NONSENSE = [
-    (lambda: checkpoint(3), "checkpoint: expected a function, given a int: 3"),  # type: ignore[arg-type]
+    (lambda: checkpoint(3), "checkpoint: expected a function, given an int: 3"),  # type: ignore[arg-type]
     (
         lambda: checkpoint(mlp, 3),
         "checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not 3",
     ),
     (lambda: policies.budget(-1), "checkpoint_policies.budget: a number of bytes, not -1"),
     (lambda: policies.save_only_these_names(1), "checkpoint_policies: names are strings, not 1"),  # type: ignore[arg-type]
-    (lambda: checkpoint_name(1, "x"), "checkpoint_name: names a tensor, not a int"),  # type: ignore[arg-type]
+    (lambda: checkpoint_name(1, "x"), "checkpoint_name: names a tensor, not an int"),  # type: ignore[arg-type]
     (lambda: checkpoint_name(torch.ones(1), 1), "checkpoint_name: the name is a string, not 1"),  # type: ignore[arg-type]
 ]
 

@@ -378,6 +378,10 @@ def test_wrong_batching_rules() -> None:
             "custom_vmap: the rule of <lambda> must return (output, out_batched), but it returned f32[2, 3]",
         ),
         (
+            lambda n, b, x: ((x, x), (True, (True, True))),
+            "custom_vmap: the rule of <lambda> returned a tuple of 2 for out_batched[1], which is a bool",
+        ),
+        (
             lambda n, b, x: ((x, x), (True, False)),
             "custom_vmap: the rule of <lambda> returned f32[2, 3] for out[1], which is f32[3]\n"
             "Return the same shape and dtype, e.g. with `.sum_to_size(x.shape)` or `.to(x.dtype)`.",

@@ -133,6 +133,55 @@ def test_vmap_has_one_size_for_all_examples() -> None:
         tfn.vmap(lambda x: x[x > 0])(torch.stack(INPUTS))
 
 
+def _changed(x: Tensor, mask: Tensor) -> Tensor:
+    x = x.clone()
+    x[..., mask] *= 3
+    return x
+
+
+OF_ONE_MASK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda x, mask: x[mask].sin(),
+    "masked_select": lambda x, mask: torch.masked_select(x, mask).exp(),
+    "masked_scatter": lambda x, mask: torch.zeros_like(x).masked_scatter(mask, x[mask] * 2),
+    "write": _changed,
+    "write one": lambda x, mask: x.clone().index_put((mask,), x.sum()),
+    "accumulate": lambda x, mask: x.index_put((mask,), x[mask] * 3, accumulate=True),
+    "nonzero": lambda x, mask: x[mask.nonzero()[:, 0]].cumsum(0),
+    "with an index": lambda x, mask: x.outer(x)[mask, 2],
+    "size": lambda x, mask: x * mask.sum().item() + x[mask].shape[0],
+    "bincount": lambda x, mask: torch.bincount(mask.long(), x.detach()) * x.sum(),
+    "repeat_interleave": lambda x, mask: torch.repeat_interleave(x, mask + 1) ** 2,
+}
+
+
+@pytest.mark.filterwarnings("error::thunder_fn.derive_vmap.LoopWarning")
+@pytest.mark.parametrize("name", OF_ONE_MASK)
+def test_examples_that_share_a_mask_have_one_size(name: str) -> None:
+    f = OF_ONE_MASK[name]
+    xs = torch.stack(INPUTS).double().cos()
+    loss: Callable[[Tensor, Tensor], Tensor] = lambda x, mask: f(x, mask).sin().sum()
+    batches = tfn.vmap(f, (0, None)), jit(tfn.vmap(f, (0, None)))
+    gradients = tfn.vmap(tfn.grad(loss), (0, None)), tfn.grad(lambda xs, m: tfn.vmap(loss, (0, None))(xs, m).sum())
+    tangents = tfn.vmap(lambda x, mask: tfn.jvp(lambda x: loss(x, mask), (x,), (x,))[1], (0, None))
+    for count in (0, 1, 3):
+        mask = torch.arange(5) % 5 < count
+        for batch in batches:
+            same(batch(xs, mask), torch.stack([f(x, mask) for x in xs]))
+        want = torch.stack([torch.func.grad(loss)(x, mask) for x in xs])
+        for gradient in gradients:
+            torch.testing.assert_close(gradient(xs, mask), want)
+        torch.testing.assert_close(tangents(xs, mask), (want * xs).sum(1))
+
+
+def test_a_mask_that_all_examples_of_an_inner_batch_share() -> None:
+    """The outer vmap has a mask for each example, and then there is no one size."""
+    rows = tfn.vmap(lambda x, mask: torch.masked_select(x, mask), (0, None))
+    xs = torch.stack(INPUTS)
+    same(tfn.vmap(rows, (0, None))(xs[None], xs[0] > 0), xs[None][..., xs[0] > 0])
+    with pytest.raises(errors.VmapError, match=r"vmap: aten.nonzero.default has a result whose size .* differs"):
+        tfn.vmap(rows, (None, 0))(xs, xs > 0)
+
+
 def test_composites_stay_around_what_only_uses_such_sizes() -> None:
     trace = capture(lambda x: torch.nn.functional.layer_norm(x[x > 0][:, None], (1,)), (INPUTS[0],)).trace
     assert any("layer_norm" in equation.op.name and equation.bodies for equation in trace.equations)

@@ -185,7 +185,7 @@ def leave_gradient(x: Any) -> Any:
 
 def test_gradient_left_behind() -> None:
     assert str(error_of(leave_gradient, kind=errors.CaptureError)) == (
-        "the function leaves a gradient in the `.grad` of a f32[3] from outside that had none\n"
+        "the function leaves a gradient in the `.grad` of an f32[3] from outside that had none\n"
         f"from:         {here(leave_gradient)}\n"
         "Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`."
     )
@@ -322,7 +322,7 @@ def test_mutated_argument_with_an_alias() -> None:
 def test_mutated_argument_keeps_its_shape() -> None:
     f = lambda x: x.transpose_(0, 1) * 2
     assert str(error_of(f, kind=errors.CaptureError)) == (
-        "the function changes a f32[2, 3] from outside in place to f32[3, 2]\n"
+        "the function changes an f32[2, 3] from outside in place to f32[3, 2]\n"
         f"from:         {here(f)}\n"
         "A mutated tensor keeps its dtype and shape; return the new tensor instead."
     )

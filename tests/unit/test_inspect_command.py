@@ -67,7 +67,7 @@ def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -
         ),
         (
             "an_example_to_inspect.py:wrong",
-            "an_example_to_inspect.py:wrong returned a int\n"
+            "an_example_to_inspect.py:wrong returned an int\n"
             "Return (f, args) or (f, args, kwargs), where args is a tuple: `return f, (x,)`.",
         ),
         (

@@ -240,7 +240,7 @@ def test_misuse() -> None:
         jit(body, donate_argnums="x")
     with pytest.raises(ArgnumError, match="both static and donated"):
         jit(body, static_argnums=0, donate_argnums=(0, 1))
-    with pytest.raises(JitError, match="expected a function, given a int"):
+    with pytest.raises(JitError, match="expected a function, given an int"):
         jit(3)
     with pytest.raises(JitError, match="not been called yet"):
         last_traces(jit(body))
@@ -250,7 +250,7 @@ def test_misuse() -> None:
 
 def test_unsupported_arguments() -> None:
     f = jit(lambda x, c: x)
-    text = r"the argument args\[1\]\['a'\] is a object, neither a tensor nor a value to bake in"
+    text = r"the argument args\[1\]\['a'\] is an object, neither a tensor nor a value to bake in"
     with pytest.raises(UnsupportedInput, match=text):
         f(torch.ones(1), {"a": object()})
     with pytest.raises(UnsupportedInput, match=r"^args\[0\] is a tensor of layout sparse_coo, "):

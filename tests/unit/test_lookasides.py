@@ -295,7 +295,7 @@ def test_methods_of_all_kinds() -> None:
 def test_errors() -> None:
     with pytest.raises(LookasideError, match="Lookaside: fn must be a function, given Linear"):
         Lookaside(torch.nn.Linear(2, 2), slow)
-    with pytest.raises(LookasideError, match="replace_with is a function, given a int"):
+    with pytest.raises(LookasideError, match="replace_with is a function, given an int"):
         Lookaside(slow, 3)  # type: ignore[arg-type]
     with pytest.raises(JitError, match="a lookaside is a `Lookaside"):
         jit(slow, lookasides=[slow])

@@ -136,7 +136,7 @@ def test_executors_have_traits_too() -> None:
 def test_transform_is_checked() -> None:
     with pytest.raises(TraitError, match="after is a sequence of names, given 'b'"):
         named("a", after="b")
-    with pytest.raises(TraitError, match=r"Transform 'a': expected a function, given a int: 3"):
+    with pytest.raises(TraitError, match=r"Transform 'a': expected a function, given an int: 3"):
         Transform(3, name="a")  # type: ignore[arg-type]
     with pytest.raises(JitError, match="'rough' is precision-changing, and numerics='bitwise'"):
         tfn.jit(torch.sin, transforms=[named("rough", numerics="precision-changing")], numerics="bitwise")
@@ -347,7 +347,7 @@ def test_a_wrong_recipe_is_an_error() -> None:
     )
     with pytest.raises(RecipeError, match="make an instance of it"):
         tfn.compile(nn.ReLU(), Only)  # type: ignore[arg-type]
-    with pytest.raises(RecipeError, match="expected a module or function, given a int: 3"):
+    with pytest.raises(RecipeError, match="expected a module or function, given an int: 3"):
         tfn.compile(3)  # type: ignore[arg-type]
 
 
@@ -480,7 +480,7 @@ def unnamed() -> tuple[nn.Module, dict[str, Any]]:
         (["nowhere.json"], 2, "nowhere.json is neither a file nor module:function"),
         (["no_such_module:f"], 2, "no_such_module:f: there is no module 'no_such_module'"),
         (["os:nothing"], 2, "os:nothing: os has no function 'nothing'"),
-        ([f"{__name__}:number"], 2, f"{__name__}:number must return (model, kwargs), but it returned a int"),
+        ([f"{__name__}:number"], 2, f"{__name__}:number must return (model, kwargs), but it returned an int"),
         ([f"{__name__}:small", "--recipe", "defalt"], 2, "there is no recipe 'defalt'; did you mean 'default'?"),
         ([f"{__name__}:unnamed"], 1, "Linear raised TypeError while it was traced: "),
     ],

@@ -154,13 +154,13 @@ def test_signatures_are_torch_funcs(name: str) -> None:
         (
             lambda: tfn.jacrev(lambda v: 3)(A),
             errors.NotDifferentiable,
-            "jacrev_<lambda>: the function must return tensors, but out is a int\n"
+            "jacrev_<lambda>: the function must return tensors, but out is an int\n"
             "Return other values as aux, with has_aux=True.",
         ),
         (
             lambda: tfn.jacfwd(lambda v: 3)(A),
             errors.NotDifferentiable,
-            "jacfwd_<lambda>: the function must return tensors, but out is a int\n"
+            "jacfwd_<lambda>: the function must return tensors, but out is an int\n"
             "Return other values as aux, with has_aux=True.",
         ),
         (

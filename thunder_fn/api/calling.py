@@ -9,7 +9,7 @@ from thunder_fn import ops
 from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import apply_inside, tensors_of, write_back
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import GradError, JitError, located
+from thunder_fn.errors import GradError, JitError, kind_of, located
 from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit import Jitted
@@ -51,7 +51,7 @@ def transformed(
     what they compute.
     """
     if not callable(f):
-        raise GradError(f"expected a function to transform, given a {type(f).__name__}: {f!r:.60}")
+        raise GradError(f"expected a function to transform, given {kind_of(f)}: {f!r:.60}")
     if isinstance(f, Jitted):
         new = make(f.fn)
         if not is_within(numerics, f.options.numerics):
@@ -65,7 +65,7 @@ def transformed(
 
 def described(result: Any) -> str:
     """A result in the words of an error: its type, None, or what kind of Python value it is."""
-    return str(result) if result is None or isinstance(result, TensorType) else f"a {type(result).__name__}"
+    return str(result) if result is None or isinstance(result, TensorType) else kind_of(result)
 
 
 def main_only(captured: Captured) -> Captured:
@@ -82,6 +82,6 @@ def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...
         return (True,) * captured.num_results + extra
     marks = captured.result(tuple(range(captured.num_results)))
     if not isinstance(marks, tuple) or len(marks) != 2:
-        raise GradError(f"{name}: with has_aux=True the function returns (output, aux), not a {type(marks).__name__}")
+        raise GradError(f"{name}: with has_aux=True the function returns (output, aux), not {kind_of(marks)}")
     count = sum(leaf is TENSOR for leaf in main_only(captured).out_leaves)
     return tuple(index < count for index in range(captured.num_results)) + extra

@@ -13,7 +13,7 @@ from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derive import is_differentiable
-from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, located
+from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, kind_of, located
 from thunder_fn.interpreters import vjp as reverse
 from thunder_fn.trace import TensorType, type_of_value
 
@@ -141,7 +141,7 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
         for path, leaf in zip(pytree.paths(args[number], f"args[{number}]"), leaves, strict=True):
             check_argument(leaf, lambda path=path: path)
             if not isinstance(leaf, torch.Tensor) or not is_differentiable(type_of_value(leaf)):
-                what = str(type_of_value(leaf)) if isinstance(leaf, torch.Tensor) else f"a {type(leaf).__name__}"
+                what = str(type_of_value(leaf)) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
                 raise NotDifferentiable(
                     located(
                         f"{name}: {path} is {what}, and only floating and complex tensors have gradients",

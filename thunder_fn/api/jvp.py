@@ -13,7 +13,7 @@ from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.python_numbers import running_shape
 from thunder_fn.derive import is_differentiable
-from thunder_fn.errors import NotDifferentiable, TangentError
+from thunder_fn.errors import NotDifferentiable, TangentError, kind_of
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.trace import TensorType, Trace, type_of_value
@@ -83,13 +83,11 @@ def _arrange(
 def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
     """The leaves of the primals, all of them tensors."""
     if not isinstance(primals, (tuple, list)):
-        raise TangentError(
-            f"{name}: primals is a tuple with one entry for each argument, not a {type(primals).__name__}"
-        )
+        raise TangentError(f"{name}: primals is a tuple with one entry for each argument, not {kind_of(primals)}")
     leaves, _ = pytree.flatten(tuple(primals))
     for path, leaf in zip(pytree.paths(tuple(primals), "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            raise NotDifferentiable(f"{name}: {path} is a {type(leaf).__name__}; pass numbers as tensors")
+            raise NotDifferentiable(f"{name}: {path} is {kind_of(leaf)}; pass numbers as tensors")
     return leaves
 
 
@@ -97,13 +95,13 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
     """The leaves of the tangents, which match the primals."""
     leaves, spec = pytree.flatten(tuple(primals))
     if not isinstance(tangents, (tuple, list)):
-        raise TangentError(f"{name}: tangents is a tuple like primals, not a {type(tangents).__name__}")
+        raise TangentError(f"{name}: tangents is a tuple like primals, not {kind_of(tangents)}")
     given, given_spec = pytree.flatten(tuple(tangents))
     different = pytree.difference(given_spec, spec, "tangents", "primals")
     if different is not None:
         raise TangentError(f"{name}: the tangents must have the structure of the primals, but {different}")
     for path, primal, tangent in zip(pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True):
-        have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else type(tangent).__name__
+        have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else kind_of(tangent)
         if have != type_of_value(primal):
             raise TangentError(f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}")
     return given

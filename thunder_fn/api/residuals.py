@@ -13,6 +13,7 @@ from thunder_fn.capture import capture, pytree
 from thunder_fn.derive import is_differentiable
 from thunder_fn.interpreters.storages import values_without_numbers
 from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.structured.checkpoint import COPY_TO
 from thunder_fn.structured.checkpoint_name import name_of
 from thunder_fn.structured.cost import bytes_of
 from thunder_fn.trace import Atom, Equation, Literal, Source, Trace, Type, Var
@@ -111,6 +112,8 @@ def _describe(trace: Trace, var: Var, own: int, paths: list[str]) -> SavedResidu
 def _maker(trace: Trace, var: Var) -> Equation | None:
     """The innermost equation that computes a variable."""
     equation = next((equation for equation in trace.equations if var in equation.outputs), None)
+    if equation is not None and equation.op == COPY_TO and equation.source is None:  # a policy offloads it
+        return _maker(trace, equation.operands[0])
     if equation is None or len(equation.bodies) != 1:
         return equation
     atom = _inner(equation, var)
@@ -128,12 +131,13 @@ def _inner(equation: Equation, var: Var) -> Var | Literal | None:
 
 
 def _name(trace: Trace, var: Var) -> str | None:
-    """The name of a value, given to it or to a copy of it."""
-    for equation in trace.equations:
-        name = name_of(equation)
-        if name is not None and var in (*equation.operands, *equation.outputs):
-            return name
-        if var in equation.outputs and len(equation.bodies) == 1:
-            inner = _inner(equation, var)
-            return _name(equation.body, inner) if isinstance(inner, Var) else None
-    return None
+    """The name of a value, given to it or to what it is a copy of."""
+    readers = (equation for equation in trace.equations if var in (*equation.operands, *equation.outputs))
+    name = next((name for equation in readers if (name := name_of(equation)) is not None), None)
+    maker = next((equation for equation in trace.equations if var in equation.outputs), None)
+    if name is not None or maker is None:
+        return name
+    if maker.op == COPY_TO:
+        return _name(trace, maker.operands[0])
+    inner = _inner(maker, var) if len(maker.bodies) == 1 else None
+    return _name(maker.body, inner) if isinstance(inner, Var) else None

@@ -11,7 +11,7 @@ import torch
 from thunder_fn.api.calling import apply, described, main_only, main_output, write_back
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.derive import is_differentiable
-from thunder_fn.errors import CotangentError, NotDifferentiable
+from thunder_fn.errors import CotangentError, NotDifferentiable, kind_of
 from thunder_fn.interpreters import vjp as reverse
 from thunder_fn.rules import Split
 from thunder_fn.trace import Type, type_of_value
@@ -91,7 +91,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     leaves, in_spec = pytree.flatten(primals)
     for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            raise NotDifferentiable(f"vjp: {path} is a {type(leaf).__name__}; pass numbers as tensors")
+            raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
     captured = capture(f, primals)
     main = main_output(captured, has_aux, "vjp")
     types = captured.trace.output_types

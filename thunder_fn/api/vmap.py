@@ -11,7 +11,7 @@ import torch
 from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import VmapError, located
+from thunder_fn.errors import VmapError, kind_of, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.torch_internals import is_functorch_wrapped
 from thunder_fn.trace import as_dim, type_of_value
@@ -214,7 +214,7 @@ def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise VmapError(f"{name}: the batch dim of {path} is an int or None, given {dim!r}")
     if not isinstance(leaf, torch.Tensor):
-        raise VmapError(f"{name}: {path} is a {type(leaf).__name__} and has no dim {dim}; use None in in_dims for it")
+        raise VmapError(f"{name}: {path} is {kind_of(leaf)} and has no dim {dim}; use None in in_dims for it")
     if not -leaf.dim() <= dim < leaf.dim():
         raise VmapError(f"{name}: {path} is {type_of_value(leaf)} and has no dim {dim}")
     return dim % leaf.dim()

@@ -36,6 +36,7 @@ from thunder_fn.errors import (
     TracedFunctionError,
     UnsupportedOutput,
     located,
+    with_article,
 )
 from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
@@ -290,7 +291,7 @@ def _written(
     if after.type != before.type and same is None:
         raise CaptureError(
             located(
-                f"the function changes a {before.type} from outside in place to {after.type}",
+                f"the function changes {with_article(before.type)} from outside in place to {after.type}",
                 source=source_of(f),
                 fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
             )
@@ -310,7 +311,7 @@ def _accumulated(
         raise CaptureError(
             located(
                 f"the function leaves {'no gradient' if after is None else 'a gradient'} in the `.grad` of "
-                f"a {recorder.type_of(tracer)} from outside that had {'none' if before is None else 'one'}",
+                f"{with_article(recorder.type_of(tracer))} from outside that had {'none' if before is None else 'one'}",
                 source=source_of(f),
                 fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
             )

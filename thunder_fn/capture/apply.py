@@ -18,6 +18,7 @@ from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.errors import CaptureError, located
+from thunder_fn.symbols import bind, made_by, specialize_atom, specialize_equation
 from thunder_fn.trace import Arg, Equation, Literal, Op, Source, Trace, Type, Var, canonical, map_arg, python_arg
 
 
@@ -31,7 +32,9 @@ def apply_inside(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op
 
 
 def bind_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...] | None:
-    """Record the trace as one equation; None where it has to be replayed."""
+    """Record the trace as one equation; None where it has to be replayed, as what finds sizes in data has to be."""
+    if any(map(made_by, trace.equations)):
+        return None
     closed, extra = close_over(trace)
     args = operands_of(recorder, (*inputs, *extra))
     if args is None:
@@ -143,10 +146,17 @@ def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any
 
 def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source | None) -> tuple[Any, ...]:
     env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
+    read: Callable[[Var], Any] = lambda var: env[var.index]
+    found: dict[Any, Any] = {}  # what sizes that the trace finds in data are called in this capture
     for equation in trace.equations:
         recorder.source = equation.source.called_from(call) if equation.source else call
-        env.extend(_replay_equation(recorder, equation, env))
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
+        results = _replay_equation(recorder, specialize_equation(equation, found), env)
+        made = made_by(equation)
+        if made:
+            names = bind(equation.outputs, results)
+            found.update((symbol, names[symbol]) for symbol in made)
+        env.extend(results)
+    return tuple(python_arg(specialize_atom(atom, found), read) for atom in trace.outputs)
 
 
 def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from thunder_fn.errors import (
     UnsupportedCall,
     UnsupportedInput,
     UnsupportedOutput,
+    kind_of,
     located,
 )
 from thunder_fn.trace import Source, Trace, Var
@@ -63,7 +64,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
             )
     if holds_tracer(getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
-        text = f"{name} returned a {cls} that holds traced tensors, but {cls} is not a pytree"
+        text = f"{name} returned {kind_of(leaf)} that holds traced tensors, but {cls} is not a pytree"
         fix = "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`."
         raise UnsupportedOutput(located(text, source=source_of(f), fix=fix))
 

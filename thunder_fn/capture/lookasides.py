@@ -22,7 +22,7 @@ from typing import Any
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import current
-from thunder_fn.errors import LookasideError
+from thunder_fn.errors import LookasideError, kind_of
 
 Function = Callable[..., Any]
 
@@ -46,7 +46,7 @@ class Lookaside:
 
     def __post_init__(self) -> None:
         if not callable(self.replace_with):
-            raise LookasideError(f"Lookaside: replace_with is a function, given a {type(self.replace_with).__name__}")
+            raise LookasideError(f"Lookaside: replace_with is a function, given {kind_of(self.replace_with)}")
         if isinstance(self.fn, types.MethodType) and isinstance(self.fn.__self__, type):
             object.__setattr__(self, "fn", self.fn.__func__)
         if not isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) and not _is_method(self.fn):

@@ -20,7 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.errors import EscapedTracer, located
+from thunder_fn.errors import EscapedTracer, located, with_article
 from thunder_fn.trace import Source, type_of_value
 
 _SECTIONS = ("_parameters", "_buffers", "_modules")
@@ -201,7 +201,7 @@ def _escaped_error(state: _State, name: str) -> EscapedTracer:
     source = Source(code.co_filename, code.co_firstlineno, f"{cls.__name__}.forward", state.path) if code else None
     return EscapedTracer(
         located(
-            f"a traced tensor was stored in the attribute `{name}` of a {cls.__name__}, "
+            f"a traced tensor was stored in the attribute `{name}` of {with_article(cls.__name__)}, "
             "where it would outlive the trace",
             source=source,
             fix="Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape.",

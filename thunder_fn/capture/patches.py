@@ -16,7 +16,7 @@ from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.capture.seeds import FUNCTIONS as SEEDS
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
 from thunder_fn.trace import Source
 
 Tensor = torch.Tensor
@@ -52,7 +52,7 @@ def _refuse_backward_hooks(module: torch.nn.Module) -> None:
     if internals.has_backward_hooks(module):
         raise UnsupportedCall(
             located(
-                f"a {type(module).__name__} has backward hooks, which autograd runs and a trace does not have",
+                f"{kind_of(module)} has backward hooks, which autograd runs and a trace does not have",
                 source=user_source(),
                 fix="Remove them, or write what they do to the gradient with `custom_vjp`.",
             )
@@ -108,7 +108,7 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
     name = type(optimizer).__name__
     raise UnsupportedCall(
         located(
-            f"the step of a {name} that was made outside the traced function would store traced tensors in its state",
+            f"the step of {with_article(name)} that was made outside the traced function would store traced tensors in its state",
             source=user_source(),
             fix=f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and returns it.",
         )

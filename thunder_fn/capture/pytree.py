@@ -14,6 +14,8 @@ import optree
 import torch
 from torch.utils import _pytree as torch_pytree
 
+from thunder_fn.errors import with_article
+
 NAMESPACE = "thunder_fn"
 PyTreeSpec = optree.PyTreeSpec
 
@@ -76,7 +78,7 @@ def describe(spec: PyTreeSpec) -> str:
     if spec.type is type(None):
         return "None"
     name = getattr(spec.type, "__name__", str(spec.type))
-    kind = f"an {name}" if name[0] in "AEIOU" else f"a {name}"
+    kind = with_article(name)
     if isinstance(spec.type, type) and issubclass(spec.type, dict):
         return f"{kind} with the keys {', '.join(map(repr, spec.entries()))}" if spec.entries() else f"an empty {name}"
     return f"{kind} of {len(spec.children())}" if spec.type in (tuple, list) else kind

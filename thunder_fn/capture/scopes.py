@@ -28,6 +28,7 @@ from thunder_fn.errors import (
     ThunderError,
     UnsupportedCall,
     located,
+    with_article,
 )
 from thunder_fn.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
 
@@ -79,7 +80,7 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     if x.dtype != value.dtype or x.shape != value.shape:
         raise UnsupportedCall(
             located(
-                f"`.data` of a {type_of_value(x)} was set to a {type_of_value(value)}",
+                f"`.data` of {with_article(type_of_value(x))} was set to {with_article(type_of_value(value))}",
                 source=user_source(),
                 fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
             )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, located
+from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of, located
 from thunder_fn.trace import Expr, Literal, Source, as_dim
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -66,7 +66,7 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
         return Literal(value)
     raise UnsupportedInput(
         located(
-            f"an op was called with a {type(value).__name__}, which cannot be part of a trace: {value!r:.80}",
+            f"an op was called with {kind_of(value)}, which cannot be part of a trace: {value!r:.80}",
             source=source,
             fix="Pass tensors, numbers, strings, dtypes, devices or None; random numbers use the default generator.",
         )
@@ -100,7 +100,7 @@ def _unsupported(tensor: torch.Tensor) -> tuple[str, str]:
         return f"a tensor of layout {layout}", f"Convert it with `.to_dense()`, {components}"
     if internals.has_own_dispatch(tensor):
         return (
-            f"a {type(tensor).__name__}, a tensor class with its own dispatch",
+            f"{kind_of(tensor)}, a tensor class with its own dispatch",
             "Pass the plain tensors that it holds.",
         )
     return "", ""

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, Literal as Choice, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 from thunder_fn import ops
-from thunder_fn.errors import ExecutorError
+from thunder_fn.errors import ExecutorError, kind_of
 from thunder_fn.executors.matching import Key, fake_call, keys_of, located_in
 from thunder_fn.trace import Equation, Trace
 
@@ -332,7 +332,7 @@ class FusionExecutor(Executor):
 
 def _check_callable(value: Any, where: str) -> None:
     if value is not None and not callable(value):
-        raise ExecutorError(f"{where}: expected a function, given a {type(value).__name__}: {value!r:.60}")
+        raise ExecutorError(f"{where}: expected a function, given {kind_of(value)}: {value!r:.60}")
 
 
 def size_of(equation: Equation) -> int:

@@ -30,7 +30,7 @@ from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.derive import alone, is_differentiable
-from thunder_fn.errors import ExecutorError, located
+from thunder_fn.errors import ExecutorError, kind_of, located, with_article
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.rules import memo
@@ -131,7 +131,7 @@ def _running(name: str) -> _Joint:
 
 
 def _told(value: Any) -> str:
-    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}: {value!r:.40}"
+    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"{kind_of(value)}: {value!r:.40}"
 
 
 # ---- from a grad transform to a rule ----
@@ -205,7 +205,7 @@ def _asked(state: _Joint, results: Sequence[torch.Tensor]) -> list[int]:
     for var, _ in state.cotangents:
         if var not in positions:
             raise ExecutorError(
-                f"{state.where}: get_grad was asked for the gradient of a {var.type} that is not returned"
+                f"{state.where}: get_grad was asked for the gradient of {with_article(var.type)} that is not returned"
             )
         found.append(positions.index(var))
     return found

@@ -26,7 +26,7 @@ from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.capture.scopes import encode_call, in_scope, lift_call, user_source
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.derive import alone
-from thunder_fn.errors import ExecutorError, ThunderError, located
+from thunder_fn.errors import ExecutorError, ThunderError, kind_of, located
 from thunder_fn.executors.grad_transforms import CapturedRule, LazyRule, derive_rule
 from thunder_fn.executors.matching import FakeCall, python_value
 from thunder_fn.executors.running import Runner
@@ -114,7 +114,7 @@ class Operator:
         for leaf in call.leaves:
             if not isinstance(leaf, (torch.Tensor, *LITERALS)):
                 raise self._misuse(
-                    f"a {type(leaf).__name__} cannot be part of a trace; pass tensors, numbers, strings, dtypes, devices or None"
+                    f"{kind_of(leaf)} cannot be part of a trace; pass tensors, numbers, strings, dtypes, devices or None"
                 )
         new_args, new_kwargs = encode_call(recorder, args, kwargs)
         if new_args is None or new_kwargs is None:  # a torch.func transform is at work
@@ -325,7 +325,7 @@ class _Opaque:
             raise operator._misuse(text) from error  # pyright: ignore[reportPrivateUsage]
         for leaf in pytree.flatten(result)[0]:
             if not isinstance(leaf, (torch.Tensor, *LITERALS)):
-                text = f"meta returned a {type(leaf).__name__}; it returns tensors, such as `torch.empty_like(a)`, and numbers"
+                text = f"meta returned {kind_of(leaf)}; it returns tensors, such as `torch.empty_like(a)`, and numbers"
                 raise operator._misuse(text)  # pyright: ignore[reportPrivateUsage]
         return result
 

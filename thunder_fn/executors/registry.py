@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from thunder_fn.errors import ExecutorError, UnknownOption, located
+from thunder_fn.errors import ExecutorError, UnknownOption, kind_of, located
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
 
@@ -34,7 +34,7 @@ def register_executor(executor: Executor) -> Executor:
         ExecutorError: it is no executor, or another one has the name.
     """
     if not isinstance(executor, Executor):
-        raise ExecutorError(f"register_executor: expected an executor, given a {type(executor).__name__}")
+        raise ExecutorError(f"register_executor: expected an executor, given {kind_of(executor)}")
     with _lock:
         known = _registered.get(executor.name)
         if executor.name in BUILTIN or (known is not None and known is not executor):

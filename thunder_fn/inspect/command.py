@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thunder_fn.commands import UserError, users_code
-from thunder_fn.errors import InspectError, ThunderError, located
+from thunder_fn.errors import InspectError, ThunderError, kind_of, located
 from thunder_fn.inspect.chain import chain
 from thunder_fn.inspect.chrome import chrome_trace
 from thunder_fn.inspect.cost import cost
@@ -146,5 +146,5 @@ def _call(where: str, function: Callable[..., Any]) -> tuple[Callable[..., Any],
 
 def _kinds(found: Any) -> str:
     if not isinstance(found, tuple):
-        return f"a {type(found).__name__}"
-    return f"({', '.join('a function' if callable(part) else f'a {type(part).__name__}' for part in found)})"
+        return kind_of(found)
+    return f"({', '.join('a function' if callable(part) else kind_of(part) for part in found)})"

@@ -13,7 +13,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import close_over, write_back
-from thunder_fn.errors import JitError
+from thunder_fn.errors import JitError, kind_of
 from thunder_fn.executors import Program
 from thunder_fn.executors.base import watched_by
 from thunder_fn.jit import dynamic
@@ -155,7 +155,7 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
     if isinstance(f, torch.nn.Module):
         return _modules().jit_module(f, options)
     if not callable(f):
-        raise JitError(f"jit: expected a function, given a {type(f).__name__}: {f!r:.60}")
+        raise JitError(f"jit: expected a function, given {kind_of(f)}: {f!r:.60}")
     return Jitted(f, Options().changed(options))
 
 
@@ -243,7 +243,7 @@ def _jitted_of(f: Any) -> Jitted | None:
         return _modules().latest_of(f)
     inner = f if isinstance(f, Jitted) else getattr(f, "jitted", None)
     if not isinstance(inner, Jitted):
-        raise JitError(f"expected a jitted function or module, given a {type(f).__name__}: {f!r:.60}")
+        raise JitError(f"expected a jitted function or module, given {kind_of(f)}: {f!r:.60}")
     return inner
 
 

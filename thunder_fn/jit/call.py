@@ -10,7 +10,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.errors import DonatedTensorError, UnhashableStatic, located
+from thunder_fn.errors import DonatedTensorError, UnhashableStatic, kind_of, located
 from thunder_fn.jit.memory import DonatedTensor
 from thunder_fn.jit.options import Options
 from thunder_fn.jit.prologue import Key, argument_name, leaf_key
@@ -61,7 +61,7 @@ def _check_hashable(position: int, value: Any) -> None:
     except TypeError as error:
         raise UnhashableStatic(
             located(
-                f"jit: static argument {position} is a {type(value).__name__}, which has no hash: {error}",
+                f"jit: static argument {position} is {kind_of(value)}, which has no hash: {error}",
                 fix="Make it a tuple or a frozen dataclass, or leave it out of static_argnums.",
             )
         ) from None

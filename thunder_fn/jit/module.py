@@ -22,7 +22,7 @@ from thunder_fn.capture import current, pytree
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.patches import module_path
 from thunder_fn.capture.reads import Reads, tracked
-from thunder_fn.errors import HooksWarning, JitError, ThunderError, located
+from thunder_fn.errors import HooksWarning, JitError, ThunderError, kind_of, located
 from thunder_fn.jit import Jitted
 from thunder_fn.jit.cache import MAXSIZE, CacheInfo
 from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
@@ -171,7 +171,7 @@ class ModuleJit:
             return
         self.warned = True
         path = next(path for path, child in self.module.named_modules() if child is hooked)
-        what = f"jit: {path!r} in a {type(self.module).__name__} has backward hooks, which autograd runs where eager code is"
+        what = f"jit: {path!r} in {kind_of(self.module)} has backward hooks, which autograd runs where eager code is"
         fix = "Until they are removed, the module runs as it does without jit. Hooks of the jitted module itself are no problem."
         warnings.warn(located(what, fix=fix), HooksWarning, stacklevel=5)
 

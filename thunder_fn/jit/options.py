@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunder_fn.capture.lookasides import Lookaside
-from thunder_fn.errors import ArgnumError, JitError, UnknownOption, located
+from thunder_fn.errors import ArgnumError, JitError, UnknownOption, kind_of, located
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
 from thunder_fn.executors.grad_transforms import GradTransforms
 from thunder_fn.executors.operator_executor import OperatorExecutor
@@ -118,7 +118,7 @@ def _read_transforms(value: Any) -> tuple[Transform, ...]:
     given: tuple[Any, ...] = (value,) if callable(value) else tuple(value)
     for transform in given:
         if not callable(transform):
-            raise JitError(f"jit: a transform is a function from Trace to Trace, given a {type(transform).__name__}")
+            raise JitError(f"jit: a transform is a function from Trace to Trace, given {kind_of(transform)}")
         if isinstance(transform, Transform) and transform.on == "model":
             fix = "Apply it to the model, or give it to a recipe and call `compile`."
             raise JitError(located(f"jit: {transform.name!r} transforms models, not traces", fix=fix))
@@ -129,7 +129,7 @@ def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
     given: tuple[Any, ...] = (value,) if isinstance(value, Lookaside) else tuple(value)
     for lookaside in given:
         if not isinstance(lookaside, Lookaside):
-            raise JitError(f"jit: a lookaside is a `Lookaside(fn, replace_with)`, given a {type(lookaside).__name__}")
+            raise JitError(f"jit: a lookaside is a `Lookaside(fn, replace_with)`, given {kind_of(lookaside)}")
     return given
 
 

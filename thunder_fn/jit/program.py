@@ -27,7 +27,7 @@ from thunder_fn.capture.recorder import Decision
 from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import constraints_of
-from thunder_fn.errors import HostRandomWarning, JitError, located
+from thunder_fn.errors import HostRandomWarning, JitError, kind_of, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.executors.reuse import is_dense
 from thunder_fn.interpreters.evaluate import evaluate
@@ -199,7 +199,7 @@ def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
     new: Any = transform(trace)
     name = getattr(transform, "__name__", type(transform).__name__)
     if not isinstance(new, Trace):
-        raise JitError(f"jit: the transform {name} returned a {type(new).__name__}, not a Trace")
+        raise JitError(f"jit: the transform {name} returned {kind_of(new)}, not a Trace")
     for what in ("input", "output"):
         before, after = getattr(trace, f"{what}_types"), getattr(new, f"{what}_types")
         if before != after:

@@ -26,7 +26,7 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.capture.recorder import Decision, Layout, check_supported
-from thunder_fn.errors import JitError, UnsupportedInput, located
+from thunder_fn.errors import JitError, UnsupportedInput, kind_of, located
 from thunder_fn.trace import Arg, Expr, Literal, NumberType, TensorType, Trace, TraceBuilder, Type, type_of_value
 
 Key = tuple[Any, ...]
@@ -107,10 +107,10 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
         return slice, tuple(Literal(part) for part in (leaf.start, leaf.stop, leaf.step))
     if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_FUNCTION_TYPES)) or _is_enum(leaf):
         return type(leaf), Literal(leaf)
-    name, kind = argument_name(tree, position), type(leaf).__name__
+    name, kind = argument_name(tree, position), kind_of(leaf)
     raise UnsupportedInput(
         located(
-            f"jit: the argument {name} is a {kind}, neither a tensor nor a value to bake in",
+            f"jit: the argument {name} is {kind}, neither a tensor nor a value to bake in",
             fix="Pass it through static_argnums if it is hashable, or let the function close over it.",
         )
     )

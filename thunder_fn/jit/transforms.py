@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from thunder_fn.errors import TraitError, located
+from thunder_fn.errors import TraitError, kind_of, located
 from thunder_fn.executors.base import Numerics, check_numerics
 from thunder_fn.interpreters.autocast import autocast
 
@@ -90,7 +90,7 @@ class Transform:
         on: Subject = "trace",
     ) -> None:
         if not callable(fn):
-            raise TraitError(f"Transform {name!r}: expected a function, given a {type(fn).__name__}: {fn!r:.60}")
+            raise TraitError(f"Transform {name!r}: expected a function, given {kind_of(fn)}: {fn!r:.60}")
         if on not in ("trace", "model"):
             raise TraitError(f"Transform {name!r}: on is 'trace' or 'model', given {on!r}")
         values = {"after": after, "before": before, "conflicts": conflicts}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from thunder_fn.commands import UserError, output_folder, users_code
-from thunder_fn.errors import ThunderError
+from thunder_fn.errors import ThunderError, kind_of
 from thunder_fn.inspect.scratch import peak_of
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.jit import explain_claims, last_traces
@@ -89,7 +89,7 @@ def load(name: str) -> tuple[Any, dict[str, Any]]:
     with users_code():
         made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], dict)):
-        raise ValueError(f"{name} must return (model, kwargs), but it returned a {type(made).__name__}")
+        raise ValueError(f"{name} must return (model, kwargs), but it returned {kind_of(made)}")
     return made
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import RecipeError
+from thunder_fn.errors import RecipeError, kind_of
 from thunder_fn.jit import jit
 from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
@@ -57,7 +57,7 @@ def chosen(model: Model, recipe: Choice) -> Recipe:
         RecipeError: it is none.
     """
     if not callable(model):
-        raise RecipeError(f"compile: expected a module or function, given a {type(model).__name__}: {model!r:.60}")
+        raise RecipeError(f"compile: expected a module or function, given {kind_of(model)}: {model!r:.60}")
     if recipe is None:
         return Default()
     given: Sequence[Any] = [recipe] if isinstance(recipe, str | Recipe) or not isinstance(recipe, Sequence) else recipe

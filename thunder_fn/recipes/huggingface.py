@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.lookasides import Lookaside
+from thunder_fn.errors import kind_of, with_article
 from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
@@ -71,7 +72,7 @@ class HuggingFace(Recipe):
         known = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__}
         if not known & set(self.models):
             wanted = " or ".join(self.models)
-            raise ValueError(f"the recipe {self.name} is for a {wanted}, given a {type(model).__name__}")
+            raise ValueError(f"the recipe {self.name} is for {with_article(wanted)}, given {kind_of(model)}")
 
     def setup_lookasides(self) -> Sequence[Lookaside]:
         """The warning about padding looks at values."""

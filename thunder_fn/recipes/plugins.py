@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from thunder_fn.errors import RecipeError, located
+from thunder_fn.errors import RecipeError, kind_of, located
 from thunder_fn.executors import Executor
 from thunder_fn.executors.base import Numerics
 from thunder_fn.executors.cudagraphs import EXECUTOR as CUDAGRAPHS, CudaGraphs
@@ -28,7 +28,7 @@ def parameters_of(recipe: Recipe, model: Any) -> list[torch.nn.Parameter]:
     """
     if not isinstance(model, torch.nn.Module):
         rewrite = recipe.name.partition("_")[0]
-        what = f"{recipe.name}: a {type(model).__name__} has no parameters of its own"
+        what = f"{recipe.name}: {kind_of(model)} has no parameters of its own"
         raise RecipeError(
             located(what, fix=f"Give `compile` the module, or call `{rewrite}` on a function of parameters.")
         )
@@ -63,7 +63,7 @@ class Quantize(Recipe):
         parameters = parameters_of(self, model)
         found = [param for param in parameters if param.is_floating_point() and param.dim() >= 2]
         if not found:
-            raise RecipeError(f"{self.name}: a {type(model).__name__} has no floating parameter of two or more dims")
+            raise RecipeError(f"{self.name}: {kind_of(model)} has no floating parameter of two or more dims")
         return found
 
     def setup_transforms(self) -> Sequence[Transform]:
@@ -148,7 +148,7 @@ class Distributed(Recipe):
     def validate(self, model: Any) -> None:
         """There are parameters, and ranks."""
         if not parameters_of(self, model):
-            raise RecipeError(f"{self.name}: a {type(model).__name__} has no parameters")
+            raise RecipeError(f"{self.name}: {kind_of(model)} has no parameters")
         if self.mesh is None and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             fix = f'Start under torchrun and call `torch.distributed.init_process_group`, or pass `get("{self.name}")(mesh)`.'
             raise RecipeError(located(f"{self.name}: there is no process group, and no mesh was given", fix=fix))

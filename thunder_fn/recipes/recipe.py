@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypedDict, final, get_args
 
 from thunder_fn.capture.lookasides import Lookaside
-from thunder_fn.errors import RecipeError, UnknownOption, located
+from thunder_fn.errors import RecipeError, UnknownOption, kind_of, located
 from thunder_fn.executors import TORCH, Executor, Numerics, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jit import Options
@@ -320,9 +320,7 @@ def _sequence(part: Recipe, question: str) -> Sequence[Any]:
     if answer is None:  # said by a method without `return`
         return ()
     if isinstance(answer, str) or not isinstance(answer, Sequence):
-        raise RecipeError(
-            f"{part!r}: {question} returns a sequence, not a {type(answer).__name__}\nReturn `()` for nothing."
-        )
+        raise RecipeError(f"{part!r}: {question} returns a sequence, not {kind_of(answer)}\nReturn `()` for nothing.")
     return answer
 
 
@@ -340,7 +338,7 @@ def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
     for part in parts:
         answer: Any = part.setup_config() or {}
         if not isinstance(answer, Mapping):
-            raise RecipeError(f"{part!r}: setup_config returns a dict of options, not a {type(answer).__name__}")
+            raise RecipeError(f"{part!r}: setup_config returns a dict of options, not {kind_of(answer)}")
         for name, value in answer.items():
             if name not in known:
                 raise UnknownOption(f"{part!r}: setup_config has {name!r}; a recipe may set {', '.join(known)}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.errors import kind_of
 from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
@@ -43,7 +44,7 @@ class Images(Recipe):
     def validate(self, model: Any) -> None:
         """The model is of the library, or derived from one that is."""
         if not any(cls.__module__.partition(".")[0] == self.package for cls in type(model).__mro__):
-            raise ValueError(f"the recipe {self.name} is for models of {self.package}, given a {type(model).__name__}")
+            raise ValueError(f"the recipe {self.name} is for models of {self.package}, given {kind_of(model)}")
 
     def setup_transforms(self) -> Sequence[Transform]:
         """The order of weights, if asked for."""

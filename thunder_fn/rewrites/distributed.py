@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.rewrite import Representation
 from thunder_fn.rewrites.steps import traced
 from thunder_fn.rewrites.units import Bucket, InUnits
@@ -99,7 +99,7 @@ def group_of(mesh: Any) -> Group:
         return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), mesh)
     raise RewriteError(
         located(
-            f"expected a DeviceMesh, given a {type(mesh).__name__}",
+            f"expected a DeviceMesh, given {kind_of(mesh)}",
             fix='Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.',
         )
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError, kind_of, located
 
 Init = Callable[[torch.nn.Module], object]
 
@@ -21,7 +21,7 @@ def reset(name: str, module: torch.nn.Module) -> None:
     """
     own: Any = getattr(module, "reset_parameters", None)
     if own is None:
-        what = f"initialise: {name!r}, a {type(module).__name__}, has parameters and no reset_parameters"
+        what = f"initialise: {name!r}, {kind_of(module)}, has parameters and no reset_parameters"
         fix = "Pass `init=`, a function that fills the parameters and buffers of one module in place."
         raise RewriteError(located(what, fix=fix))
     own()

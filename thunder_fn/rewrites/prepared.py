@@ -11,7 +11,7 @@ import optree
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
 from thunder_fn.rewrites.distributed import check_there
@@ -226,7 +226,7 @@ def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
     for name, leaf in zip(names, leaves, strict=True):
         type_ = type_of_value(leaf) if isinstance(leaf, torch.Tensor) else None
         if not isinstance(type_, TensorType):
-            raise RewriteError(f"the parameter {name!r} is a {type(leaf).__name__}, not a tensor")
+            raise RewriteError(f"the parameter {name!r} is {kind_of(leaf)}, not a tensor")
         types.append(type_)
     for step in steps:
         chosen = getattr(step, "chosen", None)

@@ -17,7 +17,7 @@ import torch
 
 from thunder_fn.api.calling import Transformed, apply
 from thunder_fn.capture import Captured, capture, pytree
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.rewrite import Rewrite, Step
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.calibration import calibrated
@@ -124,7 +124,7 @@ class Rewritten(Transformed):
         if not isinstance(params, Prepared):
             raise RewriteError(
                 located(
-                    f"{name} was rewritten and takes prepared parameters, given a {type(params).__name__}",
+                    f"{name} was rewritten and takes prepared parameters, given {kind_of(params)}",
                     fix="Prepare them once: `new = q.prepare(params)`, then call `q(new, ...)`.",
                 )
             )
@@ -180,9 +180,7 @@ def rewritten(f: Any, step: Step) -> Any:
 
         return rewritten_module(f, step)
     if not callable(f):
-        raise RewriteError(
-            f"expected a function of (params, *inputs) or a module, given a {type(f).__name__}: {f!r:.60}"
-        )
+        raise RewriteError(f"expected a function of (params, *inputs) or a module, given {kind_of(f)}: {f!r:.60}")
     return Rewritten(f, (step,))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError, located, with_article
 from thunder_fn.interpreters.rewrite import Representation
 from thunder_fn.rewrites.scheme import Parts, Scheme, Shape
 from thunder_fn.rules import memo
@@ -175,7 +175,7 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
     decoded = traced(lambda *xs: scheme.decode(dict(zip(suffixes, xs, strict=True)), shape, dtype), *parts)
     if decoded.output_types != (type,):
         given = ", ".join(map(str, decoded.output_types))
-        raise RewriteError(f"quantize: the scheme {scheme.name} decodes the parts of a {type} to {given}")
+        raise RewriteError(f"quantize: the scheme {scheme.name} decodes the parts of {with_article(type)} to {given}")
     rule = Calls(_calls(scheme, shape, dtype), suffixes, parts)
     return Representation(scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True)
 

@@ -12,20 +12,21 @@ from typing import Any, TypeAlias
 from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint_name import NAME
 from thunder_fn.structured.policies import Answer, ask
+from thunder_fn.structured.selective import Selective
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, canonical, map_arg
 
 Answers: TypeAlias = dict[int, Answer]
 """What is kept, by variable, and how."""
 
 
-def mark(body: Trace, policy: Callable[[Equation], Any]) -> Trace:
+def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:
     """Unfold the composites and calls of a body, and mark what the policy keeps.
 
     It is asked about every equation: about a composite before what is in it.
     """
     builder = TraceBuilder(body.name)
     inputs = tuple(builder.input(type) for type in body.input_types)
-    return builder.build(_mark(builder, body, inputs, policy))
+    return builder.build(_mark(builder, body, inputs, policy.walk() if isinstance(policy, Selective) else policy))
 
 
 def is_marked(trace: Trace) -> bool:

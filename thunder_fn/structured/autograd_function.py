@@ -130,9 +130,9 @@ class FunctionCall(Call):
     def __hash__(self) -> int:
         return super().__hash__()
 
-    def needs(self) -> Mask:
-        """For each argument: is it a tensor, which may need a gradient?"""
-        return tuple(argument is TENSOR for argument in self.tree([TENSOR] * sum(self.is_tensor)))
+    def needs(self, types: Sequence[Type]) -> Mask:
+        """For each argument: is it a tensor that may need a gradient?"""
+        return tuple(map(is_differentiable, self.tree(types)))
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, Context]:
         """Run `forward`; its result, and the context.
@@ -141,7 +141,7 @@ class FunctionCall(Call):
             ChangesInputs: it has changed a tensor in place.
         """
         given = [tensor.clone() if index in self.copied else tensor for index, tensor in enumerate(tensors)]
-        context, args = Context(self.needs()), self.args(given)
+        context, args = Context(self.needs([type_of_value(tensor) for tensor in tensors])), self.args(given)
         if self.has_setup:
             output = self.function.forward(*args)
             self.function.setup_context(context, tuple(args), output)
@@ -273,7 +273,7 @@ class _Run:
         """One gradient or None for each tensor of the arguments, from `backward`."""
         if self.notes is None:
             raise CustomRuleError(f"{self.name}: backward runs after forward")
-        context, supply = Context(self.call.needs()), iter(kept)
+        context, supply = Context(self.call.needs(primal.trace.input_types)), iter(kept)
         spec, statics, places = self.notes
         leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
         for key, value in pytree.unflatten(spec, leaves).items():
@@ -285,7 +285,7 @@ class _Run:
         return self._gradients(primal, found if isinstance(found, tuple) else (found,))
 
     def _gradients(self, primal: Captured, found: tuple[Any, ...]) -> list[Any]:
-        needs = self.call.needs()
+        needs = self.call.needs(primal.trace.input_types)
         if len(found) < len(needs) or any(value is not None for value in found[len(needs) :]):
             raise CustomRuleError(
                 f"{self.name}.backward must return one gradient for each argument of forward, {len(needs)} of them, "

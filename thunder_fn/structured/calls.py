@@ -13,7 +13,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derive import is_differentiable
-from thunder_fn.errors import CustomRuleError
+from thunder_fn.errors import CustomRuleError, kind_of
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.structured.bodies import check_no_writes
 from thunder_fn.trace import Literal, TensorType, Type, type_of_value
@@ -212,7 +212,7 @@ def described(tree: Any) -> str:
     if isinstance(tree, torch.Tensor | TensorType):
         return str(tree if isinstance(tree, TensorType) else type_of_value(tree))
     _, spec = pytree.flatten(tree)
-    return f"a {type(tree).__name__}" if spec.is_leaf() else pytree.describe(spec)
+    return kind_of(tree) if spec.is_leaf() else pytree.describe(spec)
 
 
 def check_like(value: Any, type: Type, path: str, where: str) -> torch.Tensor:

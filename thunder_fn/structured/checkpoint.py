@@ -24,7 +24,7 @@ import torch.utils.checkpoint
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
-from thunder_fn.errors import CheckpointError
+from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.simplify import dce, inline, inline_into, is_kept
@@ -36,6 +36,7 @@ from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import capture_bodies, tensor_leaves, write_inside
 from thunder_fn.structured.policies import AllBut, Answer, Budget, Policy, check_policy, everything_saveable
 from thunder_fn.structured.remat import Recomputation, keep_random, recompute, variables, within_budget
+from thunder_fn.structured.selective import Selective, policy_of_contexts
 from thunder_fn.structured.wrapping import (
     wrapped,
     wrapper_activity_rule,
@@ -269,7 +270,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     Source: jax.checkpoint; torch.utils.checkpoint.
     """
     if not callable(f):
-        raise CheckpointError(f"checkpoint: expected a function, given a {type(f).__name__}: {f!r:.60}")
+        raise CheckpointError(f"checkpoint: expected a function, given {kind_of(f)}: {f!r:.60}")
     chosen = check_policy(policy)
 
     @functools.wraps(f)
@@ -318,31 +319,21 @@ def torch_checkpoint(
     """`torch.utils.checkpoint.checkpoint` inside a traced function: a checkpoint equation.
 
     Random numbers are never drawn again, whatever `preserve_rng_state` says. A `context_fn` of
-    `create_selective_checkpoint_contexts` gives its policy; another is ignored, as it only runs code around the
-    function.
+    `create_selective_checkpoint_contexts` gives its policy; of another the first context is entered, around the
+    function, and the second never is, since Python does not run the function again.
     """
-    return checkpoint(function, _policy_of_contexts(context_fn))(*args, **kwargs)
-
-
-def _policy_of_contexts(context_fn: Callable[[], Any] | None) -> Any:
     if context_fn is None:
-        return None
-    contexts = context_fn()
-    selective = getattr(contexts[0], "policy_fn", None) if isinstance(contexts, tuple) and contexts else None
-    if selective is None:
-        return None
+        return checkpoint(function)(*args, **kwargs)
+    if policy_of_contexts(context_fn) is not None:
+        return checkpoint(function, Selective(context_fn))(*args, **kwargs)
+    forward, _ = context_fn()
 
-    def selective_policy(equation: Equation) -> bool:
-        if equation.op.kind != "leaf":
-            return False
-        context = torch.utils.checkpoint.SelectiveCheckpointContext(is_recompute=False)
-        answer = selective(context, ops.overload(equation.op), *equation.args, **dict(equation.kwargs))
-        return answer in _SAVES
+    @functools.wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with forward:
+            return function(*args, **kwargs)
 
-    return selective_policy
-
-
-_SAVES = (torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE, torch.utils.checkpoint.CheckpointPolicy.PREFER_SAVE)
+    return checkpoint(inside)(*args, **kwargs)
 
 
 divert("checkpoint", torch_checkpoint)

@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.check import check_types
-from thunder_fn.errors import CheckpointError
+from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.vmap import batched_type
 from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.bind import bind
@@ -124,7 +124,7 @@ def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
     Source: jax.ad_checkpoint.checkpoint_name.
     """
     if not isinstance(x, torch.Tensor):
-        raise CheckpointError(f"checkpoint_name: names a tensor, not a {type(x).__name__}")
+        raise CheckpointError(f"checkpoint_name: names a tensor, not {kind_of(x)}")
     if not isinstance(name, str):
         raise CheckpointError(f"checkpoint_name: the name is a string, not {name!r}")
     (named,) = name_evaluate_rule((), x, name=name)

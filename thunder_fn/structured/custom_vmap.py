@@ -160,7 +160,10 @@ class VmapCall(Call):
             )
         result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
         spread = zip(calls.spread(found[1], result, "out_batched", where), primal.out_leaves, strict=True)
-        flags = [bool(flag) for flag, leaf in spread if leaf is TENSOR]
+        flags = [flag for flag, leaf in spread if leaf is TENSOR]
+        for flag, path in zip(flags, primal.paths("out_batched"), strict=True):
+            if not isinstance(flag, bool):
+                raise CustomRuleError(f"{where} returned {calls.described(flag)} for {path}, which is a bool")
         types = [
             batched_type(type, size) if flag else type
             for type, flag in zip(primal.trace.output_types, flags, strict=True)

@@ -15,7 +15,7 @@ import torch
 from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError, kind_of, located
 from thunder_fn.structured.bodies import (
     Bodies,
     agreed,
@@ -141,8 +141,8 @@ def _run(combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse:
 
 def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        kind = "Tensor" if isinstance(result, TypeText) else type(result).__name__
-        what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {kind}"
+        kind = "a Tensor" if isinstance(result, TypeText) else kind_of(result)
+        what = f"{len(result)} values" if isinstance(result, (tuple, list)) else kind
         what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
         raise TraceTypeError(located(what, source=user_source(), fix="Where there is no y, return `(carry, None)`."))
     return result[0], result[1]

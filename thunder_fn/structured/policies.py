@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypeAlias
 
-from thunder_fn.errors import CheckpointError, located
+from thunder_fn.errors import CheckpointError, kind_of, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.structured.checkpoint_name import name_of
+from thunder_fn.structured.selective import Selective
 from thunder_fn.trace import Equation, Trace
 
 Answer: TypeAlias = Choice["save", "recompute", "offload"]
-Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget | AllBut"
+Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget | AllBut | Selective"
 
 MATMULS = frozenset(
     f"aten.{name}"
@@ -150,14 +151,14 @@ def check_policy(policy: Any) -> Any:
     """The policy, None being `nothing_saveable`."""
     if policy is None:
         return nothing_saveable
-    if not isinstance(policy, (Budget, AllBut)) and not callable(policy):
+    if not isinstance(policy, (Budget, AllBut, Selective)) and not callable(policy):
         raise CheckpointError(
             f"checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not {policy!r}"
         )
     try:
         hash(policy)
     except TypeError:
-        raise CheckpointError(f"checkpoint: a policy has a hash, but a {type(policy).__name__} has none") from None
+        raise CheckpointError(f"checkpoint: a policy has a hash, but {kind_of(policy)} has none") from None
     return policy
 
 

@@ -22,7 +22,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError, kind_of, located
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into
 from thunder_fn.interpreters.vmap import batch, batched_type
@@ -283,8 +283,8 @@ def while_loop(
     if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0):
         raise TraceTypeError(f"while_loop: max_steps is None or an int that is not negative, given {max_steps!r}")
     if not isinstance(carried_inputs, (tuple, list)):
-        kind = "Tensor" if isinstance(carried_inputs, torch.Tensor) else type(carried_inputs).__name__
-        raise TraceTypeError(f"while_loop: carried_inputs is a tuple with one entry for each argument, not a {kind}")
+        kind = "a Tensor" if isinstance(carried_inputs, torch.Tensor) else kind_of(carried_inputs)
+        raise TraceTypeError(f"while_loop: carried_inputs is a tuple with one entry for each argument, not {kind}")
     carry = tuple(carried_inputs)
     if current() is None:
         return _run(cond_fn, body_fn, carry, max_steps)
@@ -307,11 +307,7 @@ def _truth(cond_fn: Callable[..., Any], value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return bool(value)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        what = (
-            f"a tensor of shape {tuple(value.shape)}"
-            if isinstance(value, torch.Tensor)
-            else f"a {type(value).__name__}"
-        )
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
         what = f"while_loop: the condition must be a bool or a scalar tensor, not {what}\n"
         what += f"function:     {described_function(cond_fn)}"
         raise TraceTypeError(located(what, source=user_source(), fix="Reduce it with `.all()` or `.any()`."))
@@ -321,8 +317,8 @@ def _truth(cond_fn: Callable[..., Any], value: Any) -> Any:
 
 def _as_tuple(body_fn: Callable[..., Any], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (tuple, list)):
-        kind = "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
-        what = f"must return a tuple of the carries, not a {kind}"
+        kind = "a Tensor" if isinstance(value, torch.Tensor) else kind_of(value)
+        what = f"must return a tuple of the carries, not {kind}"
         what = f"while_loop: {described_function(body_fn)} {what}"
         raise TraceTypeError(located(what, source=user_source(), fix="Return `(carry,)` where there is one."))
     return tuple(value)

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import torch
 
+from thunder_fn.errors import kind_of
 from thunder_fn.executors.base import NOT_REGISTERED
 from thunder_fn.torch_internals import Numbers
 from thunder_fn.trace import Dim, Equation, Expr, Literal, NoneType, TensorType, Type, Var, as_dim
@@ -235,7 +236,7 @@ def number(x: Number, dtype: torch.dtype) -> Number:
             raise Refused("whether a symbolic number is zero")
         return torch.sym_float(x) if dtype.is_floating_point else x
     if not isinstance(x, bool | int | float):
-        raise Refused(f"a {type(x).__name__} is no number for nvFuser")
+        raise Refused(f"{kind_of(x)} is no number for nvFuser")
     return float(x) if dtype.is_floating_point else bool(x) if dtype is torch.bool else int(x)
 
 
