@@ -180,7 +180,7 @@ class InspectError(ThunderError, ValueError):
 
 
 class GraphBreakWarning(UserWarning):
-    """A model is no single trace: it decides on values while it runs, say. Say which frontend is meant."""
+    """A model or function is no single trace: it decides on values while it runs, say. Say which frontend is meant."""
 
 
 class HostRandomWarning(UserWarning):

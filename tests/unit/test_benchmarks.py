@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -64,3 +65,16 @@ def test_the_peers_of_a_model_do_the_same(name: str) -> None:
         model = chosen.build(quick=True).train(not chosen.tokens)
         results.append(pretrained.step_of(prepare(model), chosen.inputs(model.config, True), min(chosen.tokens, 4))())
     assert torch.allclose(*results, rtol=1e-6)
+
+
+def test_a_peer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="no such peer"):
+        pretrained._printed_by([sys.executable, "-c", "raise SystemExit('no such peer')"], dict(os.environ))
+    monkeypatch.setattr(pretrained, "PATIENCE_SECONDS", 0.3)
+    assert pretrained._printed_by([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ)) is None
+    monkeypatch.setattr(pretrained, "capture_seconds", lambda name: 1.0)
+    monkeypatch.setattr(pretrained, "QUICK", {"GPT-2 small": ("eager",)})
+    times = {"thunder_fn": {"first step": 1.0, "steady step": 0.5, "peak": 2e6}, "eager": None}
+    monkeypatch.setattr(pretrained, "_fresh", lambda name, peer, quick: times[peer])
+    text = "\n".join(map(show, pretrained.run(quick=True)))
+    assert text.count("  eager: over 0.3 s") == 3 and "thunder_fn       2.0 MB   500.00 ms" in text

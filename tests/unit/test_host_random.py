@@ -102,6 +102,19 @@ def test_functions_through_dynamo_draw_as_eager_does() -> None:
     assert all(torch.equal(mine, X * numpy.random.random()) for mine in found)
 
 
+@pytest.mark.filterwarnings(BREAKS)
+@pytest.mark.parametrize("module", DRAWS)
+def test_compiled_functions_draw_as_eager_does(module: str) -> None:
+    f = tfn.compile(lambda x: x * DRAWS[module](), executors="torch")
+    seed()
+    with pytest.warns(tfn.errors.GraphBreakWarning):
+        found = [f(X)]
+    found += [f(X), f(X)]
+    seed()
+    for mine in found:
+        torch.testing.assert_close(mine, X * DRAWS[module]())
+
+
 @pytest.mark.parametrize("module", DRAWS)
 def test_jit_says_that_numbers_are_constants(module: str) -> None:
     jitted = tfn.jit(Noisy(DRAWS[module], decides=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import pickle
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -245,7 +246,8 @@ def test_answers_are_checked() -> None:
     with pytest.raises(UnknownOption) as caught:
         tfn.compile(torch.sin, Flags())
     assert str(caught.value) == (
-        "Flags(): setup_config has 'nv_enable_linear'; a recipe may set cache, numerics, static_argnums, donate_argnums"
+        "Flags(): setup_config has 'nv_enable_linear'; a recipe may set cache, numerics, verify, dynamic, "
+        "static_argnums, donate_argnums"
     )
     with pytest.raises(UnknownOption):
         tfn.compile(torch.sin, chache=1)
@@ -432,13 +434,55 @@ def test_what_decides_on_values_goes_through_dynamo() -> None:
     assert all(map(same, found, [module(X), module(X)])) and module.count == 4
 
 
-def test_arguments_are_not_counted_in_graphs() -> None:
-    with pytest.raises(RecipeError) as caught:
-        tfn.compile(Breaks(), frontend="dynamo", donate_argnums=0)
-    assert str(caught.value) == (
-        "the frontend 'dynamo': static_argnums and donate_argnums count the arguments of a function, "
-        "not those of the graphs in it\nLeave them out: Dynamo finds out what is static."
+def breaks(x: torch.Tensor, n: int = 2) -> torch.Tensor:
+    """Decides on values, after a random number."""
+    x = nn.functional.dropout(x)
+    return x if x.sum() > 100 else x * n
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_functions_go_through_dynamo_too() -> None:
+    """With a warning, once; kinds of calls that have programs keep them; a copy begins anew."""
+    compiled = tfn.compile(breaks)
+    torch.manual_seed(1)
+    with pytest.warns(tfn.errors.GraphBreakWarning) as caught:
+        first = compiled(X)
+    lines = str(caught[0].message).splitlines()
+    assert (
+        lines[0] == "breaks is no single trace, and goes through Dynamo, in parts:" and caught[0].filename == __file__
     )
+    found = [first, compiled(X, 3), compiled(X + 100, n=3)]
+    torch.manual_seed(1)
+    assert all(map(same, found, [breaks(X), breaks(X, 3), breaks(X + 100, n=3)]))
+    x = X.clone().requires_grad_()
+    torch.manual_seed(1)
+    known = torch.autograd.grad(breaks(x).sum(), x)[0]
+    torch.manual_seed(1)
+    assert same(torch.autograd.grad(compiled(x).sum(), x)[0], known)
+    assert compiled.__name__ == "breaks" and type(pickle.loads(pickle.dumps(compiled))) is type(compiled)
+    with pytest.raises(tfn.errors.DataDependentBranch):
+        tfn.compile(breaks, frontend="direct")(X)
+    with pytest.raises(tfn.errors.DataDependentBranch):
+        tfn.compile(breaks, static_argnums=1)(X, 2)
+    with pytest.raises(tfn.errors.DataDependentBranch):
+        tfn.grad(lambda x: compiled(x).sum())(X)
+
+
+def test_options_of_jit_are_options_of_compile() -> None:
+    marked = tfn.compile(lambda x: x * x.shape[0], dynamic={"x": {0: (2, 8)}})
+    assert [marked(torch.ones(size)).sum().item() for size in (2, 3, 8)] == [4, 9, 64]
+    assert tfn.cache_info(marked).misses == 1
+    assert same(tfn.compile(torch.sin, verify=True)(X), X.sin())
+
+
+def test_arguments_are_not_counted_in_graphs() -> None:
+    for option in ({"donate_argnums": 0}, {"static_argnums": 0}, {"dynamic": {"x": True}}):
+        with pytest.raises(RecipeError) as caught:
+            tfn.compile(Breaks(), frontend="dynamo", **option)
+        assert str(caught.value) == (
+            "the frontend 'dynamo': static_argnums, donate_argnums and marks in dynamic are of a function's arguments, "
+            "not of its graphs'\nLeave them out: Dynamo finds out what is static."
+        )
     with pytest.raises(tfn.errors.DataDependentBranch):
         tfn.compile(Breaks(), donate_argnums=0)(X.clone())
 

@@ -146,7 +146,7 @@ def show(result: Result | Memory) -> str:
     """A result as lines of text."""
     if isinstance(result, Memory):
         return _show_memory(result)
-    width = max(map(len, result.seconds))
+    width = max(map(len, result.seconds), default=0)
     lines = [result.name + (f"   (to reach: {result.target})" if result.target else "")]
     for name, value in result.seconds.items():
         ratio = f"   ours / it = {result.ratios[name]:.2f}" if name in result.ratios else ""
@@ -155,10 +155,10 @@ def show(result: Result | Memory) -> str:
 
 
 def _show_memory(result: Memory) -> str:
-    width, ours = max(map(len, result.peaks)), result.peaks[OURS]
+    width, ours = max(map(len, result.peaks), default=0), result.peaks.get(OURS)
     lines = [f"{result.name}   (to reach: {result.target})"]
     for name, peak in result.peaks.items():
-        ratio = f"   ours / it = {ours / peak:.2f}" if name != OURS else ""
+        ratio = f"   ours / it = {ours / peak:.2f}" if name != OURS and ours is not None else ""
         lines.append(f"  {name:<{width}}  {peak / 1e6:8.1f} MB  {_unit(result.seconds[name]):>10}{ratio}")
     return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
 

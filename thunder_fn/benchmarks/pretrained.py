@@ -1,17 +1,20 @@
 """`benchmarks models`: models of transformers at their published sizes, with random weights, by one call of `compile`.
 
-Each peer works in a process of its own with empty caches: seconds from the model to the end of the first step, seconds of a
-step once everything is compiled, and the peak of a step's memory above what the process held before. A training step is
-forward and backward; decoding is greedy, on a static cache, by `generate`. Capture is timed on the meta device.
+Each peer works in a process of its own with empty caches: seconds from the model to the end of the first step, and seconds of a
+step once everything is compiled. A second process on these caches, whose heap hands back whatever is freed, measures the peak of
+a step's memory above what it held before. A training step is forward and backward; decoding is greedy, on a static cache, by
+`generate`. Capture is timed on the meta device. A peer that takes longer than `PATIENCE_SECONDS` is left out, and told so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -98,6 +101,9 @@ MODELS = {
 QUICK = {"BERT-base, sequence classification": ("eager", "torch.compile"), "Llama of 4 layers, decoding": ("eager",)}
 """What --quick measures beside ours: the first compilation of a process with empty caches takes half a minute."""
 
+PATIENCE_SECONDS = 300
+"""What a process is given."""
+
 CAPTURED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "BERT base": ("BertForMaskedLM", "BertConfig", {}),
     "GPT-2": ("GPT2LMHeadModel", "GPT2Config", {}),
@@ -112,15 +118,17 @@ def run(quick: bool = False) -> Iterator[Result | Memory]:
     for name in CAPTURED:
         yield single(f"models: capture of {name} on meta", {OURS: capture_seconds(name)}, "under 5 s")
     for name in QUICK if quick else MODELS:
-        peers = (OURS, *QUICK[name]) if quick else filter(_is_there, PEERS)
-        found = {peer: _fresh(name, peer, quick) for peer in peers}
+        peers = (OURS, *QUICK[name]) if quick else tuple(filter(_is_there, PEERS))
+        measured = {peer: _fresh(name, peer, quick) for peer in peers}
+        found = {peer: times for peer, times in measured.items() if times is not None}
+        late = tuple(f"{peer}: over {PATIENCE_SECONDS} s" for peer in peers if peer not in found)
         what = f"models: {name}" if MODELS[name].tokens else f"models: {name}, train step"
         for column in ("first step", "steady step"):
             seconds = {peer: times[column] for peer, times in found.items()}
-            yield single(f"{what}, {column}", seconds, "ahead of torch.compile")
+            yield single(f"{what}, {column}", seconds, "ahead of torch.compile", late)
         peaks = {peer: int(times["peak"]) for peer, times in found.items()}
         steady = {peer: times["steady step"] for peer, times in found.items()}
-        yield Memory(f"{what}, peak memory", peaks, steady, "ahead of torch.compile", machine())
+        yield Memory(f"{what}, peak memory", peaks, steady, "ahead of torch.compile", machine(), late)
 
 
 def capture_seconds(name: str) -> float:
@@ -140,17 +148,37 @@ def _is_there(peer: str) -> bool:
     return peer != "lightning-thunder" or importlib.util.find_spec("thunder") is not None
 
 
-def _fresh(name: str, peer: str, quick: bool) -> dict[str, float]:
-    """What a new process measures with empty caches."""
-    with tempfile.TemporaryDirectory() as folder:
+def _fresh(name: str, peer: str, quick: bool) -> dict[str, float] | None:
+    """What new processes measure that begin with empty caches; None if one of them is not done in time."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {"THUNDER_FN_CACHE_DIR": f"{folder}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs"}
         malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         arguments = ["-m", "thunder_fn.benchmarks.pretrained", name, peer, str(int(quick))]
         command = [sys.executable, "-W", "ignore", *arguments]
-        done = subprocess.run(command, env={**os.environ, **caches, **malloc}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}, {peer}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        times = _printed_by([*command, "time"], {**os.environ, **caches})
+        peak = times and _printed_by([*command, "memory"], {**os.environ, **caches, **malloc})
+    return {**times, **peak} if times and peak else None
+
+
+def _printed_by(command: list[str], environment: dict[str, str]) -> dict[str, float] | None:
+    """The JSON in the last line that a process prints; None if it is not done in time, when it and its children are ended.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command[5:])}: {errors[-2000:]}")
+    return json.loads(out.splitlines()[-1])
 
 
 # ---- in a process of its own ----
@@ -192,21 +220,23 @@ def step_of(model: Any, inputs: dict[str, torch.Tensor], tokens: int) -> Callabl
     return step
 
 
-def main(name: str, peer: str, quick: bool) -> None:
-    """Measure a peer on a model and print it as JSON."""
+def main(name: str, peer: str, quick: bool, what: str) -> None:
+    """Measure the time or the memory of a peer on a model, and print it as JSON."""
     chosen = MODELS[name]
     model = chosen.build(quick).train(not chosen.tokens)
     inputs = chosen.inputs(copy.deepcopy(model.config), quick)
     start = time.perf_counter()
     step = step_of(PEERS[peer](model), inputs, chosen.tokens)
     step()
-    found = {"first step": time.perf_counter() - start}
+    first = time.perf_counter() - start
     for _ in range(2):
         step()
         _until_compiled(peer)
-    found["steady step"] = statistics.median(_seconds(step) for _ in range(3 if quick else 7))
-    found["peak"] = process_peak(step)[0]
-    print(json.dumps(found))
+    if what == "memory":
+        print(json.dumps({"peak": process_peak(step)[0]}))
+    else:
+        steady = statistics.median(_seconds(step) for _ in range(3 if quick else 7))
+        print(json.dumps({"first step": first, "steady step": steady}))
 
 
 def _until_compiled(peer: str) -> None:
@@ -224,4 +254,4 @@ def _seconds(step: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3] == "1")
+    main(sys.argv[1], sys.argv[2], sys.argv[3] == "1", sys.argv[4])

@@ -71,7 +71,7 @@ class Jitted:
                 if path is not paths[0]:
                     self.programs.prefer(path)
                 return result
-        return _call_slowly(self, args, kwargs)
+        return self.call_slowly(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -80,7 +80,16 @@ class Jitted:
         return f"jit({getattr(self.fn, '__qualname__', repr(self.fn))})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Jitted, (self.fn, self.options)
+        return type(self), (self.fn, self.options)
+
+    @property
+    def traced(self) -> Callable[..., Any]:
+        """What is traced."""
+        return self.fn
+
+    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that no call path serves."""
+        return _call_slowly(self, args, kwargs)
 
     def with_function(self, fn: Callable[..., Any]) -> Jitted:
         """Another function, jitted with the same options."""
@@ -189,7 +198,7 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
     key, generation = call_key(call), cache.generation
     if jitted.options.cache == "no caching":
-        entry = build(jitted.fn, jitted.options, call)
+        entry = build(jitted.traced, jitted.options, call)
         cache.count_miss()
         cache.prefer(CallPath(_never, entry))
         return _execute(entry, call)
@@ -198,7 +207,7 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         entry = dynamic.find(cache, call, key)
     if entry is None or not entry.is_current():
         with watched_by(cache):
-            entry = dynamic.build_for(jitted.fn, jitted.options, cache, call, key, entry)
+            entry = dynamic.build_for(jitted.traced, jitted.options, cache, call, key, entry)
     else:
         cache.count_hit()
     cache.prefer(_path(jitted, entry, call, key))

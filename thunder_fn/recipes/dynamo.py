@@ -3,7 +3,7 @@
 Dynamo runs the bytecode, breaks graphs where it must and guards what it baked in. Its graphs consist of torch functions, so
 they are traced as any function is, composites included, and get the transforms and executors that were asked for.
 
-A model whose recipe wants no frontend is captured directly, as one trace. If that shows that the model is no single trace,
+A model or function whose recipe wants no frontend is captured directly, as one trace. If that shows that it is no single trace,
 because it decides on values, draws Python's random numbers or calls what no trace can have, it goes through Dynamo from then on,
 with a warning.
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,17 +88,29 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
     return call
 
 
-class _Unchanging(TracedForward):
-    """A module's `forward`, which must be the same in every call: numbers that Python draws would be constants."""
+@contextmanager
+def _unchanging(f: Compiled) -> Generator[None]:
+    """What is traced inside must be the same in every call: numbers that Python draws would be constants."""
+    before = host_random.state()
+    yield
+    if (generator := host_random.drawn_since(before)) is not None:
+        what = f"numbers were drawn from `{generator}`, which would be constants of a trace"
+        fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the traced function."
+        raise UnsupportedCall(located(what, source=source_of(f), fix=fix))
+
+
+class _UnchangingForward(TracedForward):
+    """A module's `forward` that draws no numbers in Python."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before = host_random.state()
-        result = super().__call__(*args, **kwargs)
-        if (generator := host_random.drawn_since(before)) is not None:
-            what = f"numbers were drawn from `{generator}`, which would be constants of a trace"
-            fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the traced function."
-            raise UnsupportedCall(located(what, source=source_of(self.module.forward), fix=fix))
-        return result
+        with _unchanging(self.module.forward):
+            return super().__call__(*args, **kwargs)
+
+
+def _breaks(error: CaptureError, options: Options) -> bool:
+    """What was captured is no single trace, and Dynamo may be asked."""
+    raised_itself = isinstance(error, TracedFunctionError)
+    return not raised_itself and current() is None and not _numbers_arguments(options)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,34 +132,75 @@ class BreakingJit(ModuleJit):
             try:
                 return ModuleJit.__call__(self, *args, **kwargs)
             except CaptureError as error:
-                raised_itself = isinstance(error, TracedFunctionError)
-                if raised_itself or current() is not None or _numbers_arguments(self.options):
+                if not _breaks(error, self.options):
                     raise
-                warnings.warn(_says_why(self.module, error), GraphBreakWarning, stacklevel=2)
+                warnings.warn(_says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2)
                 self.broken = DynamoForward(self.module, self.options)
         return self.broken(*args, **kwargs)
 
     def traced(self, on_reads: Callable[[Reads], None], layout: Layout) -> TracedForward:
         """What is traced."""
-        return _Unchanging(self.module, on_reads, layout)
+        return _UnchangingForward(self.module, on_reads, layout)
 
 
-def _says_why(module: torch.nn.Module, error: Exception) -> str:
-    what = f"{type(module).__name__} is no single trace, and goes through Dynamo, in parts:\n  "
+class BreakingFunction(Jitted):
+    """A jitted function that asks Dynamo for the calls that no program serves, once one of them was found to be no single trace.
+
+    As with a module, no tensor has been changed by then and no random number drawn.
+    """
+
+    in_parts: Compiled | None = None
+    """What Dynamo made, once it was asked."""
+
+    @property
+    def traced(self) -> Compiled:
+        """What is traced."""
+
+        @functools.wraps(self.fn)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            with _unchanging(self.fn):
+                return self.fn(*args, **kwargs)
+
+        function.__name__ = self.name
+        return function
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that no call path serves."""
+        if (in_parts := self.in_parts) is None:
+            try:
+                return super().call_slowly(args, kwargs)
+            except CaptureError as error:
+                if not _breaks(error, self.options):
+                    raise
+                warnings.warn(_says_why(self.name, error), GraphBreakWarning, stacklevel=3)
+            in_parts = _compiled(self.fn, self.options)
+            object.__setattr__(self, "in_parts", in_parts)
+        return in_parts(*args, **kwargs)
+
+
+def _says_why(name: str, error: Exception) -> str:
+    what = f"{name} is no single trace, and goes through Dynamo, in parts:\n  "
     fix = 'Say `frontend="dynamo"` to have it so without this warning, or `frontend="direct"` to have this as an error.'
     return what + "\n  ".join(str(error).splitlines()) + f"\n{fix}"
 
 
-def with_breaks(module: torch.nn.Module, options: dict[str, Any]) -> Any:
-    """`jit` of a module, which may turn out to be no single trace."""
-    jitted: Any = jit(module, **options)
+def with_breaks(model: Compiled, options: dict[str, Any]) -> Any:
+    """`jit` of a model or function, which may turn out to be no single trace."""
+    jitted: Any = jit(model, **options)
+    if isinstance(jitted, Jitted):
+        return BreakingFunction(jitted.fn, jitted.options)
     inner = jit_of(jitted)
     return with_forward(inner.module, functools.partial(BreakingJit, options=inner.options))
 
 
 def _numbers_arguments(options: Options) -> bool:
-    """Some options count the arguments of the function, which those of Dynamo's graphs are not."""
-    return bool(options.static_argnums or options.donate_argnums)
+    """Some options are about the arguments of the function, which those of Dynamo's graphs are not."""
+    return bool(options.static_argnums or options.donate_argnums or isinstance(options.dynamic, tuple))
 
 
 def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
@@ -162,7 +216,7 @@ def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
         )
         raise RecipeError(located(what, fix='Leave `frontend="dynamo"` out, or that recipe.'))
     if _numbers_arguments(given):
-        what = "static_argnums and donate_argnums count the arguments of a function, not those of the graphs in it"
+        what = "static_argnums, donate_argnums and marks in dynamic are of a function's arguments, not of its graphs'"
         raise RecipeError(
             located(f"the frontend 'dynamo': {what}", fix="Leave them out: Dynamo finds out what is static.")
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from thunder_fn.errors import RecipeError, kind_of
 from thunder_fn.jit import jit
 from thunder_fn.recipes import registry
@@ -45,9 +43,9 @@ def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
         model = transform(model)
     if assembly.frontend == "dynamo":
         return through_dynamo(model, assembly.options)
-    if assembly.frontend is None and isinstance(model, torch.nn.Module):
-        return with_breaks(model, assembly.options)
-    return jit(model, **assembly.options)
+    if assembly.frontend == "direct":
+        return jit(model, **assembly.options)
+    return with_breaks(model, assembly.options)
 
 
 def chosen(model: Model, recipe: Choice) -> Recipe:

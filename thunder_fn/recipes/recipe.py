@@ -34,7 +34,7 @@ from thunder_fn.jit.transforms import HasTraits, Transform, as_transform, in_ord
 
 Frontend = Literal["direct", "dynamo"]
 Model = Callable[..., Any]
-OPEN = "direct, or dynamo for a module that is no single trace"
+OPEN = "direct, or dynamo for what is no single trace"
 
 
 class Config(TypedDict, total=False):
@@ -42,6 +42,8 @@ class Config(TypedDict, total=False):
 
     cache: str
     numerics: Numerics
+    verify: bool
+    dynamic: bool | Mapping[int | str, Any]
     static_argnums: int | Sequence[int]
     donate_argnums: int | Sequence[int]
 
@@ -68,7 +70,7 @@ class Recipe(metaclass=_MadeOnce):
     frontend: Frontend | None = None
     """How a model becomes traces: by "direct" capture, as one trace, or by "dynamo", which breaks graphs where it must.
 
-    None leaves it open: direct, and dynamo for a module that turns out to be no single trace."""
+    None leaves it open: direct, and dynamo for what turns out to be no single trace."""
 
     def validate(self, model: Model) -> None:
         """Raise, with the reason, if the recipe is not for this model."""
