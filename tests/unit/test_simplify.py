@@ -75,6 +75,14 @@ def test_noops(f: Any, expected: list[str]) -> None:
     assert ops_of(keeps(simplify, tfn.trace(f, X), [X])) == expected
 
 
+def test_a_scalar_has_the_dims_0_and_minus_1() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.transpose(0, -1).permute(()).movedim(0, -1).sin()
+
+    assert ops_of(keeps(simplify, tfn.trace(f, X[0, 0]), [X[0, 0]])) == ["aten.sin.default"]
+    assert tfn.jit(f)(X[1, 0]) == X[1, 0].sin()
+
+
 def test_outputs_keep_their_own_memory() -> None:
     def f(x: Tensor) -> Any:
         y = x.sin()

@@ -156,11 +156,11 @@ def _unmoved(equation: Equation, makers: Makers) -> Var | None:
     source = _first(equation, makers)
     if source is None or not isinstance(source.type, TensorType):
         return None
-    rank = len(source.type.shape)
+    rank = len(source.type.shape) or 1  # a scalar's dims are 0 and -1
     order = _dims(equation)[0] if len(_dims(equation)) == 1 else None
     if isinstance(order, tuple):
         numbers = [arg.value % rank for arg in order if isinstance(arg, Literal)]
-        return source if numbers == list(range(rank)) else None
+        return source if numbers == list(range(len(source.type.shape))) else None
     values = [arg.value % rank for arg in _dims(equation) if isinstance(arg, Literal) and isinstance(arg.value, int)]
     return source if len(values) == 2 and values[0] == values[1] else _back_again(equation, makers)
 
