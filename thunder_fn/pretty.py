@@ -84,10 +84,10 @@ def literal_text(value: Any, name_object: Callable[[Any], str]) -> str:
     """A Python expression for a literal; objects that Python cannot spell go through `name_object`."""
     match value:
         case float():
-            return repr(value) if value - value == 0 else f'float("{value}")'
+            return float.__repr__(value) if value - value == 0 else f'float("{float(value)}")'
         case complex():
             return f"complex({literal_text(value.real, name_object)}, {literal_text(value.imag, name_object)})"
-        case None | bool() | int() | str() | bytes():
+        case None | bool() | int() | str() | bytes() if value is None or type(value) in (bool, int, str, bytes):
             return repr(value)
         case torch.dtype() | torch.layout() | torch.memory_format():
             return str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import inspect
 import pickle
@@ -359,3 +360,18 @@ def test_random_programs_draw_eagers_numbers() -> None:
         expected = f(x)
         torch.manual_seed(7)
         assert torch.equal(g(x), expected)
+
+
+class Level(enum.IntEnum):
+    HIGH = 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.float64, torch.strided, torch.device("cpu"), torch.channels_last, Level.HIGH, 1j, float("inf"), ..., len],
+)
+def test_a_result_may_hold_any_value(value: object) -> None:
+    f = jit(lambda x: {"y": x + 1, "rest": (value, x.dtype)})
+    for _ in range(2):
+        found = f(torch.zeros(2))
+        assert found["rest"] == (value, torch.float32) and type(found["rest"][0]) is type(value)

@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from thunder_fn.capture import pytree
 from thunder_fn.pretty import literal_text
 from thunder_fn.trace import Literal
@@ -48,7 +50,7 @@ class Namespace:
     """Names for the values that a text mentions."""
 
     def __init__(self, **values: Any) -> None:
-        self.values: dict[str, Any] = dict(values)
+        self.values: dict[str, Any] = {"torch": torch, **values}
 
     def bind(self, value: Any, wanted: str = "c") -> str:
         """A name for a value."""
