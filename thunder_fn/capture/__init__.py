@@ -302,7 +302,9 @@ def _written(
 def _accumulated(
     recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
 ) -> list[tuple[Write, Var]]:
-    """What `backward()` left in the gradient of a leaf from outside."""
+    """What `backward()` left in the gradient of a leaf from outside. One that was changed in place is none any more."""
+    if not tracer.is_leaf:
+        return []
     after = tracer.grad
     known = None if before is None else recorder.lift(before)
     if after is known:

@@ -275,9 +275,9 @@ def last_prologue_traces(f: Callable[..., Any]) -> list[Trace]:
 
 
 def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
-    """The backward of the latest call and its program; empty if no result requires grad."""
+    """The backward of the latest call, and its programs, one for each node of autograd's graph; empty without a gradient."""
     bridge = _last(f).bridge
-    return [] if bridge is None else [bridge.split.backward, bridge.backward]
+    return [] if bridge is None else [bridge.split.backward, *(node.program for node in reversed(bridge.nodes))]
 
 
 def explain_misses(f: Callable[..., Any]) -> list[Miss]:

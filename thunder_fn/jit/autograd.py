@@ -1,14 +1,14 @@
 """The bridge to PyTorch's autograd: results of a jitted function are differentiable by `loss.backward()`.
 
-A trace is split into a forward and a backward program, which run as one `torch.autograd.Function`. Where the backward
-is to be differentiated itself (`create_graph=True`), the gradient is computed by a bridged trace of its own, made from
-the inputs, so that derivatives of any order are right.
+A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's graph gets
+(`pieces.py`, `nodes.py`). Where the backward is to be differentiated itself (`create_graph=True`), the gradient is computed
+by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +18,15 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
-from thunder_fn.derive import Split
-from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.vjp import activity, split_vjp, vjp
-from thunder_fn.symbols import bind, close_symbols, is_symbolic, replaced
-from thunder_fn.trace import Atom, Expr, Literal, NumberType, TensorType, Trace, Var, canonical, type_of
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.interpreters.vjp import activity, split_vjp
+from thunder_fn.jit.nodes import Node, call
+from thunder_fn.jit.pieces import Pieces, pieces_of
+from thunder_fn.rules import Split
+from thunder_fn.symbols import close_symbols
+from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Var, type_of
 
 Mask = tuple[bool, ...]
 
@@ -45,6 +47,7 @@ def bridge(
     wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
     if not any(wanted):
         return None
+    trace = opened(trace, wanted)
     outputs = differentiable_outputs(trace, wanted)
     first = len(outputs) - len(writes)
     written = (False,) * first + outputs[first:]
@@ -60,6 +63,37 @@ def bridge(
     changed = frozenset(place for place, _ in given)
     moved = frozenset(place for place, atom in given if history_of(trace, atom) != trace.inputs[place])
     return Bridge(trace, wanted, outputs, overwritten, executors, changed, moved) if any(outputs) else None
+
+
+def opened(trace: Trace, wanted: Mask) -> Trace:
+    """The trace, with modules unfolded that give several results that autograd follows, and occur once.
+
+    What is computed of one of the results inside is then another node than what gives it.
+    """
+    active, times = activity(trace, wanted), Counter(equation.bodies for equation in trace.equations)
+    inside = [
+        equation.op.kind == "composite"
+        and not (ops.is_operator(equation.op) or "." in equation.op.name)  # which executors may claim whole
+        and times[equation.bodies] == 1
+        and sum(active[var.index] for var in equation.outputs) > 1
+        for equation in trace.equations
+    ]
+    if not any(inside) or sum(differentiable_outputs(trace, wanted)) < 2:
+        return trace
+    builder = TraceBuilder(trace.name)
+    builder.require(trace.constraints)
+    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
+    for constant in trace.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for equation, flag in zip(trace.equations, inside, strict=True):
+        if flag:
+            operands = tuple(env[var.index] for var in equation.operands)
+            results = inline_into(builder, equation.body, operands, equation.source)
+        else:
+            results = builder.copy(equation, lambda var: env[var.index])
+        env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
+    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+    return opened(builder.build(outputs), wanted)
 
 
 def history_of(trace: Trace, atom: Atom) -> Atom:
@@ -126,17 +160,26 @@ class Bridge:
             if any(inputs[place].is_leaf for place in self.moved):
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
             inputs = tuple(value.clone() if place in self.changed else value for place, value in enumerate(inputs))
-        results = _Function.apply(self, *inputs)  # type: ignore[no-untyped-call]
-        for atom, value in zip(self.trace.outputs, results, strict=True):
+        for atom, value in zip(self.trace.outputs, call(self, inputs), strict=True):
             if isinstance(atom, Var):
                 known.setdefault(atom.index, value)
         return tuple(known[atom.index] if isinstance(atom, Var) else atom.value for atom in self.trace.outputs)
 
     @cached_property
+    def wanted_places(self) -> tuple[int, ...]:
+        """The wanted inputs."""
+        return tuple(place for place, flag in enumerate(self.wanted) if flag)
+
+    @cached_property
+    def active_places(self) -> tuple[int, ...]:
+        """The active outputs."""
+        return tuple(place for place, flag in enumerate(self.active) if flag)
+
+    @cached_property
     def unreachable(self) -> frozenset[int]:
         """The wanted inputs that never get a gradient: autograd would go on into the graphs that they come from."""
-        places = (place for place, flag in enumerate(self.wanted) if flag)
-        return frozenset(place for place, found in zip(places, self.split.gradients, strict=True) if found is None)
+        pairs = zip(self.wanted_places, self.split.gradients, strict=True)
+        return frozenset(place for place, found in pairs if found is None)
 
     @cached_property
     def handed_over(self) -> Mask:
@@ -151,156 +194,47 @@ class Bridge:
         return split
 
     @cached_property
-    def read(self) -> frozenset[int]:
-        """The inputs that the backward reads."""
-        return frozenset(residual.index for residual in self.split.residuals if residual.kind == "input")
-
-    def reached(self, given: Mask) -> Mask:
-        """Which wanted inputs have a gradient, not None, where only some of the active outputs have a cotangent."""
-        if all(given):
-            return tuple(place is not None for place in self.split.gradients)
-        flags = iter(given)
-        outputs = tuple(active and next(flags) for active in self.active)
-        return tuple(place is not None for place in split_vjp(self.trace, self.wanted, outputs).gradients)
+    def pieces(self) -> Pieces:
+        """The backward in pieces."""
+        return pieces_of(self.split)
 
     @cached_property
-    def closed_backward(self) -> tuple[Trace, tuple[Expr, ...]]:
-        """The backward with the numbers that it takes from the forward as its last inputs."""
-        return close_symbols(self.split.backward)
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of autograd's graph in the order in which they are made: the last to run backward is the first."""
+        nodes, start = list[Node](), 0
+        for piece in self.pieces.pieces:
+            nodes.append(Node(self, piece, start))
+            start += len(nodes[-1].numbers)
+        return tuple(reversed(nodes))
 
     @cached_property
     def forward(self) -> Program:
         """From the inputs to the outputs, the residuals, and the numbers that the backward takes."""
-        trace, numbers = self.split.forward, tuple(map(Literal, self.closed_backward[1]))
-        whole = dataclasses.replace(trace, outputs=(*trace.outputs, *numbers))
+        numbers = tuple(Literal(number) for node in reversed(self.nodes) for number in node.numbers)
+        whole = dataclasses.replace(self.split.forward, outputs=(*self.split.forward.outputs, *numbers))
         return lower(whole, below_autograd=True, executors=self.executors)
 
     @cached_property
     def backward(self) -> Program:
-        """From residuals, cotangents and numbers to gradients."""
-        return lower(self.closed_backward[0], below_autograd=True, executors=self.executors, taken=True)
+        """From residuals, cotangents and numbers to gradients: all pieces as one program."""
+        if len(self.nodes) == 1:
+            return self.nodes[0].program
+        (closed, _) = close_symbols(self.split.backward)
+        return lower(closed, below_autograd=True, executors=self.executors, taken=True)
 
     @cached_property
-    def gradient(self) -> Trace:
-        """From the inputs and the cotangents of active outputs to the gradients of wanted inputs."""
-        full = vjp(self.trace, self.wanted, self.active)
-        gradients = full.outputs[len(self.trace.outputs) :]
-        return canonical(full.inputs, full.equations, gradients, full.constants, full.constraints, full.name)
+    def draws(self) -> bool:
+        """The forward draws random numbers."""
+        return ops.draws_within(self.trace)
 
+    @cached_property
+    def generators(self) -> tuple[torch.device, ...]:
+        """The devices besides the CPU whose generators it may draw from."""
+        atoms = (*self.trace.inputs, *self.trace.outputs)
+        devices = {type.device for type in map(type_of, atoms) if isinstance(type, TensorType)}
+        return tuple(sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str))
 
-class _Function(torch.autograd.Function):
-    """Runs the programs of a bridge. The state between forward and backward is autograd's to keep and to free."""
-
-    @staticmethod
-    def forward(ctx: Any, owner: Bridge, *inputs: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        count = len(owner.trace.outputs)
-        results = owner.forward(*inputs)
-        numbers = len(owner.closed_backward[1])
-        ctx.numbers, results = results[len(results) - numbers :], results[: len(results) - numbers]
-        outputs = tuple(value if flag else None for value, flag in zip(results, owner.handed_over, strict=False))
-        if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
-            outputs = _own_tensors(outputs, inputs, owner.active)
-        places = {"output": results[:count], "extra": results[count:]}
-        kept = [places[residual.kind][residual.index] for residual in owner.split.residuals if residual.kind != "input"]
-        ctx.owner = owner
-        ctx.set_materialize_grads(False)
-        ctx.inputs = [value for value in inputs if not isinstance(value, torch.Tensor)]
-        saved, ctx.probes = _saved_inputs(owner, inputs)
-        ctx.save_for_backward(*saved, *kept)
-        marks = zip(outputs, owner.active, strict=True)
-        ctx.mark_non_differentiable(*(value for value, flag in marks if isinstance(value, torch.Tensor) and not flag))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        owner: Bridge = ctx.owner
-        count = len(owner.trace.inputs)
-        saved = list(ctx.saved_tensors)
-        ctx.maybe_clear_saved_tensors()  # where the graph is not retained, only this call holds them from here on
-        inputs, kept = saved[:count], saved[count:]
-        saved.clear()
-        numbers = iter(ctx.inputs)
-        inputs = [
-            next(numbers) if isinstance(var.type, NumberType) else value
-            for var, value in zip(owner.trace.inputs, inputs, strict=True)
-        ]
-        given = [_cotangent(owner, i, inputs, cotangents[i]) for i, flag in enumerate(owner.active) if flag]
-        if torch.is_grad_enabled():
-            _check_unchanged(owner, ctx.probes)
-            gradients: Sequence[Any] = _differentiable(owner, (*inputs, *given))
-        else:
-            split, others = owner.split, iter(kept)
-            box = [inputs[where.index] if where.kind == "input" else next(others) for where in split.residuals]
-            box += [*given, *ctx.numbers]
-            batched = any(map(internals.is_batched, given))
-            for values in (inputs, kept, given):
-                values.clear()
-            if batched:
-                results = evaluate(owner.closed_backward[0], box)
-            else:
-                results = owner.backward.take(box)
-            gradients = [None if place is None else results[place] for place in split.gradients]
-        reached = owner.reached(tuple(cotangents[i] is not None for i, flag in enumerate(owner.active) if flag))
-        supply = iter(zip(gradients, reached, strict=True))
-        found = (next(supply) if wanted else (None, False) for wanted in owner.wanted)
-        return None, *(gradient if flag else None for gradient, flag in found)
-
-
-def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) -> tuple[Any, ...]:
-    """The outputs, those that are views of nothing else that the caller has no longer views, and constants neither.
-
-    Autograd lets nobody change a view in place that such a function returns, since it does not know of what it is one.
-    A view of a result that requires grad would require it too.
-    """
-    tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
-    owners = collections.Counter(map(internals.storage_id, tensors))
-
-    def is_alone(value: Any, flag: bool) -> bool:
-        if not isinstance(value, torch.Tensor) or not value._is_view():
-            return False
-        return not flag or owners[internals.storage_id(value)] == 1
-
-    pairs = zip(outputs, active, strict=True)
-    return tuple(value.detach() if is_alone(value, flag) else value for value, flag in pairs)
-
-
-def _saved_inputs(owner: Bridge, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[Any, int]]]:
-    """The inputs as autograd keeps them, and probes of those that only a derivative of the backward would read.
-
-    Autograd refuses a backward if a saved tensor was changed. What the backward does not read may change.
-    """
-    saved: list[Any] = list(inputs)
-    probes: list[tuple[Any, int]] = []
-    for place, tensor in enumerate(inputs):
-        if not isinstance(tensor, torch.Tensor):
-            saved[place] = None  # a number
-        elif place in owner.overwritten:
-            saved[place] = tensor.detach().clone()
-        elif not owner.wanted[place] and place not in owner.read:
-            saved[place] = tensor.data
-            probes.append((internals.version_probe(tensor), tensor._version))
-    return saved, probes
-
-
-def _check_unchanged(owner: Bridge, probes: Sequence[tuple[Any, int]]) -> None:
-    if any(probe._version != version for probe, version in probes):
-        what = f"{owner.trace.name}: an argument was changed in place before its gradient was differentiated"
-        raise RuntimeError(located(what, fix="Pass a clone, or change the tensor after the last derivative."))
-
-
-def _cotangent(owner: Bridge, position: int, inputs: Sequence[Any], given: torch.Tensor | None) -> torch.Tensor:
-    """The cotangent of an output: zeros where autograd has none."""
-    if given is not None:
-        return given
-    type = type_of(owner.trace.outputs[position])
-    if not isinstance(type, TensorType):
-        raise InvalidTrace(f"output {position} of {owner.trace.name} is {type}, which has no cotangent")
-    values = bind(owner.trace.inputs, inputs) if is_symbolic(owner.trace) else {}
-    shape = [replaced(size, values) if isinstance(size, Expr) else size for size in type.shape]
-    return torch.zeros(shape, dtype=type.dtype, device=type.device)
-
-
-def _differentiable(owner: Bridge, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    """The gradients of a bridge under autograd, from its inputs and the cotangents."""
-    again = bridge(owner.gradient, tensors, executors=owner.executors)
-    return again(*tensors) if again is not None else lower(owner.gradient, executors=owner.executors)(*tensors)
+    def following(self, trace: Trace, tensors: Sequence[Any]) -> Bridge | Program:
+        """Another trace on the same executors, as a function of tensors like these that autograd follows."""
+        found = bridge(trace, tensors, executors=self.executors)
+        return lower(trace, executors=self.executors) if found is None else found
