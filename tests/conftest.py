@@ -1,10 +1,12 @@
-"""What all tests share: one thread for each process, Hypothesis profiles, golden files."""
+"""What all tests share: one thread for each process, Hypothesis profiles, golden files, a browser."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -45,3 +47,24 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def _same_random_numbers() -> None:
     """A test that draws from PyTorch's generator draws the same numbers whatever ran before it."""
     torch.manual_seed(0)
+
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find_chromium() -> str | None:
+    """The browser that CHROMIUM names, or one on the PATH."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    path = find_chromium()
+    if path is None:
+        pytest.skip(f"none of {', '.join(CHROMIUM)} is on the PATH (Debian: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

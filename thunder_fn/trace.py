@@ -189,7 +189,8 @@ class Source:
 
     Calls with equal bodies share them. So in a body a module is known from the call on: `inside` is its path from there,
     and `around` that of the call which was captured first, no part of what makes sources equal. `around` is None where no
-    call is around: `inside` is the whole path then.
+    call is around: `inside` is the whole path then. `first` is what the two were before bodies were unfolded, as the bodies
+    of the equation know them.
     """
 
     file: str
@@ -197,6 +198,7 @@ class Source:
     function: str
     inside: str = ""
     around: str | None = field(default=None, compare=False)
+    first: tuple[str | None, str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def module(self) -> str:
@@ -218,12 +220,18 @@ class Source:
         return Source(self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around)
 
     def called_from(self, call: Source | None) -> Source:
-        """The same where a body is unfolded in place of its call."""
-        if call is None or (self.around, self.inside) == (call.around, call.inside):  # the call's own
+        """The same where a body is unfolded in place of its call.
+
+        In a body that was made of the call itself, as that of a checkpoint around it, modules are known as the call's is.
+        """
+        if call is None or (self.around is None and self.inside):
             return self
-        if self.around is None:
-            return self if self.inside else Source(self.file, self.line, self.function, call.inside, call.around)
-        return Source(self.file, self.line, self.function, _joined(call.inside, self.inside), call.around)
+        around, inside = call.first or (call.around, call.inside)
+        base = call.inside
+        if self.around == around:  # beside the call
+            base = base.removesuffix(inside).rstrip(".")
+        first = self.first or (self.around, self.inside)
+        return Source(self.file, self.line, self.function, _joined(base, self.inside), call.around, first)
 
 
 def _joined(around: str | None, inside: str) -> str:

@@ -10,14 +10,22 @@ export function Charts(props) {
         {["memory", "roofline"].map((name) => (
           <button role="tab" aria-selected={chart === name} class={chart === name ? "on" : ""} onClick={() => setChart(name)}>{name === "memory" ? "Memory" : "Roofline"}</button>
         ))}
-        <span class="quiet">{chart === "memory" ? `peak ${bytesText(model.data.memory.peak)} · residuals ${bytesText(model.data.memory.residuals)} ${model.data.memory.unknown ? `· ${model.data.memory.unknown} sizes depend on data and are counted as 1 ` : ""}${model.data.memory.unseen ? `· without what ${model.data.memory.unseen} calls of executors allocate inside ` : ""}· click to go to an equation` : roofText(model)}</span>
+        <span class="quiet">{chart === "memory" ? memoryText(model) : roofText(model)}{chart === "memory" && <span class="hint"> · click to go to an equation</span>}</span>
       </div>
       {chart === "memory" ? <Memory {...props} /> : <Roofline {...props} />}
     </section>
   );
 }
 
-const MODULES = 5;
+const memoryText = ({ data: { memory } }) => [
+  `peak ${bytesText(memory.peak)}`,
+  `residuals ${bytesText(memory.residuals)}`,
+  memory.unknown && `${memory.unknown} sizes depend on data and are counted as 1`,
+  memory.unseen && `without what ${memory.unseen} ${memory.unseen > 1 ? "calls of executors allocate" : "call of an executor allocates"} inside`,
+].filter(Boolean).join(" · ");
+
+const MODULES = 14;
+const PALETTE = 6; // colours of the style sheet; more modules are a ramp of hues
 const BYTES = Array.from({ length: 40 }, (_, k) => 2 ** k); // distances of ticks
 
 // Live bytes over the programs in parts: what is saved for the backward, the modules that have most at the peak, the rest.
@@ -26,10 +34,14 @@ function stacks(data) {
   const { buffers, kinds, length, peakAt } = memory;
   const top = (one) => modules[one[5]].split(".").slice(0, 2).join(".");
   const at = new Map();
+  const born = new Map();
   for (const one of buffers) {
-    if (kinds[one[3]] !== "input" && kinds[one[3]] !== "residual" && one[0] <= peakAt && peakAt <= one[1]) at.set(top(one), (at.get(top(one)) ?? 0) + one[2]);
+    const name = top(one);
+    born.set(name, Math.min(born.get(name) ?? Infinity, one[0]));
+    if (kinds[one[3]] !== "input" && kinds[one[3]] !== "residual" && one[0] <= peakAt && peakAt <= one[1]) at.set(name, (at.get(name) ?? 0) + one[2]);
   }
-  const largest = [...at].filter(([name]) => name).sort((a, b) => b[1] - a[1]).slice(0, MODULES).map(([name]) => name);
+  const most = [...at].filter(([name]) => name).sort((a, b) => b[1] - a[1]).slice(0, MODULES).map(([name]) => name);
+  const largest = most.sort((a, b) => born.get(a) - born.get(b)); // in the order in which they run
   const names = [...(memory.residuals ? ["saved for backward"] : []), ...largest, "other"];
   const partOf = (one) => {
     if (kinds[one[3]] === "residual") return "saved for backward";
@@ -68,7 +80,9 @@ function Memory({ model, step, node, reveal, theme }) {
   useEffect(() => {
     const style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue(name).trim();
-    const fills = names.map((name, k) => (name === "saved for backward" ? color("--residual") : name === "other" ? color("--other") : color(`--part${k % 6}`)));
+    const modules = names.filter((name) => name !== "saved for backward" && name !== "other");
+    const hue = (k) => (modules.length <= PALETTE ? color(`--part${k}`) : `hsl(${Math.round(205 - (290 * k) / modules.length)} ${color("--ramp")})`);
+    const fills = names.map((name) => (name === "saved for backward" ? color("--residual") : name === "other" ? color("--other") : hue(modules.indexOf(name))));
     const order = names.map((_, k) => names.length - 1 - k); // the highest sum is drawn first, the lower ones over it
     const stepped = uPlot.paths.stepped({ align: 1 });
     const series = [{ label: "equation" }, ...order.map((k) => ({ label: names[k], fill: fills[k], stroke: fills[k], width: 0, paths: stepped, points: { show: false } }))];

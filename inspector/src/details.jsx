@@ -27,7 +27,7 @@ function Summary({ model, step }) {
       </dl>
       <h2>The programs</h2>
       <dl>
-        <dt>peak</dt><dd>{bytesText(memory.peak)}{memory.unseen > 0 && <span class="quiet"> and what {memory.unseen} calls of executors allocate inside, which nobody knows</span>}</dd>
+        <dt>peak</dt><dd>{bytesText(memory.peak)}{memory.unseen > 0 && <span class="quiet"> and what {memory.unseen > 1 ? `${memory.unseen} calls of executors allocate` : "1 call of an executor allocates"} inside, which nobody knows</span>}</dd>
         <dt>residuals</dt><dd>{bytesText(memory.residuals)}</dd>
         <dt>outputs</dt><dd>{bytesText(memory.outputs)}</dd>
         <dt>arguments</dt><dd>{bytesText(memory.inputs)}</dd>

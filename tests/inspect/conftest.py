@@ -1,9 +1,7 @@
-"""A Chromium for the tests of the inspector's page."""
+"""Pages of the inspector in Chromium."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,26 +9,6 @@ from typing import Any
 import pytest
 
 from thunder_fn.inspect import Page
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-def find_chromium() -> str | None:
-    """The browser that CHROMIUM names, or one on the PATH."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    path = find_chromium()
-    if path is None:
-        pytest.skip(f"none of {', '.join(NAMES)} is on the PATH (Debian: apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

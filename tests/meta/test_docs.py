@@ -7,8 +7,13 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,16 +143,66 @@ def test_teach_is_cut_where_its_headings_are() -> None:
 # ---- the site ----
 
 
-def test_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """Links are checked, and docstrings read. The examples run above, the tutorials in tests/tutorials."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site. Links are checked, and docstrings read; the examples run above, the tutorials in tests/tutorials."""
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env={**os.environ, "DOCS_TUTORIALS": "0", "DOCS_EXAMPLES": "0", "NO_MKDOCS_2_WARNING": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    made = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    return folder
+
+
+def test_site_builds_without_a_warning(site: Path) -> None:
+    made = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {"index.html", "api/derivatives.html", "errors/CaptureError.html", "tutorials/teach.html"} <= made
-    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
+    assert (site / "search" / "search_index.json").stat().st_size > 100_000
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("DataDependentBranch", "errors/DataDependentBranch.html"),
+        ("while_loop", "api/control_flow.html"),
+        ("force field", "tutorials/21_force_field.html"),
+    ],
+)
+def test_search_finds_what_is_asked_for(query: str, page: str, address: str, chromium: Any) -> None:
+    """Typed into the site in a browser, which asks nobody else for anything."""
+    outside: list[str] = []
+    tab = chromium.new_page(viewport={"width": 1300, "height": 900})
+    try:
+        tab.set_default_timeout(15_000)
+        tab.on("request", lambda request: None if request.url.startswith(address) else outside.append(request.url))
+        tab.on("pageerror", lambda error: outside.append(str(error)))
+        tab.goto(f"{address}/index.html")
+        tab.locator("input.md-search__input").click()
+        tab.keyboard.type(query)
+        found = tab.locator(f"a.md-search-result__link[href*='{page}']").first
+        found.wait_for()
+        found.click()
+        tab.wait_for_url(f"**/{page}*")
+        assert tab.locator("h1").count() >= 1
+        assert not [url for url in outside if not url.startswith(("data:", "blob:"))]
+    finally:
+        tab.close()

@@ -6,6 +6,7 @@ layers has to name the same modules.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from thunder_fn.executors import FusionExecutor, lower
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.inspect.flat import flatten
 from thunder_fn.interpreters.simplify import inline
+from thunder_fn.rewrites import simulated
 from thunder_fn.trace import Source, Trace
 
 
@@ -60,7 +62,7 @@ class Chosen(Outer):
 class Stack(nn.Module):
     def __init__(self, kind: type[Outer], widths: tuple[int, ...]) -> None:
         super().__init__()
-        self.stem, self.layers = Inner(4, 9), nn.ModuleList(kind(4, width) for width in widths)
+        self.stem, self.layers = Inner(4, 12), nn.ModuleList(kind(4, width) for width in widths)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
@@ -70,7 +72,7 @@ class Stack(nn.Module):
 
 
 X = torch.ones(3, 4)
-EQUAL, OTHER = (5, 5, 5), (5, 6, 7)
+EQUAL, OTHER = (6, 6, 6), (6, 8, 10)
 
 
 def all_modules(trace: Trace) -> list[str]:
@@ -112,6 +114,25 @@ def fused(model: nn.Module) -> Trace:
     return lower(forward(model), executors=[fuser]).trace
 
 
+def sharded(model: nn.Module) -> Trace:
+    """The gradient under ZeRO-3: blocks are checkpoints around calls, with gathers in them."""
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    own = tfn.fsdp(lambda params: tfn.functional_call(model, params, (X,)).sum(), simulated(2)[0])
+    return tfn.trace(tfn.grad(own), own.prepare(params))
+
+
+def adapted(model: nn.Module) -> Trace:
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    own = tfn.lora(lambda params: tfn.functional_call(model, params, (X,)).sum(), rank=1)
+    return tfn.trace(tfn.grad(own), own.prepare(params))
+
+
+def trained(model: nn.Module) -> list[str]:
+    """The forward and the backward program of a jitted module."""
+    found = inspect.chain(tfn.jit(model), X)
+    return [module for position in range(len(found.steps)) for module in found.modules(position)]
+
+
 VIEWS: dict[str, Callable[[nn.Module], Any]] = {
     "forward": lambda model: all_modules(forward(model)),
     "leaves": lambda model: [leaf.module for leaf in flatten(forward(model)).leaves],
@@ -119,6 +140,10 @@ VIEWS: dict[str, Callable[[nn.Module], Any]] = {
     "gradient": lambda model: all_modules(inline(gradient(model))),
     "vmap": lambda model: all_modules(inline(batched(model))),
     "program": lambda model: all_modules(program(model)),
+    "sharded": lambda model: all_modules(inline(sharded(model))),
+    "sharded program": lambda model: all_modules(lower(sharded(model)).trace),
+    "adapted": lambda model: all_modules(inline(adapted(model))),
+    "trained": trained,
     "fused": lambda model: all_modules(fused(model)),
     "text": lambda model: [
         line for line in lower(forward(model)).text.splitlines() if "# " in line and "(layers" in line
@@ -135,8 +160,26 @@ VIEWS: dict[str, Callable[[nn.Module], Any]] = {
 def test_equal_layers_are_told_apart(view: str, kind: type[Outer]) -> None:
     equal, other = (VIEWS[view](Stack(kind, widths)) for widths in (EQUAL, OTHER))
     assert equal == other and any("layers.1" in str(one) for one in equal)
+    known = {name for name, _ in Stack(kind, EQUAL).named_modules()}
+    assert view == "text" or {one or "" for one in equal} <= known
     if view in ("forward", "inline", "gradient", "vmap", "program", "fused"):
         assert {"stem.up", "layers.0.inner.up", "layers.2.inner.down"} <= set(equal)
+
+
+def test_claims_of_equal_layers_are_counted_as_those_of_others() -> None:
+    def counts(widths: tuple[int, ...]) -> Counter[tuple[str, str | None, str]]:
+        fuser = FusionExecutor(
+            "fuser", fuse=lambda region: region.python_callable(), min_shared=100
+        )  # nothing is a part of its own
+        fuser.register_supported(torch.sin)
+        found = Counter[tuple[str, str | None, str]]()
+        for one in tfn.explain_claims(tfn.jit(Stack(Outer, widths), executors=[fuser]), X.clone()).forward:
+            found[one.op, one.taken_by, str(one.refusals)] += one.times
+        return found
+
+    equal, other = counts(EQUAL), counts(OTHER)
+    assert equal["aten.sin.default", "fuser", "()"] == other["aten.sin.default", "fuser", "()"] == 0
+    assert equal == other
 
 
 def test_paths_are_no_part_of_what_makes_sources_equal() -> None:

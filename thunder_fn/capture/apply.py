@@ -138,18 +138,20 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
 def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run a trace op by op inside a capture, its composites as scopes."""
     own = recorder.source
+    call = Source(*((own.file, own.line, own.function) if own else ("", 0, "")), recorder.scope.module)
     with internals.autocast_off():
-        results = _replay(recorder, trace, inputs, own)
+        results = _replay(recorder, trace, inputs, call)
     recorder.source = own
     return results
 
 
-def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source | None) -> tuple[Any, ...]:
+def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source) -> tuple[Any, ...]:
     env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
     read: Callable[[Var], Any] = lambda var: env[var.index]
     found: dict[Any, Any] = {}  # what sizes that the trace finds in data are called in this capture
     for equation in trace.equations:
-        recorder.source = equation.source.called_from(call) if equation.source else call
+        source = equation.source.called_from(call) if equation.source else call
+        recorder.source = source if source.file else None
         results = _replay_equation(recorder, specialize_equation(equation, found), env)
         made = made_by(equation)
         if made:
@@ -169,10 +171,9 @@ def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> 
             return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
         case "composite":
             body, operands = equation.body, [env[var.index] for var in equation.operands]
-            kind, source = "function" if ops.is_call(equation.op) else "composite", recorder.source
+            kind, source = "function" if ops.is_call(equation.op) else "composite", recorder.source or Source("", 0, "")
             run: Callable[[], tuple[Any, ...]] = lambda: _replay(recorder, body, operands, source)
-            module = source.module if source is not None else ""
-            return in_scope(recorder, equation.op.name, kind, run, args, kwargs, module)
+            return in_scope(recorder, equation.op.name, kind, run, args, kwargs, source.module)
         case "structured":
             from thunder_fn.interpreters.evaluate import evaluate_rule
 

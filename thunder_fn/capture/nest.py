@@ -195,7 +195,7 @@ def _equations(scope: Scope, context: _Context) -> list[Equation]:
 
 
 def _in_module(source: Source | None, module: str) -> Source | None:
-    return dataclasses.replace(source, inside=module, around=None) if source and module else source
+    return dataclasses.replace(source, inside=module, around=None, first=None) if source and module else source
 
 
 def _composite(scope: Scope, context: _Context) -> list[Equation]:

@@ -236,13 +236,15 @@ class _Claiming:
         taken: dict[tuple[str, str], list[Decision]] = {}
         for decision in self.log:
             if decision.taken_by == fusion.name:
-                taken.setdefault((decision.op, decision.source), []).append(decision)
+                taken.setdefault((decision.op, decision.place), []).append(decision)
         for equation in equations:
-            source = str(equation.source) if equation.source else ""
-            decision = next((one for one in taken.get((equation.op.name, source), ()) if self.log[one]), None)
+            place = equation.source.place if equation.source else ""
+            decision = next((one for one in taken.get((equation.op.name, place), ()) if self.log[one]), None)
             if decision is not None:
+                refusals = (*decision.refusals, (fusion.name, TOO_SMALL))
+                given_up = replace(decision, taken_by="torch", how="", refusals=refusals)
                 self.log[decision] -= 1
-                self.note(equation, "torch", "", [*decision.refusals, (fusion.name, TOO_SMALL)], decision.depth)
+                self.log[given_up] = self.log.get(given_up, 0) + 1
 
     def named(self, trace: Trace) -> Trace:
         """Regions numbered in the order in which they first run; equal ones have one name."""

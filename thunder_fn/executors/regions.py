@@ -89,7 +89,7 @@ def _common_source(equations: Sequence[Equation]) -> Source | None:
         return None
     paths = [source.inside.split(".") for source in sources]
     same = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
-    return replace(sources[0], inside=".".join(names[0] for names in same))
+    return replace(sources[0], inside=".".join(names[0] for names in same), first=None)
 
 
 def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:

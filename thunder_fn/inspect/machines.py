@@ -69,8 +69,9 @@ def measured_machine(dtype: torch.dtype = torch.float32, device: str = "cpu", se
     other = torch.empty_like(big)
     product = _fastest(lambda: torch.mm(a, b), seconds, device)
     copy = _fastest(lambda: other.copy_(big), seconds, device)
-    name = f"this {device}, {torch.get_num_threads()} threads" if device == "cpu" else f"this {device}"
-    return Machine(name, 2 * size**3 / product, 2 * big.nbytes / copy)
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'s' if count > 1 else ''}" if device == "cpu" else ""
+    return Machine(f"this {device}{threads}", 2 * size**3 / product, 2 * big.nbytes / copy)
 
 
 def _fastest(run: Callable[[], object], seconds: float, device: str) -> float:

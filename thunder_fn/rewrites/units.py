@@ -88,9 +88,10 @@ class InUnits:
         """The equation on shards: what it takes is made whole, then it runs."""
         builder = TraceBuilder(equation.body.name)
         given = _given(builder, equation.operands, kept)
+        inside = equation.source and equation.source.within(equation.source.module)
         for positions in _by_dtype(kept).values():
-            self.decode(builder, given, kept, positions, equation.source)
-        return builder.build(inline_into(builder, equation.body, tuple(given), equation.source))
+            self.decode(builder, given, kept, positions, inside)
+        return builder.build(inline_into(builder, equation.body, tuple(given), inside))
 
     def in_buckets(self, body: Trace, kept: tuple[Representation | None, ...]) -> Trace:
         """A function on shards: a bucket is made whole before the first equation that reads a parameter in it."""
