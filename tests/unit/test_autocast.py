@@ -215,6 +215,62 @@ def test_tangents_are_those_of_torch_func() -> None:
     assert tfn.hessian(tfn.autocast(loss))(x, w).shape == (4, 4, 4, 4)
 
 
+W = torch.linspace(-1, 1, 16).reshape(4, 4)
+
+
+def _off(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return (x.float() @ W).sin() @ W
+
+
+def _half(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.float16):
+        y = x @ W
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = y @ W
+    return y @ W + z
+
+
+def _in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    return tfn.cond(x.sum() > 0, _off, lambda x: _off(x) * 2, (x,))
+
+
+def _returns_from_the_middle(x: torch.Tensor) -> torch.Tensor:
+    def inner() -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x @ W
+
+    return inner() @ W
+
+
+REGIONS = (_off, _half, _in_a_branch, _returns_from_the_middle)
+
+
+@pytest.mark.parametrize("f", REGIONS)
+def test_the_innermost_region_decides(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.linspace(-2, 2, 12).reshape(3, 4).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        want = f(x)
+    (gradient,) = torch.autograd.grad(want.float().sum(), x)
+    x, g = x.detach(), tfn.autocast(f)
+    batch = lambda x: tfn.vmap(g)(x[None])[0]
+    for run in (g, tfn.jit(g), tfn.autocast(tfn.jit(f)), tfn.autocast(tfn.checkpoint(f)), batch):
+        have = run(x)
+        assert have.dtype == want.dtype
+        assert torch.equal(have, want)
+    loss = lambda x: g(x).float().sum()
+    for run in (tfn.grad(loss), tfn.jit(tfn.grad(loss)), tfn.grad(tfn.checkpoint(loss))):
+        assert torch.equal(run(x), gradient)
+
+
+def test_the_innermost_autocast_decides() -> None:
+    x = torch.ones(3, 4)
+    inner = lambda x: tfn.autocast(lambda x: x @ W, torch.float16)(x)
+    for f in (tfn.autocast(inner), tfn.jit(tfn.autocast(inner)), tfn.autocast(lambda x: tfn.jit(inner)(x))):
+        assert f(x).dtype is torch.float16
+    assert tfn.autocast(lambda x: inner(x) @ W)(x).dtype is torch.bfloat16
+
+
 def test_rules_derived_inside_a_region_are_as_outside() -> None:
     def solve(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.linalg.solve(a, b).sin().sum()

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 import thunder_fn as tfn
 from thunder_fn.check import check
-from thunder_fn.errors import CustomRuleError
+from thunder_fn.errors import CustomRuleError, MissingRule
 from thunder_fn.interpreters.vjp import grad_and_value
 
 Tensor = torch.Tensor
@@ -182,6 +182,82 @@ def test_needs_input_grad_is_false_for_what_has_no_gradient() -> None:
     x, index = torch.ones(3), torch.tensor([2, 2, 0])
     torch.testing.assert_close(tfn.grad(lambda x: Take.apply(x, index, 2.0).sum())(x), torch.tensor([2.0, 0.0, 4.0]))
     assert set(seen) == {(True, False, False)}
+
+
+def test_once_differentiable_has_no_second_derivative() -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return 3 * g * ctx.saved_tensors[0] ** 2
+
+    x = torch.tensor([1.0, 2.0])
+    cube = tfn.grad(lambda x: Cube.apply(x).sum())
+    for f in (cube, tfn.jit(cube), tfn.vmap(cube)):
+        torch.testing.assert_close(f(x), 3 * x**2)
+    for second in (tfn.grad(lambda x: cube(x).sum()), tfn.jacrev(cube), tfn.jit(tfn.jacrev(cube))):
+        with pytest.raises(MissingRule) as error:
+            second(x)
+        assert str(error.value) == (
+            "the backward of the autograd function Cube is marked as once_differentiable, so it has no derivative\n"
+            "Take the mark away, if backward is made of ops that have derivatives."
+        )
+    with pytest.raises(MissingRule, match=r"thunder_fn\.once_differentiable"):
+        tfn.jvp(cube, (x,), (x,))
+
+
+def test_backward_gets_one_cotangent_for_each_output() -> None:
+    class Several(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Any:
+            return x * 2, None, 5, x.long(), [x]
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Tensor:
+            g, none, number, of_ints, of_list = cotangents
+            assert none is None and number is None and of_list is None and of_ints.shape == x.shape
+            return g * 2
+
+    x = torch.ones(3)
+    torch.testing.assert_close(tfn.grad(lambda x: (Several.apply(x)[0] * x).sum())(x), torch.full((3,), 4.0))
+
+
+def test_what_differentiates_a_jvp_uses_the_rule() -> None:
+    """Rounding with a straight-through derivative: the op itself has none."""
+
+    class Round(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor) -> Any:
+            return x.round(), x.cos()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.mark_non_differentiable(output[1])
+            ctx.save_for_forward(inputs[0], output[1])
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor, _: Tensor) -> Tensor:
+            return g
+
+        @staticmethod
+        def jvp(ctx: Any, t: Tensor) -> Any:
+            assert len(ctx.saved_tensors) == 2
+            return t, None
+
+    f = lambda x: (Round.apply(x * 3)[0] * x.sin()).sum()
+    x = torch.tensor([0.3, -1.1, 2.7], dtype=torch.float64)
+    rounded = (x * 3).round()
+    gradient = 3 * x.sin() + rounded * x.cos()
+    second = 6 * x.cos() - rounded * x.sin()
+    torch.testing.assert_close(tfn.jvp(f, (x,), (torch.ones_like(x),))[1], gradient.sum())
+    for hessian in (tfn.jacfwd(tfn.jacfwd(f)), tfn.jacrev(tfn.jacfwd(f)), tfn.jacfwd(tfn.jacrev(f)), tfn.hessian(f)):
+        torch.testing.assert_close(hessian(x), second.diag())
+        torch.testing.assert_close(tfn.vmap(hessian)(x.expand(2, 3)), second.diag().expand(2, 3, 3))
 
 
 def test_nothing_is_left_behind() -> None:

@@ -10,7 +10,8 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
-from thunder_fn.capture import capture
+from thunder_fn.capture import capture, current
+from thunder_fn.capture.autocast_regions import REGION
 from thunder_fn.derive_autocast import Answer, autocast_policy
 from thunder_fn.errors import AutocastError
 from thunder_fn.interpreters.autocast import Policy, autocast as autocast_trace
@@ -49,7 +50,9 @@ class Autocast(Transformed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         captured = capture(self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
-        outputs = apply(self.__name__, autocast_trace(captured.trace, self.dtype, self.policy), inputs, captured.trace)
+        new = autocast_trace(captured.trace, self.dtype, self.policy)
+        name = self.__name__ if current() is None else f"{REGION}_{captured.trace.name}"
+        outputs = apply(name, new, inputs, captured.trace)
         write_back(captured, inputs, outputs[captured.num_results :])
         return captured.result(outputs)
 

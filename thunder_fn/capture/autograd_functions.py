@@ -48,3 +48,31 @@ def _refuse(ctx: Any, cotangent: torch.Tensor) -> Any:
 autograd_function.register_autograd(_refuse, setup_context=_keep_name)
 
 AUTOGRAD_FUNCTION = ops.leaf(torch.ops.thunder_fn.autograd_function.default)
+
+
+@torch.library.custom_op("thunder_fn::once_differentiable", mutates_args=())
+def once(x: torch.Tensor, name: str) -> torch.Tensor:
+    """A copy of a gradient by a `backward` that is marked as `once_differentiable`, of the class of this name."""
+    return x.clone()
+
+
+@once.register_fake
+def _(x: torch.Tensor, name: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@once.register_vmap
+def _(info: Any, in_dims: tuple[int | None, None], x: torch.Tensor, name: str) -> tuple[torch.Tensor, int | None]:
+    return once(x, name), in_dims[0]
+
+
+def _refuse_twice(ctx: Any, cotangent: torch.Tensor) -> Any:
+    raise MissingRule(
+        located(
+            f"the backward of the autograd function {ctx.name} is marked as once_differentiable, so it has no derivative",
+            fix="Take the mark away, if backward is made of ops that have derivatives.",
+        )
+    )
+
+
+once.register_autograd(_refuse_twice, setup_context=_keep_name)

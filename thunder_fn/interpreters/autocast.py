@@ -4,6 +4,7 @@ The policy is asked about each equation, about a composite before what is in it.
 composite with an answer does is not asked about. Everything else takes its arguments as they come, so types change
 along the way: ops promote as PyTorch's do.
 
+A `torch.autocast` region, or what an autocast inside has made, stays as it is: the innermost decides.
 What enters and leaves a loop or a custom rule keeps its type, and bodies are cast inside.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture.autocast_regions import is_region
 from thunder_fn.check import fake_result_types
 from thunder_fn.derive import alone
 from thunder_fn.derive_autocast import TO_COPY, Answer, body_of_call, device_of, is_eligible
@@ -80,6 +82,9 @@ class _Walk:
     def equation(self, equation: Equation) -> tuple[Atom, ...]:
         """Append the equation on its arguments as they are now."""
         operands = tuple(self.env[var.index] for var in equation.operands)
+        if is_region(equation.op):
+            types = tuple(var.type for var in equation.outputs)
+            return self._add(equation, self._as_before(equation, operands), types, equation.bodies)
         answer = None if self.policy is None else ask(self.policy, equation)
         inner = self.policy
         if answer is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
+from thunder_fn.capture.autograd_functions import once
 from thunder_fn.capture.lookasides import divert, original_of
 from thunder_fn.capture.python_numbers import running, running_shape
 from thunder_fn.capture.recorder import Recorder
@@ -30,59 +31,10 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError
 from thunder_fn.rules import Mask
 from thunder_fn.structured import calls
+from thunder_fn.structured.autograd_context import Context
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_vjp import bind_call
 from thunder_fn.trace import Dim, TensorType, Type, type_of_value
-
-
-class Context:
-    """What `forward`, `setup_context` and `backward` are given as `ctx`."""
-
-    def __init__(self, needs_input_grad: Mask) -> None:
-        self.needs_input_grad = needs_input_grad
-        self._saved: tuple[Any, ...] = ()
-        self._saved_for_forward: tuple[Any, ...] | None = None
-        self._constant: tuple[Any, ...] = ()
-        self.dirty: tuple[Any, ...] = ()
-        self._materialize = True
-
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        """What `save_for_backward` was given."""
-        return self._saved
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        """Keep tensors for `backward`."""
-        self._saved = tensors
-
-    def save_for_forward(self, *tensors: Any) -> None:
-        """Keep tensors for `jvp`."""
-        self._saved_for_forward = tensors
-
-    def turn_forward(self) -> None:
-        """From now on the saved tensors are those for `jvp`."""
-        self._saved = self._saved if self._saved_for_forward is None else self._saved_for_forward
-
-    def mark_non_differentiable(self, *outputs: Any) -> None:
-        """These outputs have no gradient."""
-        self._constant = outputs
-
-    def mark_dirty(self, *inputs: Any) -> None:
-        """Inputs that were changed in place."""
-        self.dirty = inputs
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Whether `jvp` gets zeros for tensors that do not move, or None. Cotangents are always tensors here."""
-        self._materialize = value
-
-    @property
-    def materializes(self) -> bool:
-        """`jvp` gets zeros for tensors that do not move."""
-        return self._materialize
-
-    def constants_among(self, outputs: Sequence[Any]) -> tuple[bool, ...]:
-        """Which outputs have no gradient."""
-        return tuple(any(output is constant for constant in self._constant) for output in outputs)
 
 
 class ChangesInputs(CaptureError):
@@ -159,12 +111,16 @@ class FunctionCall(Call):
         return _map_outputs(output, context)
 
     def push(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The tensors of the result, and for each its tangent by the class's `jvp` or None."""
-        output, context = self.run(tensors)
-        context.turn_forward()
+        """The tensors of the result, and for each its tangent by the class's `jvp` or None.
+
+        The result is that of a call with this rule, so that what differentiates it in turn uses the rule.
+        """
+        run, types = self.start(), [type_of_value(tensor) for tensor in tensors]
+        output, others, kept = run.again(tensors, forward=True)
+        context = run.context(types, kept)
         given = [
-            torch.zeros_like(x) if t is None and context.materializes and is_differentiable(type_of_value(x)) else t
-            for x, t in zip(tensors, tangents, strict=True)
+            torch.zeros_like(x) if t is None and context.materializes and is_differentiable(type) else t
+            for x, t, type in zip(tensors, tangents, types, strict=True)
         ]
         found = self.function.jvp(context, *self.tree(given, lambda leaf: None))
         outputs = output if isinstance(output, tuple) else (output,)
@@ -177,7 +133,8 @@ class FunctionCall(Call):
         for index, (value, tangent) in enumerate(pairs):
             if tangent is not None:
                 calls.check_like(tangent, type_of_value(value), f"out[{index}]", f"{self.name}.jvp")
-        return [value for value, _ in pairs], [tangent for _, tangent in pairs]
+        extra = others if isinstance(self, ExtendedCall) else ()
+        return [*(value for value, _ in pairs), *extra], [*(tangent for _, tangent in pairs), *(None for _ in extra)]
 
     def start(self) -> _Run:
         """A run of the rule."""
@@ -205,9 +162,11 @@ class ExtendedCall(FunctionCall):
     """A call that also returns the tensors which `forward` leaves in the context besides its arguments and results.
 
     fwd is such a call, with the same rule: so a derivative of the backward goes through results as the rule says, and
-    sees what else `forward` computed as constant, as in PyTorch. `notes` gets the rest of the context.
+    sees what else `forward` computed as constant, as in PyTorch. `notes` gets the rest of the context, which is that for
+    `jvp` if it is for forward mode.
     """
 
+    forward: bool = False
     notes: list[tuple[pytree.PyTreeSpec, list[Any], list[Place]]] = field(default_factory=list, compare=False)
 
     def __hash__(self) -> int:
@@ -221,8 +180,10 @@ class ExtendedCall(FunctionCall):
     def primal(self, *tensors: Any) -> Any:
         """`forward`, and tensors in the context."""
         output, context = self.run(tensors)
+        if self.forward:
+            context.turn_forward()
         outputs = output if isinstance(output, tuple) else (output,)
-        own = ("needs_input_grad", "dirty", "_constant", "_saved_for_forward", "_materialize")
+        own = ("needs_input_grad", "dirty", "_constant", "_saved_for_forward")
         kept = {key: value for key, value in vars(context).items() if key not in own}
         leaves, spec = pytree.flatten(kept)
         others: list[torch.Tensor] = []
@@ -251,19 +212,33 @@ class _Run:
         self.call, self.name = call, call.name
         self.notes: tuple[pytree.PyTreeSpec, list[Any], list[Place]] | None = None
 
-    def fwd(self, *tensors: Any) -> Any:
-        """`forward` again as a call with this rule, and the tensors in the context."""
+    def again(self, tensors: Sequence[Any], *, forward: bool = False) -> tuple[Any, Any, tuple[Any, ...]]:
+        """`forward` again as a call with this rule: its result, further tensors in the context, and all in the context."""
         call, recorder = self.call, current()
-        again = ExtendedCall(
-            call.function, call.num_args, call.spec, call.leaves, call.nondiff, call.paths, call.copied
-        )
+        shared = (call.function, call.num_args, call.spec, call.leaves, call.nondiff, call.paths, call.copied)
+        again = ExtendedCall(*shared, forward=forward)
         if recorder is None:
             raise CustomRuleError(f"{self.name}: rules are captured inside a capture")
         output, others = bind_call(recorder, again, tensors)
         (self.notes,) = again.notes
         values = {"argument": tensors, "result": output if isinstance(output, tuple) else (output,), "other": others}
-        residuals = tuple(values[kind][index] for kind, index in self.notes[2])
-        return (output, others) if isinstance(call, ExtendedCall) else output, residuals
+        return output, others, tuple(values[kind][index] for kind, index in self.notes[2])
+
+    def fwd(self, *tensors: Any) -> Any:
+        """`forward` again, and the tensors in the context."""
+        output, others, kept = self.again(tensors)
+        return (output, others) if isinstance(self.call, ExtendedCall) else output, kept
+
+    def context(self, types: Sequence[Type], kept: Sequence[Any]) -> Context:
+        """The context that `forward` left, with these tensors in it."""
+        if self.notes is None:
+            raise CustomRuleError(f"{self.name}: backward runs after forward")
+        context, supply = Context(self.call.needs(types)), iter(kept)
+        spec, statics, _ = self.notes
+        leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
+        for key, value in pytree.unflatten(spec, leaves).items():
+            setattr(context, key, value)
+        return context
 
     def check_forward(self, primal: Captured, fwd: Captured) -> None:
         """`forward` is the same each time."""
@@ -271,18 +246,20 @@ class _Run:
 
     def bwd(self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         """One gradient or None for each tensor of the arguments, from `backward`."""
-        if self.notes is None:
-            raise CustomRuleError(f"{self.name}: backward runs after forward")
-        context, supply = Context(self.call.needs(primal.trace.input_types)), iter(kept)
-        spec, statics, places = self.notes
-        leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
-        for key, value in pytree.unflatten(spec, leaves).items():
-            setattr(context, key, value)
-        given = _cotangents(primal, iter(cotangents), iter(primal.trace.output_types))
-        if isinstance(self.call, ExtendedCall):
-            given = given[: len(given) - sum(kind == "other" for kind, _ in places)]
-        found = self.call.function.backward(context, *given)
+        context = self.context(primal.trace.input_types, kept)
+        result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
+        output = result[0] if isinstance(self.call, ExtendedCall) else result
+        given = _cotangents(output, iter(cotangents), iter(primal.trace.output_types))
+        found = self._backward(context, given)
         return self._gradients(primal, found if isinstance(found, tuple) else (found,))
+
+    def _backward(self, context: Context, given: Sequence[Any]) -> Any:
+        """What `backward` returns; where it is `once_differentiable`, as values that nobody can differentiate."""
+        backward = self.call.function.backward
+        if getattr(backward, "__code__", None) is not _ONCE:
+            return backward(context, *given)
+        found = inspect.unwrap(backward)(context, *given)
+        return pytree.tree_map(lambda x: once(x, self.name) if isinstance(x, torch.Tensor) else x, found)
 
     def _gradients(self, primal: Captured, found: tuple[Any, ...]) -> list[Any]:
         needs = self.call.needs(primal.trace.input_types)
@@ -298,20 +275,25 @@ class _Run:
         return [_fitted(value, type, path, where) for value, type, path in typed]
 
 
-def _cotangents(primal: Captured, given: Any, types: Any) -> list[Any]:
+def _cotangents(output: Any, given: Iterator[Any], types: Iterator[Type]) -> list[Any]:
     """One for each output: zeros for what has none, None for what is no tensor."""
     found: list[Any] = []
-    for leaf in primal.out_leaves:
-        if leaf is not TENSOR:
-            found.append(None)
-            continue
-        type = next(types)
-        found.append(
-            next(given)
-            if is_differentiable(type)
-            else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
-        )
+    for value in output if isinstance(output, tuple) else (output,):
+        leaves = pytree.flatten(value)[0]
+        inner = [_cotangent(given, next(types)) for leaf in leaves if leaf is TENSOR]
+        found.append(inner[0] if value is TENSOR else None)
     return found
+
+
+def _cotangent(given: Iterator[Any], type: Type) -> Any:
+    if is_differentiable(type):
+        return next(given)
+    assert isinstance(type, TensorType), "a tensor has such a type"
+    return torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+
+
+_ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__
+"""The code of every `backward` that is marked so."""
 
 
 def _fitted(value: Any, type: Type, path: str, where: str) -> Any:

@@ -34,6 +34,8 @@ HIGHER_ORDER = {
     "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
     "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
     "linearize": ("torch._functorch.eager_transforms", "linearize"),
+    "autocast enter": ("torch.amp.autocast_mode", "autocast.__enter__"),
+    "autocast exit": ("torch.amp.autocast_mode", "autocast.__exit__"),
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
     "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),

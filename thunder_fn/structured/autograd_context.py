@@ -1,0 +1,58 @@
+"""The `ctx` of a `torch.autograd.Function` inside a traced function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thunder_fn.rules import Mask
+
+
+class Context:
+    """What `forward`, `setup_context` and `backward` are given as `ctx`."""
+
+    def __init__(self, needs_input_grad: Mask) -> None:
+        self.needs_input_grad = needs_input_grad
+        self._saved: tuple[Any, ...] = ()
+        self._saved_for_forward: tuple[Any, ...] | None = None
+        self._constant: tuple[Any, ...] = ()
+        self.dirty: tuple[Any, ...] = ()
+        self._materialize = True
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What `save_for_backward` was given."""
+        return self._saved
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep tensors for `backward`."""
+        self._saved = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """Keep tensors for `jvp`."""
+        self._saved_for_forward = tensors
+
+    def turn_forward(self) -> None:
+        """From now on the saved tensors are those for `jvp`."""
+        self._saved = self._saved if self._saved_for_forward is None else self._saved_for_forward
+
+    def mark_non_differentiable(self, *outputs: Any) -> None:
+        """These outputs have no gradient."""
+        self._constant = outputs
+
+    def mark_dirty(self, *inputs: Any) -> None:
+        """Inputs that were changed in place."""
+        self.dirty = inputs
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether `jvp` gets zeros for tensors that do not move, or None. Cotangents are always tensors here."""
+        self._materialize = value
+
+    @property
+    def materializes(self) -> bool:
+        """`jvp` gets zeros for tensors that do not move."""
+        return self._materialize
+
+    def constants_among(self, outputs: Sequence[Any]) -> tuple[bool, ...]:
+        """Which outputs have no gradient."""
+        return tuple(any(output is constant for constant in self._constant) for output in outputs)
