@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import thunder_fn as tfn
 from tests.unit.capturing import agree, agree_made, assert_same, call_captured
 from thunder_fn import ops
 from thunder_fn.capture import capture
+from thunder_fn.errors import DataDependentValue
 from thunder_fn.trace import Trace, subtraces
 
 X = torch.arange(6.0).reshape(2, 3) + 0.5
@@ -409,3 +411,13 @@ def test_meta_tensors_can_be_captured() -> None:
 def test_compiled_functions_run_as_they_are() -> None:
     compiled = torch.compile(lambda x: x.sin() + 1, backend="eager")
     assert leaf_names(agree(compiled, X)) == ["aten.sin.default", "aten.add.Tensor"]
+
+
+def test_ops_on_two_numbers_are_equations() -> None:
+    trace = tfn.trace(lambda x: x + torch.add(1, 2) * torch.div(1.0, 4), torch.zeros(2))
+    assert tfn.evaluate(trace, [torch.zeros(2)])[0].tolist() == [0.75, 0.75] and not trace.constants
+
+
+def test_complex_numbers_in_data_are_no_symbols() -> None:
+    with pytest.raises(DataDependentValue, match="`item` asked for the values"):
+        tfn.jit(lambda x: x.sum().item() * 2)(torch.ones(2, dtype=torch.complex64))

@@ -58,6 +58,13 @@ def can_be_listed(x: Tensor) -> bool:
     return math.prod(sizes) <= MAX_LISTED and not x.dtype.is_complex and x.dtype != torch.bool
 
 
+HAS_NUMBERS: dict[Any, Callable[[Tensor], bool]] = {
+    Tensor.tolist: can_be_listed,
+    Tensor.item: lambda x: not x.is_complex(),  # no symbol is a complex number
+}
+"""Whether the numbers in a tensor can be symbols, for the methods that ask for them."""
+
+
 def tolist(x: Tensor) -> Any:
     """The numbers, each found in data."""
     return list(map(tolist, x.unbind(0))) if x.dim() else x.item()

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.indexing import getitem, setitem
-from thunder_fn.capture.instead import VIEWS_IN_PLACE, as_strided, can_be_listed, ctc_loss, deepcopy, tolist
+from thunder_fn.capture.instead import HAS_NUMBERS, VIEWS_IN_PLACE, as_strided, ctc_loss, deepcopy, tolist
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
@@ -179,7 +179,7 @@ class ScopeMode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
-        if func is Tensor.tolist and not can_be_listed(*args):
+        if func in HAS_NUMBERS and not HAS_NUMBERS[func](*args):
             raise data_dependent_error(func, None, recorder.source)
         if func in MEMORY:
             raise memory_error(func, recorder.source)

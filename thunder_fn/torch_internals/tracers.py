@@ -219,6 +219,8 @@ class TracerMode(FunctionalTensorMode):
             result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
         if type(result) is FunctionalTensor:
             self.adopt(result)
+        elif type(result) is FakeTensor and not any(isinstance(arg, torch.Tensor) for arg in args):
+            return functionalize(result, self)  # of two numbers, as in `torch.add(1, 2)`
         elif isinstance(result, (list, tuple)):
             for item in result:
                 if type(item) is FunctionalTensor:
