@@ -172,7 +172,7 @@ def plan(
     yield f"plan: GPT of {layers} layers, width {width}, context 2048, one sequence a GPU, fsdp by blocks, in bf16, on H100s"
     yield (
         f"  a model, no measurement: {hardware.flops / 1e12:.0f} TFLOP/s, {hardware.inside / 1e9:.0f} GB/s in a node of "
-        f"{hardware.node}, {hardware.across / 1e9:.0f} GB/s across; a block is gathered while the one before computes"
+        f"{hardware.node}, {hardware.across / 1e9:.0f} GB/s across; prefetch=1, in the order of the trace"
     )
     columns = ("GPUs", "step ms", "computing", "wire", "hidden", "GB sent", "TFLOP", "GB held")
     yield "  " + " ".join(f"{column:>10}" for column in columns)
@@ -185,8 +185,8 @@ def plan(
         yield "  " + " ".join(f"{number:>10}" for number in (str(ranks), *numbers))
 
 
-def step_trace(ranks: int, layers: int, width: int, context: int = 2048) -> Trace:
-    """Loss and gradients on one of so many ranks, traced on the meta device."""
+def step_trace(ranks: int, layers: int, width: int, context: int = 2048, prefetch: int | None = 1) -> Trace:
+    """Loss and gradients on one of so many ranks, traced on the meta device. The next block is gathered while one computes."""
     with torch.device("meta"):
         model = GPT(layers, width, width // 128 or 1, 32000, context).bfloat16()
         tokens = torch.zeros(1, context, dtype=torch.long)
@@ -196,42 +196,44 @@ def step_trace(ranks: int, layers: int, width: int, context: int = 2048) -> Trac
         logits = torch.func.functional_call(model, params, (tokens,))
         return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
-    f = tfn.fsdp(loss, simulated(ranks)[0])
+    f = tfn.fsdp(loss, simulated(ranks)[0], prefetch=prefetch)
     return tfn.trace(tfn.grad(f), f.prepare(params), tokens)
 
 
+class _Queues:
+    """Two queues, one that computes and one that communicates: the seconds at which each is through with what it was given."""
+
+    def __init__(self, ranks: int, hardware: Hardware) -> None:
+        self.ranks, self.hardware = ranks, hardware
+        self.computed = self.sent = self.busy = self.wire = self.flops = 0.0
+
+    def run(self, trace: Trace) -> None:
+        """The equations of a trace, those of its composites too, in order. A collective is sent where it stands, and computing
+        goes on; what waits for it waits."""
+        arrives: dict[int, float] = {}
+        for equation in trace.equations:
+            body = lowered(equation)
+            if body is not None:
+                self.run(body)
+            elif equation.op.name in (GATHER, SCATTER):
+                moved = _ring_bytes(equation, self.ranks)
+                took = moved / self.hardware.rate(self.ranks) + self.hardware.hops(self.ranks) * self.hardware.latency
+                self.sent = arrives[equation.outputs[0].index] = max(self.sent, self.computed) + took
+                self.busy, self.wire = self.busy + took, self.wire + moved
+            elif equation.op.name == WAIT:
+                self.computed = max(self.computed, arrives.get(equation.operands[0].index, 0.0))
+            else:
+                work = products(equation)
+                self.computed, self.flops = self.computed + work / self.hardware.flops, self.flops + work
+
+
 def extrapolated(trace: Trace, ranks: int, hardware: Hardware) -> Plan:
-    """Run a trace's equations through two queues, in order.
-
-    A gather is sent once the wait before it is over, so that one is in flight while the block before computes; reductions are
-    sent when their operand is there, and awaited at the end.
-    """
-    computed = sent = issued = busy = wire = flops = 0.0
-    gather = False
-    for equation in leaves(trace):
-        if equation.op.name in (GATHER, SCATTER):
-            gather = equation.op.name == GATHER
-            moved = _ring_bytes(equation, ranks)
-            took = moved / hardware.rate(ranks) + hardware.hops(ranks) * hardware.latency
-            sent = max(sent, issued if gather else computed) + took
-            busy, wire = busy + took, wire + moved
-        elif equation.op.name == WAIT and gather:
-            issued = computed = max(computed, sent)
-        else:
-            work = products(equation)
-            computed, flops = computed + work / hardware.flops, flops + work
+    """A train step, its equations run through two queues in the trace's order: overlap is what its schedule allows."""
+    queues = _Queues(ranks, hardware)
+    queues.run(trace)
     held = sum(_bytes(var.type) for var in trace.inputs)
-    return Plan(ranks, max(computed, sent), flops / hardware.flops, busy, wire, flops, held)
-
-
-def leaves(trace: Trace) -> Iterator[Equation]:
-    """The equations of a trace and of the composites in it, in the order in which they run."""
-    for equation in trace.equations:
-        body = lowered(equation)
-        if body is None:
-            yield equation
-        else:
-            yield from leaves(body)
+    seconds, computing = max(queues.computed, queues.sent), queues.flops / hardware.flops
+    return Plan(ranks, seconds, computing, queues.busy, queues.wire, queues.flops, held)
 
 
 def products(equation: Equation) -> float:

@@ -2,8 +2,8 @@
 
 A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move: gathers are
 sent in the order in which their results are used, each as soon as fewer than so many are in flight; a wait, and what follows from
-gathers alone (a weight cut out of a bucket, its transpose), comes right before the first equation that reads it; a reduction is
-awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule one trace in one way,
+collectives alone (a weight cut out of a bucket, its transpose), comes right before the first equation that reads it; a reduction
+is awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule one trace in one way,
 so collectives meet.
 
 The backward of a ZeRO-3 block gathers again. Where it is scheduled the whole function is one checkpoint, whose backward is
@@ -92,11 +92,11 @@ class _Schedule:
         self.gathering, self.reducing = list[int](), list[int]()
 
     def follow(self) -> dict[int, frozenset[int]]:
-        """What is computed from gathers alone, and from which."""
+        """What is computed from results of collectives alone, and from those of which."""
         found: dict[int, frozenset[int]] = {}
         for at, equation in enumerate(self.equations):
             needs = self.needs[at]
-            if equation.op.name == WAIT and any(self.equations[need].op.name == GATHER for need in needs):
+            if equation.op.name == WAIT and any(need in self.waits for need in needs):
                 found[at] = frozenset(needs)
             elif needs and all(self.made.get(var.index) in found for var in equation.operands) and not self.stays(at):
                 found[at] = frozenset[int]().union(*(found[need] for need in needs))
@@ -113,8 +113,8 @@ class _Schedule:
         for at in range(len(self.equations)):
             if at not in self.sources:
                 for need in self.needs[at]:
-                    for gather in self.sources.get(need, ()):
-                        first.setdefault(gather, at)
+                    for sent in self.sources.get(need, ()):
+                        first.setdefault(sent, at)
         gathers = [at for at, equation in enumerate(self.equations) if equation.op.name == GATHER]
         return sorted(gathers, key=lambda at: (first.get(at, math.inf), at))
 

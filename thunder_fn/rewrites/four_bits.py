@@ -190,10 +190,11 @@ def nf4_scales(scales: torch.Tensor, steps: torch.Tensor, mean: torch.Tensor) ->
 
 
 def _nf4_weights(values: torch.Tensor, amax: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Both codes of a byte are looked up at once, as one number of twice the width."""
-    pairs = torch.stack((table.repeat_interleave(16), table.repeat(16)), -1).view(torch.int64).flatten()
-    found = pairs.index_select(0, values.flatten().long()).view(torch.float32)
-    return found.reshape(amax.shape[0], NF4_BLOCK) * amax.unsqueeze(-1)
+    """Weights in the table's dtype. Both codes of a byte are looked up at once, as one number of twice the width."""
+    pairs = torch.stack((table.repeat_interleave(16), table.repeat(16)), -1)
+    twice = torch.int64 if table.dtype == torch.float32 else torch.int32
+    found = pairs.view(twice).flatten().index_select(0, values.flatten().int()).view(table.dtype)
+    return found.reshape(amax.shape[0], NF4_BLOCK) * amax.to(table.dtype).unsqueeze(-1)
 
 
 def _nf4_decode(parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
@@ -223,7 +224,9 @@ def nf4_linear(
 ) -> torch.Tensor:
     """The weight is decoded; the table has the sixteen values."""
     shape = (rows, x.shape[-1])
-    w = _nf4_weights(values, nf4_scales(scales, steps, mean), table).flatten()[: math.prod(shape)]
+    half = x.dtype in (torch.bfloat16, torch.float16)  # half the memory to write and to read
+    seen = table.to(x.dtype) if half else table
+    w = _nf4_weights(values, nf4_scales(scales, steps, mean), seen).flatten()[: math.prod(shape)]
     return linear(x, w.reshape(shape).to(x.dtype), bias)
 
 
