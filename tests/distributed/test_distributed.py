@@ -201,6 +201,12 @@ def test_misuse() -> None:
         "restore: the 2 ranks of fsdp are simulated, nobody answers\n"
         "Run `rewrite(params, ...).restore` with `evaluate_ranks`."
     )
+    with pytest.raises(RewriteError) as error:
+        tfn.fsdp(Net(2, 1), simulated(2)[0])(torch.tensor([1]))
+    assert str(error.value) == (
+        "fsdp_Net: the 2 ranks of fsdp are simulated, nobody answers\n"
+        "Run `rewrite(params, ...).compute` with `evaluate_ranks`."
+    )
     for module, why in (
         (tfn.ddp(nn.Linear(2, 3), simulated(2)[0]), "no mesh has shares of them"),
         (tfn.fsdp(nn.Linear(2, 3), simulated(2)[0]), "no mesh has shares of them"),

@@ -307,3 +307,33 @@ def test_arguments_keep_their_numbers() -> None:
     x = torch.randn(5, 4)
     torch.testing.assert_close(q(x, 3), q(x, 1) * 3)
     assert not any(map(q(x, 2).equal, (q(x, 1), q(x, 3))))
+
+
+class Bag(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.layer = torch.nn.EmbeddingBag(8, 4), torch.nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.bag(indices)[None])
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_adapters_of_layers_for_which_pytorch_has_ops_without_derivatives(jitted: bool) -> None:
+    module, indices = Bag().eval(), torch.arange(6).reshape(2, 3)
+    adapted = tfn.lora(tfn.jit(module) if jitted else module, 2)
+    torch.testing.assert_close(adapted(indices), module(indices))
+    adapted(indices).square().mean().backward()
+    module(indices).square().mean().backward()
+    weight = dict(adapted.named_parameters())["bag/weight/lora_b"]
+    assert weight.grad is not None
+    factor = adapted.parts()["bag.weight.lora_a"].detach()
+    torch.testing.assert_close(weight.grad, module.bag.weight.grad @ factor.t())
+
+
+def test_a_step_on_what_was_rewritten_and_jitted() -> None:
+    params, x = {"w": torch.randn(4, 8)}, torch.randn(3, 8)
+    f = tfn.lora(tfn.jit(tfn.quantize(lambda p, x: torch.nn.functional.linear(x, p["w"]), "int8")), 2)
+    g = tfn.lora(tfn.quantize(tfn.jit(lambda p, x: torch.nn.functional.linear(x, p["w"])), "int8"), 2)
+    assert f.steps == g.steps
+    torch.testing.assert_close(f(f.prepare(params), x), g(g.prepare(params), x))

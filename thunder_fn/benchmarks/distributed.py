@@ -34,6 +34,7 @@ from thunder_fn.trace import Equation, TensorType, Trace, static_shape
 
 RANKS = 2
 FSDP2 = "torch fully_shard"
+PLAIN = "thunder_fn, prefetch=None"
 
 
 def run(quick: bool = False) -> Iterator[Result | Memory]:
@@ -73,7 +74,8 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     layers, width, context = (2, 32, 16) if quick else (4, 256, 128)
     make = lambda: (torch.manual_seed(0), GPT(layers, width, context=context))[1]
     tokens = torch.randint(0, 96, (4, context), generator=torch.Generator().manual_seed(rank))
-    models = {OURS: tfn.fsdp(tfn.jit(make()), mesh), FSDP2: _fully_shard(make(), mesh)}
+    ahead, plain = tfn.fsdp(tfn.jit(make()), mesh, prefetch=1), tfn.fsdp(tfn.jit(make()), mesh)
+    models = {OURS: ahead, PLAIN: plain, FSDP2: _fully_shard(make(), mesh)}  # which prefetches one block, too
     steps = {name: _step(model, tokens) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, float] = {}

@@ -74,7 +74,7 @@ def simulated(size: int) -> tuple[Group, ...]:
     return tuple(Group(SIMULATED, size, rank) for rank in range(size))
 
 
-def check_there(steps: Sequence[Any]) -> None:
+def check_there(steps: Sequence[Any], what: str = "restore") -> None:
     """The ranks of all steps are there, to talk to.
 
     Raises:
@@ -83,8 +83,9 @@ def check_there(steps: Sequence[Any]) -> None:
     for step in steps:
         group = getattr(step, "group", None)
         if isinstance(group, Group) and group.name.startswith(SIMULATED):
-            what = f"restore: the {group.size} ranks of {type(step).__name__.lower()} are simulated, nobody answers"
-            raise RewriteError(located(what, fix="Run `rewrite(params, ...).restore` with `evaluate_ranks`."))
+            why = f"{what}: the {group.size} ranks of {type(step).__name__.lower()} are simulated, nobody answers"
+            trace = "restore" if what == "restore" else "compute"
+            raise RewriteError(located(why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`."))
 
 
 def group_of(mesh: Any) -> Group:

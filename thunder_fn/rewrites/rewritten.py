@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from thunder_fn.api.calling import Transformed, apply
-from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.rewrite import Rewrite, Step
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.calibration import calibrated
-from thunder_fn.rewrites.distributed import Ddp, Fsdp
+from thunder_fn.rewrites.distributed import Ddp, Fsdp, check_there
 from thunder_fn.rewrites.kernels import EXECUTOR
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize, example
@@ -52,6 +52,8 @@ class Rewritten(Transformed):
 
     def __call__(self, params: Any, *inputs: Any, **kwargs: Any) -> Any:
         self._check(params)
+        if current() is None:
+            check_there(self.steps, self.__name__)
         if self.jitted is not None:
             return self.jitted(params, *inputs, **kwargs)
         return self.run(params, *inputs, **kwargs)
@@ -115,8 +117,12 @@ class Rewritten(Transformed):
         return captured.result(outputs)
 
     def _captured(self, layout: Layout, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        """The original function, captured on parameters of the original types."""
-        params = pytree.unflatten(layout.spec, list(map(example, layout.types)))
+        """The original function, captured on parameters of the original types. Those of a module require grad: for others PyTorch
+        has ops that autograd does not follow."""
+        examples = list(map(example, layout.types))
+        if getattr(self.fn, "of_parameters", False):
+            examples = [value.requires_grad_(value.dtype.is_floating_point) for value in examples]
+        params = pytree.unflatten(layout.spec, examples)
         return capture(self.fn, (params, *inputs), kwargs)
 
     def _check(self, params: Any) -> None:
@@ -174,7 +180,12 @@ def rewritten(f: Any, step: Step) -> Any:
     if isinstance(f, Rewritten):
         return f.with_step(step)
     if isinstance(f, Jitted):
-        return Rewritten(f.fn, (step,), f.options)
+        inner = f.fn
+        return (
+            replace(inner.with_step(step), options=f.options)
+            if isinstance(inner, Rewritten)
+            else Rewritten(inner, (step,), f.options)
+        )
     if isinstance(f, torch.nn.Module):
         from thunder_fn.rewrites.modules import rewritten_module
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -25,6 +25,8 @@ def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], to
 
 class Skeleton:
     """A module without tensors, as a function of its parameters, its buffers and its arguments."""
+
+    of_parameters: ClassVar[bool] = True
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = with_tensors(module, lambda _, tensor: torch.empty_like(tensor, device="meta"))
