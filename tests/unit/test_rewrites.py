@@ -70,6 +70,48 @@ def test_a_scheme_keeps_its_bound(name: str, data: st.DataObject) -> None:
     assert bool(((back.double() - w.double()).abs() <= scheme.bound(w).double()).all())
 
 
+ADVERSARIAL: dict[str, Any] = {
+    "zeros": lambda w, info: w * 0,
+    "all the same": lambda w, info: w * 0 - 7.25,
+    "one outlier": lambda w, info: w.index_fill(1, torch.tensor(3), info.max / 1000),
+    "far from zero": lambda w, info: w * 1e-3 + 100,
+    "the greatest": lambda w, info: w.sign() * info.max,
+    "next to zero": lambda w, info: w * info.tiny,
+    "below normal": lambda w, info: w * (info.tiny * info.eps),
+    "rows of any size": lambda w, info: w * torch.logspace(-6, 4, w.shape[0]).unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("kind", ADVERSARIAL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bounds_hold_for_weights_that_are_hard_to_store(name: str, kind: str, dtype: torch.dtype) -> None:
+    """Where a bound is finite; sums and differences of the greatest numbers are not, and then nothing plausible comes back."""
+    scheme, info = SCHEMES[name], torch.finfo(dtype)
+    for shape in ((16, 128), (7, 13)):
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        w = ADVERSARIAL[kind](drawn, info).clamp(-info.max, info.max).to(dtype)
+        back, bound = scheme.decode(scheme.encode(w), shape, dtype), scheme.bound(w).double()
+        assert bool(((back.double() - w.double()).abs() <= bound)[bound.isfinite()].all())
+        assert bool(back[~bound.isfinite()].isnan().all())
+        assert bool(bound.isfinite().all()) or kind == "the greatest"
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_stored_as_none(name: str, value: float) -> None:
+    w = torch.randn(16, 128)
+    w[3, 5] = value
+    scheme = SCHEMES[name]
+    assert not scheme.decode(scheme.encode(w), (16, 128), w.dtype)[3, 5].isfinite()
+    layer = torch.nn.Linear(128, 16)
+    layer.weight.data.copy_(w)
+    quantised = tfn.quantize(tfn.jit(layer), name)
+    if name == "int8_static":
+        quantised.calibrate([(torch.ones(2, 128),)])
+    assert not quantised(torch.ones(2, 128))[:, 3].isfinite().any()
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_scheme_takes_its_bits(name: str, dtype: torch.dtype) -> None:

@@ -14,6 +14,7 @@ from thunder_fn.rewrites.scheme import (
     Scheme,
     Shape,
     as_column,
+    narrowed,
     on_codes,
     plus,
     rounded_rows,
@@ -63,7 +64,7 @@ def _int8_encode(w: torch.Tensor) -> Parts:
 
 
 def _scaled_decode(parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    return (floats_of(parts["values"], torch.float32) * as_column(parts["scales"], len(shape))).to(dtype)
+    return narrowed(floats_of(parts["values"], torch.float32) * as_column(parts["scales"], len(shape)), dtype)
 
 
 def _int8_bound(w: torch.Tensor) -> torch.Tensor:
@@ -118,7 +119,7 @@ class _OnCodes:
 def _scaled_embedding(indices: torch.Tensor, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
     scales = parts["scales"]
     own = scales[indices].unsqueeze(-1) if scales.shape[0] == parts["values"].shape[0] else scales
-    return (floats_of(parts["values"][indices], torch.float32) * own).to(dtype)
+    return narrowed(floats_of(parts["values"][indices], torch.float32) * own, dtype)
 
 
 INT8 = Scheme(

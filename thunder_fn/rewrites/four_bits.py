@@ -18,6 +18,7 @@ from thunder_fn.rewrites.scheme import (
     Scheme,
     Shape,
     flat_size,
+    narrowed,
     on_codes,
     padded,
     rounding,
@@ -128,7 +129,7 @@ class _Int4:
 
     def decode(self, parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         codes = _kernel_unpack(parts["packed"], kernel_block() or 0) if "packed" in parts else _unpack(parts["values"])
-        return _grouped_decode(codes, parts["scales_and_zeros"])[:, : flat_size(shape)].reshape(shape).to(dtype)
+        return narrowed(_grouped_decode(codes, parts["scales_and_zeros"])[:, : flat_size(shape)].reshape(shape), dtype)
 
     def bound(self, w: torch.Tensor) -> torch.Tensor:
         groups, scales, zeros = self.ranges(w)
@@ -200,7 +201,7 @@ def _nf4_weights(values: torch.Tensor, amax: torch.Tensor, table: torch.Tensor) 
 def _nf4_decode(parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     amax = nf4_scales(parts["scales"], parts["steps"], parts["mean"])
     table = torch.tensor(NF4_VALUES, device=amax.device)
-    return _nf4_weights(parts["values"], amax, table).flatten()[: math.prod(shape)].reshape(shape).to(dtype)
+    return narrowed(_nf4_weights(parts["values"], amax, table).flatten()[: math.prod(shape)].reshape(shape), dtype)
 
 
 def _nf4_bound(w: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Scheme:
     """How a floating weight is stored.
 
-    Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element.
+    Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element, where the bound is finite. NaN and infinities are
+    decoded to no numbers.
 
     Args:
         name: names the calls on quantised weights in traces, such as `int8_linear`.
@@ -61,13 +62,25 @@ def as_column(values: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def scales_of(amax: torch.Tensor, largest: float) -> torch.Tensor:
-    """Steps that map [-amax, amax] onto [-largest, largest]; rows of zeros keep a step that is not zero."""
-    return torch.clamp(amax.float() / largest, min=torch.finfo(torch.float32).tiny * 1024)
+    """Steps that map [-amax, amax] onto [-largest, largest]; rows of zeros keep a step that is not zero, those with an infinity
+    have none: NaN, which no code makes a plausible number of."""
+    steps = torch.clamp(amax.float() / largest, min=torch.finfo(torch.float32).tiny * 1024)
+    return torch.where(steps.isinf(), float("nan"), steps)
 
 
 def rounding(w: torch.Tensor) -> torch.Tensor:
     """What arithmetic in float32 and the cast back to the weight's dtype may add."""
-    return w.abs().float() * (2 * torch.finfo(w.dtype).eps + 4 * torch.finfo(torch.float32).eps)
+    info = torch.finfo(w.dtype)
+    relative = w.abs().float() * (2 * info.eps + 4 * torch.finfo(torch.float32).eps)
+    return relative + max(
+        info.tiny * info.eps, torch.finfo(torch.float32).tiny
+    )  # the steps between numbers next to zero
+
+
+def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Decoded weights in their dtype, of which the greatest may be a little too great for it. NaN stays."""
+    largest = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
+    return values.clamp(-largest, largest).to(dtype)
 
 
 def padded(flat: torch.Tensor, size: int) -> torch.Tensor:
