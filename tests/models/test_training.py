@@ -41,6 +41,7 @@ FAMILIES = {
 }
 DECODERS = [name for name in FAMILIES if name.endswith(("CausalLM", "LMHeadModel", "Generation")) and "OPT" not in name]
 
+FILLS_IN = {"ViTForImageClassification": "its first loss sets `config.problem_type`, which it reads"}
 COUNTS_IN_PYTHON = {
     "MistralForCausalLM": "its sliding cache keeps the length as an int, which is a symbol once it has changed"
 }
@@ -84,7 +85,7 @@ def test_five_steps_are_eager_s(name: str, dtype: torch.dtype) -> None:
     compiled = tfn.compile(copy.deepcopy(model), recipe(as_eager=True), executors="torch")
     mine, its = steps(compiled, inputs, 5), steps(model, inputs, 5)
     assert len(mine) == len(its) and all(same(found, known) for found, known in zip(mine, its, strict=True))
-    assert cache_info(compiled).misses == 1
+    assert cache_info(compiled).misses == 1 + (name in FILLS_IN)
 
 
 @pytest.mark.parametrize("name", DECODERS)

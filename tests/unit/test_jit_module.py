@@ -157,18 +157,23 @@ def test_what_was_read_is_guarded() -> None:
     assert same(jitted(x), configured(x)) and cache_info(jitted).misses == 2
 
 
-def test_a_counter_is_counted_when_it_is_traced() -> None:
-    class Counting(nn.Module):
-        calls = 0
+def test_plain_attributes_are_bound_by_every_call() -> None:
+    class Turning(nn.Module):
+        turns, first, size = 0, True, None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls = self.calls + 1
-            return x + 1
+            self.turns = (self.turns + 1) % 2
+            self.size, self.first = x.shape[0], False
+            return x + self.turns
 
-    jitted = jit(Counting())
-    for _ in range(3):
-        jitted(torch.ones(2))
-    assert jitted.calls == 1 and cache_info(jitted).misses == 1
+    eager = Turning()
+    module = copy.deepcopy(eager)
+    jitted = jit(module)
+    for size in (2, 2, 3, 2, 3, 4, 5, 5):
+        assert same(jitted(torch.ones(size)), eager(torch.ones(size)))
+        assert (module.turns, module.size, module.first) == (eager.turns, eager.size, False)
+        assert type(module.size) is int
+    assert cache_info(jitted).misses == 5  # for either turn, one size and all sizes; at first, turns is the class's
 
 
 def test_hooks() -> None:

@@ -21,7 +21,7 @@ from tests.unit.capturing import same
 from thunder_fn import Lookaside, Recipe, Transform, recipes
 from thunder_fn.errors import JitError, RecipeError, TraitError, UnknownOption
 from thunder_fn.executors import FusionExecutor
-from thunder_fn.jit import last_traces
+from thunder_fn.jit import RetraceWarning, last_traces
 from thunder_fn.jit.transforms import in_order
 from thunder_fn.recipes import command
 from thunder_fn.recipes.recipe import Combined, parts_of
@@ -341,6 +341,11 @@ def test_operators_come_first_and_lookasides_are_used() -> None:
     assert set(taken) == {"operators"}
 
 
+def test_results_of_any_kind() -> None:
+    others = ("ok", 1.5, float("inf"), 1j, True, None, ..., torch.float32, torch.device("cpu"), torch.channels_last)
+    assert tfn.compile(lambda x: (x.sin(), *others))(X)[1:] == others
+
+
 def test_a_wrong_recipe_is_an_error() -> None:
     with pytest.raises(RecipeError) as caught:
         tfn.compile(nn.ReLU(), "hf-lama")
@@ -349,6 +354,8 @@ def test_a_wrong_recipe_is_an_error() -> None:
     )
     with pytest.raises(RecipeError, match="make an instance of it"):
         tfn.compile(nn.ReLU(), Only)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="expected a module, given the class ReLU; make an instance of it"):
+        tfn.compile(nn.ReLU)
     with pytest.raises(RecipeError, match="expected a module or function, given an int: 3"):
         tfn.compile(3)  # type: ignore[arg-type]
 
@@ -432,6 +439,44 @@ def test_what_decides_on_values_goes_through_dynamo() -> None:
     found = [first, compiled(X)]
     torch.manual_seed(1)
     assert all(map(same, found, [module(X), module(X)])) and module.count == 4
+
+
+class Counting(nn.Module):
+    """Reads what it counts itself, and grows to the largest batch that it has seen."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.counts, self.calls, self.largest, self.seen = counts, 0, 0, list[int]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            self.calls += 1
+            self.seen.append(x.shape[0])
+        if x.shape[0] > self.largest:
+            self.largest = x.shape[0]
+        return x * self.calls + self.largest + len(self.seen)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("frontend", (None, "direct"))
+@pytest.mark.parametrize("counts", (False, True))
+def test_what_a_module_counts_itself(frontend: Any, counts: bool) -> None:
+    eager = Counting(counts)
+    module = copy.deepcopy(eager)
+    compiled = tfn.compile(module, frontend=frontend)
+    batches = [*[X] * 7, torch.cat([X, X]), X, X]
+    expected = [eager(x) for x in batches]
+    if counts:
+        with pytest.warns(UserWarning) as caught:
+            found = [compiled(x) for x in batches]
+        (said,) = caught
+        assert said.category is (RetraceWarning if frontend else tfn.errors.GraphBreakWarning)
+        assert "Counting changes its attribute 'calls' in each call" in str(said.message)
+    else:
+        found = [compiled(x) for x in batches]
+        assert tfn.cache_info(compiled).misses == 4  # each size twice: at first, largest is another one afterwards
+    assert all(map(same, found, expected))
+    assert (module.calls, module.seen, module.largest) == (eager.calls, eager.seen, eager.largest)
 
 
 def breaks(x: torch.Tensor, n: int = 2) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -42,7 +42,7 @@ class Rebound:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """An attribute of a module, and what it was bound to: tensors, or a tree of tensors and plain values."""
+    """An attribute of a module, and what it was bound to: tensors, plain values, or a tree of them."""
 
     module: torch.nn.Module
     section: str
@@ -100,13 +100,19 @@ class WatchedModules:
             raise _escaped_error(*escaped[0])
         return found
 
-    def take_assigned(self) -> list[Assigned]:
-        """Attributes that were bound to new tensors, buffers among them; each holds again what it held."""
+    def take_assigned(
+        self, modules: Collection[torch.nn.Module], written: Collection[tuple[torch.nn.Module, str]]
+    ) -> list[Assigned]:
+        """Attributes of these modules that were bound, buffers among them; each holds again what it held.
+
+        `written` are those that were set, maybe to what they were.
+        """
         found: list[Assigned] = []
-        for state in self.states.values():
+        for state in (state for module, state in self.states.items() if module in modules):
             for section, name, value in list(_current(state.module)):
                 before = state.entries.get((section, name), _ABSENT)
-                if section not in ("", "_buffers") or value is before or not _is_assignable(value):
+                is_same = value is before and (state.module, name) not in written
+                if section not in ("", "_buffers") or is_same or not _is_assignable(value):
                     continue
                 if not _is_recomputed(state.module, name):
                     found.append(Assigned(state.module, section, name, value))
@@ -167,12 +173,18 @@ def holds_tracer(value: Any) -> bool:
     )
 
 
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.SymInt, torch.SymFloat)
+"""What the value of an attribute is when every call may bind it again."""
+
+
 def _is_assignable(value: Any) -> bool:
-    """Tensors of the trace, alone or in a tree with plain values only."""
+    """Plain values, and tensors of the trace, alone or in a tree with plain values only."""
+    if isinstance(value, PLAIN):
+        return True
     if isinstance(value, torch.nn.Module) or not holds_tracer(value):
         return False
     leaves = [value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0]
-    return all(isinstance(leaf, (torch.Tensor, str, int, float, type(None))) for leaf in leaves)
+    return all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves)
 
 
 def _is_rebound(before: Any, section: str, value: Any) -> TypeGuard[torch.Tensor]:

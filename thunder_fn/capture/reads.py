@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,10 @@ Reads = dict[tuple[torch.nn.Module, str], Any]
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}  # hooks and sections, which are no plain attributes
-_reads: ContextVar[dict[tuple[torch.nn.Module, str], Any] | None] = ContextVar("thunder_fn_reads", default=None)
+_reads: ContextVar[dict[tuple[torch.nn.Module, str], tuple[Any, Any]] | None] = ContextVar(
+    "thunder_fn_reads", default=None
+)
+_written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, range, slice, type(Ellipsis))
 _TORCH_SCALARS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
@@ -38,22 +41,33 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
     return module.__dict__.get(name, ABSENT)
 
 
-@contextmanager
-def tracked() -> Generator[Reads]:
-    """The attributes that are read inside, in this thread, other than tensors. Filled in at the end.
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What code did with attributes of modules: what it found where it read, filled in at the end, and where it wrote."""
 
-    What the code inside changed itself is left out: it happened when the function was traced, as all of Python does.
+    reads: Reads = field(default_factory=dict[tuple[torch.nn.Module, str], Any])
+    written: set[tuple[torch.nn.Module, str]] = field(default_factory=set[tuple[torch.nn.Module, str]])
+
+
+@contextmanager
+def tracked() -> Generator[Tracked]:
+    """Which attributes, other than tensors, are read inside, in this thread, and which ones are written.
+
+    What the code inside reads and then changes itself is another one in the next call: no call finds what is noted of it.
     """
-    found: dict[tuple[torch.nn.Module, str], Any] = {}
-    reads: Reads = {}
-    token = _reads.set(found)
+    found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
+    result = Tracked()
+    token, written = _reads.set(found), _written.set(result.written)
     try:
         with _patch.applied():
-            yield reads
+            yield result
     finally:
         _reads.reset(token)
-        kept = {key: value for key, value in found.items() if not isinstance(value, torch.Tensor)}
-        reads.update({key: seen(value) for key, value in kept.items() if attribute(*key) is value})
+        _written.reset(written)
+        for key, (value, before) in found.items():
+            now = attribute(*key)
+            if not isinstance(value, torch.Tensor) and not isinstance(now, torch.Tensor):
+                result.reads[key] = before if seen(now) == before else Changed(key[1])
 
 
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
@@ -62,13 +76,25 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         if found is not None and name not in _OWN and not name.startswith("__"):
             key = (self, name)
             if key not in found:
-                found[key] = original(self, "__dict__").get(name, ABSENT)
+                value = original(self, "__dict__").get(name, ABSENT)
+                found[key] = value, seen(value)
         return original(self, name)
 
     return __getattribute__
 
 
-_patch = internals.Patch((torch.nn.Module, "__getattribute__", _tracking))
+def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+    def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
+        if (written := _written.get()) is not None:
+            written.add((self, name))
+        original(self, name, value)
+
+    return __setattr__
+
+
+_patch = internals.Patch(
+    (torch.nn.Module, "__getattribute__", _tracking), (torch.nn.Module, "__setattr__", _tracking_writes)
+)
 
 
 # ---- values as a later call compares them ----
@@ -85,6 +111,13 @@ class Same:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changed:
+    """Of an attribute that the traced code itself changed after it had read it. Equal to nothing that is seen."""
+
+    name: str
 
 
 def seen(value: Any, depth: int = _DEPTH) -> Any:

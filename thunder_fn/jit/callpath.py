@@ -64,7 +64,7 @@ class Namespace:
 
     def function(self, name: str, lines: Sequence[str]) -> Any:
         """Compile the text of one function. Nothing refers from the names back to it."""
-        text, context = "\n".join(lines), dict(self.values)
+        text, context = "\n".join(lines), {"torch": torch, **self.values}
         exec(compile(text, f"<thunder_fn {name}>", "exec"), context)
         return context.pop(name)
 

@@ -19,12 +19,14 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
-from thunder_fn.capture.modules import TRACING
+from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.modules import PLAIN, TRACING
 from thunder_fn.capture.patches import module_path
-from thunder_fn.capture.reads import Reads, tracked
+from thunder_fn.capture.reads import Changed, Reads, tracked
 from thunder_fn.errors import HooksWarning, JitError, ThunderError, kind_of, located
 from thunder_fn.jit import Jitted
 from thunder_fn.jit.cache import MAXSIZE, CacheInfo
+from thunder_fn.jit.dynamic import RetraceWarning
 from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
 from thunder_fn.jit.options import Options, check_argnums
 
@@ -34,7 +36,17 @@ STATE = "__state__"
 VARIANTS = 16
 """How many states of a module (train, eval, ...) have programs at a time."""
 
+PATIENCE = 8
+"""A module that changes what it reads in so many calls is said to do so in all."""
+
+COUNT_OUTSIDE = "Keep what changes in a buffer, which is a tensor, or outside of `forward`."
+"""What to do about it."""
+
 _SLOT = "_thunder_fn_jit"
+
+
+OnReads = Callable[[Reads, str | None], None]
+"""What hears of a trace which attributes it read, and one of those that it changed after that, if there is one."""
 
 
 class _Changed(ThunderError):
@@ -44,9 +56,7 @@ class _Changed(ThunderError):
 class TracedForward:
     """A module's `forward` as a function of its tensors too: those that it uses are the inputs that were passed."""
 
-    def __init__(
-        self, module: torch.nn.Module, on_reads: Callable[[Reads], None], layout: Layout | None = None
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, on_reads: OnReads, layout: Layout | None = None) -> None:
         self.module, self.on_reads, self.layout = module, on_reads, layout
         self.__name__ = type(module).__name__
         self.__wrapped__ = module.forward
@@ -62,24 +72,27 @@ class TracedForward:
             raise _Changed("another thread changed the module between the call and its trace")
         for tensor, tracer in zip(reading.tensors, given, strict=True):
             recorder.identify(tensor, tracer)
-        with tracked() as reads:
+        places = {child: place for place, child in enumerate(self.module.modules())}
+        with tracked() as found:
             result = self.module.forward(*args, **kwargs)
-            assigned = recorder.modules.take_assigned()
-        self.on_reads(reads)
+            assigned = recorder.modules.take_assigned(places, found.written)
+        reads = found.reads
+        plain = (one for one in assigned if isinstance(one.value, PLAIN) and (one.module, one.name) in reads)
+        changed = (*(one.name for one in plain), *(one.name for one in reads.values() if isinstance(one, Changed)))
+        self.on_reads(reads, next(iter(changed), None))
         objects = pytree.objects_in((args, kwargs))
         if not objects and not assigned:
             return result
-        places = {id(child): place for place, child in enumerate(self.module.modules())}
-        attributes = tuple((places[id(one.module)], one.section, one.name, one.value) for one in assigned)
+        attributes = tuple((places[one.module], one.section, one.name, one.value) for one in assigned)
         return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes)
 
 
 @dataclass(frozen=True)
 class Assigning:
-    """The result of a call that leaves tensors elsewhere too.
+    """The result of a call that leaves something elsewhere too.
 
     `states` are what the objects among its arguments hold after it, `attributes` what attributes of the module and its submodules
-    are bound to, with the submodule's number, the section of its `__dict__` and the name.
+    are bound to, plain ones too, with the submodule's number, the section of its `__dict__` and the name.
     """
 
     result: Any
@@ -115,6 +128,7 @@ class ModuleJit:
     latest: Latest | None = None
     retired: tuple[CacheInfo, ...] = ()
     warned: bool = False
+    counting: int = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         latest = self.latest
@@ -138,9 +152,12 @@ class ModuleJit:
         modules, recorder = tuple(self.module.modules()), current()
         for place, section, name, value in attributes:
             module = modules[place]
+            held = module.__dict__[section] if section else module.__dict__
+            if name in held and type(held[name]) is type(value) and isinstance(value, PLAIN) and held[name] == value:
+                continue  # so that the module's dicts are as they were
             if recorder is not None:
                 recorder.modules.watch(module, module_path(recorder, module))
-            (module.__dict__[section] if section else module.__dict__)[name] = value
+            held[name] = value
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with TRACING:
@@ -182,7 +199,7 @@ class ModuleJit:
 
     def function(self) -> Jitted:
         """The module as a jitted function of its tensors too, which keeps nothing."""
-        return Jitted(TracedForward(self.module, lambda reads: None), self.options)
+        return Jitted(TracedForward(self.module, lambda reads, changed: None), self.options)
 
     def variant_of(self, reading: Reading) -> Variant:
         """The programs for the module as it was read. The latest ones are in front."""
@@ -195,15 +212,25 @@ class ModuleJit:
         return found
 
     def _new_variant(self, layout: Layout) -> Variant:
-        def on_reads(reads: Reads) -> None:
+        def on_reads(reads: Reads, changed: str | None) -> None:
             """A capture depends on more: what was checked so far is not enough."""
             variant.reads = {**variant.reads, **reads}
             self.latest = None
+            if changed is not None:
+                self.counting += 1
+                self.counts(changed)
 
         variant = Variant(layout, Jitted(self.traced(on_reads, layout), self.options), {})
         return variant
 
-    def traced(self, on_reads: Callable[[Reads], None], layout: Layout) -> TracedForward:
+    def counts(self, name: str) -> None:
+        """The traced code changed a plain attribute that it had read, so the next call is traced again."""
+        if self.counting == PATIENCE:
+            kind = type(self.module).__name__
+            what = f"jit: {kind} changes its attribute {name!r} in each call, and is traced again for each value"
+            warnings.warn(located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE), RetraceWarning, 2)
+
+    def traced(self, on_reads: OnReads, layout: Layout) -> TracedForward:
         """What is traced."""
         return TracedForward(self.module, on_reads, layout)
 

@@ -22,7 +22,6 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, host_random
 from thunder_fn.capture.failures import source_of
-from thunder_fn.capture.reads import Reads
 from thunder_fn.errors import (
     CaptureError,
     GraphBreakWarning,
@@ -32,7 +31,7 @@ from thunder_fn.errors import (
     located,
 )
 from thunder_fn.jit import Jitted, Options, jit
-from thunder_fn.jit.module import ModuleJit, TracedForward, jit_of, with_forward
+from thunder_fn.jit.module import COUNT_OUTSIDE, PATIENCE, ModuleJit, OnReads, TracedForward, jit_of, with_forward
 from thunder_fn.jit.module_state import Layout
 from thunder_fn.rewrites import RewrittenModule
 
@@ -138,7 +137,15 @@ class BreakingJit(ModuleJit):
                 self.broken = DynamoForward(self.module, self.options)
         return self.broken(*args, **kwargs)
 
-    def traced(self, on_reads: Callable[[Reads], None], layout: Layout) -> TracedForward:
+    def counts(self, name: str) -> None:
+        """The traced code changed a plain attribute that it had read: where that goes on, Dynamo knows how to keep up."""
+        if self.counting == PATIENCE and not _numbers_arguments(self.options):
+            what = f"{type(self.module).__name__} changes its attribute {name!r} in each call"
+            error = UnsupportedCall(located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE))
+            warnings.warn(_says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2)
+            self.broken = DynamoForward(self.module, self.options)
+
+    def traced(self, on_reads: OnReads, layout: Layout) -> TracedForward:
         """What is traced."""
         return _UnchangingForward(self.module, on_reads, layout)
 

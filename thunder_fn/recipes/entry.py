@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from thunder_fn.errors import RecipeError, kind_of
 from thunder_fn.jit import jit
 from thunder_fn.recipes import registry
@@ -56,6 +58,8 @@ def chosen(model: Model, recipe: Choice) -> Recipe:
     """
     if not callable(model):
         raise RecipeError(f"compile: expected a module or function, given {kind_of(model)}: {model!r:.60}")
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise RecipeError(f"compile: expected a module, given the class {model.__name__}; make an instance of it")
     if recipe is None:
         return Default()
     given: Sequence[Any] = [recipe] if isinstance(recipe, str | Recipe) or not isinstance(recipe, Sequence) else recipe
