@@ -155,7 +155,7 @@ const Equation = memo(function Equation(props) {
         {hasInside(node) ? (
           <button class="fold" aria-label={isOpen ? "fold" : "unfold"} aria-expanded={isOpen} onClick={(event) => { event.stopPropagation(); toggle(node.i); }}>{isOpen ? "▾" : "▸"}</button>
         ) : <span class="fold" />}
-        {node.label ? <Label {...props} /> : <Text {...props} />}
+        {node.label ? <Label {...props} /> : <Text {...props} brief={hasInside(node)} />}
         {module && module !== beside && (hasInside(node) || node.parent < 0) && <span class="module">{module}</span>}
         {runsInPlace && <span class="tag" title="computed in its first operand's memory">in place</span>}
         {!isOpen && !all && counts && <Counts counts={counts} />}
@@ -204,12 +204,12 @@ const Op = ({ name, kind }) => {
 };
 
 export function Text(props) {
-  const { model, node } = props;
+  const { model, node, brief } = props; // in brief, so that there is room for the module
   const { name, kind } = model.op(node);
   return (
     <span class="text">
-      {node.outs.length > 0 && [<Values {...props} values={node.outs} limit={3} />, " = "]}
-      <Op name={name} kind={kind} />(<Values {...props} values={node.args} limit={8} />
+      {node.outs.length > 0 && [<Values {...props} values={node.outs} limit={brief ? 1 : 3} />, " = "]}
+      <Op name={name} kind={kind} />(<Values {...props} values={node.args} limit={brief ? 3 : 8} />
       {node.kwargs?.map(([key, arg], k) => [k || node.args.length ? ", " : "", <span class="key">{key}=</span>, <Arg {...props} arg={arg} />])})
     </span>
   );

@@ -29,3 +29,15 @@ def test_tutorials_are_short() -> None:
 def test_tutorials_are_numbered_in_order() -> None:
     numbered = [path.stem for path in FILES if path.stem != "teach"]
     assert [int(stem.partition("_")[0]) for stem in numbered] == list(range(1, len(numbered) + 1))
+
+
+IN_ORDER = (
+    "traces, write_an_interpreter, gradients, vmap, control_flow, checkpoint, laws, extend, executor, write_a_recipe, quantize, "
+    "fsdp, symbolic_numbers, from_torch_func, from_jax, from_lightning_thunder, force_field"
+)
+
+
+def test_tutorials_build_on_each_other() -> None:
+    """Each of these needs those before it, and nothing after."""
+    names = [path.stem.partition("_")[2] for path in FILES]
+    assert [name for name in names if name in IN_ORDER.split(", ")] == IN_ORDER.split(", ")

@@ -114,3 +114,10 @@ def test_users_code_that_raises(
     assert error.startswith(f"thunder_fn {command}: the code that it was given raises\n")
     assert all(line.format(path=path) in error for line in lines)
     assert "Traceback" not in error and "importlib" not in error and "thunder_fn/" not in error
+
+
+def test_a_page_that_cannot_be_written(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{file}:example", "--out", "no_such_folder/page.html"]) == 1
+    assert capsys.readouterr().err == (
+        "thunder_fn inspect: no_such_folder/page.html cannot be written: No such file or directory\n"
+    )

@@ -117,6 +117,32 @@ def test_chrome_trace_nests_equations_in_modules(tmp_path: Path) -> None:
     assert made[0] == "capture Sequential"
 
 
+def test_chrome_trace_is_what_perfetto_takes(tmp_path: Path) -> None:
+    """Of its importer's rules: each event has its fields, counters are numbers, slices of a track nest or follow each other."""
+    steps = tfn.grad(lambda x: tfn.scan(lambda c, a: (c * a.sin(), c), x[0], x)[0].sum())
+    path = inspect.chrome_trace(tmp_path / "trace.json", steps, torch.ones(5, 3))
+    found = json.loads(path.read_text())
+    assert set(found) == {"traceEvents", "displayTimeUnit"} and found["displayTimeUnit"] in ("ms", "ns")
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in found["traceEvents"]:
+        assert event["ph"] in ("M", "X", "C") and isinstance(event["name"], str) and isinstance(event["pid"], int)
+        if event["ph"] == "M":
+            assert event["name"] == "process_name" and isinstance(event["args"]["name"], str)
+        elif event["ph"] == "C":
+            assert event["ts"] >= 0 and all(isinstance(value, int) for value in event["args"].values())
+        else:
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(tracks) == 2
+    for slices in tracks.values():
+        around: list[float] = []
+        for start, end in sorted(slices, key=lambda one: (one[0], -one[1])):
+            while around and around[-1] <= start + 1e-3:  # microseconds: Perfetto counts nanoseconds
+                around.pop()
+            assert not around or end <= around[-1] + 1e-3
+            around.append(end)
+
+
 def test_tables_are_plain_when_piped_and_coloured_in_a_terminal() -> None:
     from rich.console import Console
 

@@ -247,7 +247,8 @@ class FusionExecutor(Executor):
     Args:
         name, version, numerics: as of every executor.
         fuse: makes a region, a closed trace, a function of its inputs that returns its outputs as a tuple. Subclasses
-            have it as a method instead.
+            have it as a method instead. A method `dry_run` of that function, which does on tensors without values what the
+            call does to memory, tells `inspect.memory` what the region allocates inside.
         min_size: regions of fewer ops are left to the next executor.
         min_shared: composites of so many ops that occur more than once are regions of their own, so that equal ones are
             compiled once.

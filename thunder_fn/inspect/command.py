@@ -56,7 +56,10 @@ def main(argv: Sequence[str]) -> int:
         machine: Machine | None = measured_machine() if options.measure else None
         page = show(f, *args, machine=machine, **kwargs)
         path = page.save(options.out or Path(f"{_file_name(page.name)}.html"))
-    except (ThunderError, OSError) as error:
+    except OSError as error:
+        print(f"thunder_fn inspect: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    except ThunderError as error:
         print(f"thunder_fn inspect: {error}", file=sys.stderr)
         return 1
     print(f"{path} ({len(page.html) / 1024:.0f} KiB)")
