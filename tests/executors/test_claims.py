@@ -327,6 +327,13 @@ def test_a_checker_that_raises_is_an_error() -> None:
     assert lines[3] == "A checker sees types only: return False for calls that the executor cannot run."
 
 
+def test_a_checker_that_asks_for_values_is_an_error() -> None:
+    executor = evaluating()
+    executor.register_supported(torch.sin, checker=lambda x: x.sum() > 0)
+    with pytest.raises(ExecutorError, match="slow: the checker <lambda> raised DataDependentOutputException"):
+        jit(lambda x: x.sin(), executors=[executor])(torch.ones(2))
+
+
 def test_a_checker_with_other_parameters_says_no() -> None:
     executor = evaluating()
     executor.register_supported(torch.sin, checker=lambda: True)

@@ -483,3 +483,11 @@ def test_a_graph_module_has_a_new_of_its_own() -> None:
     module = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
     x = torch.ones(2)
     torch.testing.assert_close(tfn.jit(module)(x), module(x))
+
+
+def test_fx_records_a_jitted_module_as_it_is_written() -> None:
+    module, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), torch.randn(3, 2)
+    jitted = tfn.jit(module)
+    for recorded in (jitted, torch.nn.Sequential(jitted, torch.nn.ReLU()), tfn.jit(torch.fx.symbolic_trace(module))):
+        torch.testing.assert_close(torch.fx.symbolic_trace(recorded)(x), recorded(x), rtol=0, atol=0)
+    assert [node.target for node in torch.fx.symbolic_trace(jitted).graph.nodes] == ["input", "0", "1", "output"]

@@ -229,7 +229,7 @@ def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str 
     if mismatch is not None:
         return f"the checker {name} cannot be called with these arguments: {mismatch}"
     try:
-        accepted = call.apply(checker)
+        accepted = bool(call.apply(checker))
     except Exception as error:
         raise ExecutorError(
             located_in(

@@ -196,6 +196,8 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if internals.inside_torch_func():
         return jitted.fn(*args, **kwargs)
     cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
+    if any(isinstance(leaf, torch.fx.Proxy) for leaf in call.leaves):  # FX records the function, as it is written
+        return jitted.fn(*args, **kwargs)
     key, generation = call_key(call), cache.generation
     if jitted.options.cache == "no caching":
         entry = build(jitted.traced, jitted.options, call)

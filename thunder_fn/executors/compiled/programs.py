@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -91,7 +91,19 @@ class Region:
 
     def on_fakes(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The region on tensors without values."""
-        return loop_on_fakes(self.trace, inputs) if is_loop(self.trace) else evaluate(self.trace, inputs)
+        if is_loop(self.trace):
+            return loop_on_fakes(self.trace, inputs)
+        if len(self.parts) == 1:
+            return evaluate(self.trace, inputs)
+        known: dict[Any, tuple[Any, ...]] = {}
+
+        def once(part: Part, *given: torch.Tensor) -> tuple[Any, ...]:
+            key = part.trace, tuple(tensor.stride() for tensor in given)
+            if key not in known:
+                known[key] = evaluate(part.trace, given)
+            return known[key]
+
+        return self._joined({part: partial(once, part) for part in self.parts})(*inputs)
 
     def dry_run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """What the compiled region allocates and gives, on tensors without values."""
