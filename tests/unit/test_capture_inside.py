@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import thunder_fn as tfn
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
-from thunder_fn.errors import MissingRule
+from thunder_fn.errors import MissingRule, UnsupportedCall
 from thunder_fn.trace import subtraces
 
 X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
@@ -414,3 +414,31 @@ def test_custom_ops_that_mutate_have_no_derivative() -> None:
     assert str(info.value).startswith(
         "capture_test.shift.default writes to its arguments, and PyTorch has no derivative for such custom ops"
     )
+
+
+def test_a_hook_on_a_gradient_that_comes_later_is_refused() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient * 10)
+        return (y * y).sum()
+
+    for x in (torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True) * 1):
+        with pytest.raises(UnsupportedCall, match="whose gradient is computed after the traced function has ended"):
+            tfn.jit(f)(x)
+    assert tfn.jit(f)(torch.ones(2)) == 8
+
+
+def test_in_place_changes_of_shape_keep_views_and_gradients() -> None:
+    def f(x: Any) -> Any:
+        y = x * 1.0
+        row, flat = y[0], y.view(-1)
+        y.transpose_(1, 2).mul_(3.0)
+        flat.add_(1.0)
+        y.squeeze_(0)
+        return (row * row).sum() + (y * 2).sum()
+
+    x = torch.arange(6.0).view(1, 2, 3)
+    expected = torch.autograd.functional.vjp(f, x)
+    torch.testing.assert_close(tfn.grad(f)(x), expected[1])
+    torch.testing.assert_close(torch.autograd.functional.vjp(tfn.jit(f), x), expected)

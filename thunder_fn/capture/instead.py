@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.recorder import current
+from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.supported import is_wrapped
+from thunder_fn.errors import UnsupportedCall, located
 
 
 def deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -83,6 +84,40 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
     return torch.as_strided(base, size, stride, x.storage_offset() if storage_offset is None else storage_offset)
 
 
+def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+    """For a backward inside the traced function. One that comes later runs a program, and that has no hooks.
+
+    Raises:
+        UnsupportedCall: the tensor's gradient would be asked for outside the traced function.
+    """
+    recorder = current()
+    if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
+        raise UnsupportedCall(
+            located(
+                "`register_hook` on a tensor whose gradient is computed after the traced function has ended",
+                source=recorder.source,
+                fix="Say what happens to the gradient with `custom_vjp` of the identity, or a `torch.autograd.Function`.",
+            )
+        )
+    return Tensor.register_hook(x, hook)
+
+
+def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
+    """Autograd goes from the tensor on to one that the traced function got from outside."""
+    given = {var.index for var in recorder.inputs} | {constant.var.index for constant in recorder.constants}
+    pending: list[Any] = [torch.autograd.graph.get_gradient_edge(x).node]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        var = recorder.var_of(node.variable) if hasattr(node, "variable") else None
+        if internals.is_result_from_outside(node) or (var is not None and var.index in given):
+            return True
+        following = {edge for edge, _ in node.next_functions if edge is not None} - seen
+        seen |= following
+        pending += following
+    return False
+
+
 def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
     def instead(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_wrapped(x) or (x.requires_grad and (x.is_leaf or not torch.is_grad_enabled())):
@@ -114,3 +149,13 @@ VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
 
 A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which want it as it was.
 """
+
+
+REWRITTEN: dict[Any, Callable[..., Any]] = {
+    **VIEWS_IN_PLACE,
+    **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
+    Tensor.__deepcopy__: deepcopy,
+    Tensor.register_hook: register_hook,
+    Tensor.tolist: tolist,
+    torch.ctc_loss: ctc_loss,
+}

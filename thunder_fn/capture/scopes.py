@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.indexing import getitem, setitem
-from thunder_fn.capture.instead import HAS_NUMBERS, VIEWS_IN_PLACE, as_strided, ctc_loss, deepcopy, tolist
+from thunder_fn.capture.instead import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
@@ -107,15 +107,11 @@ CHECKS: dict[Any, tuple[bool, str | None]] = {
 """Functions that look at values only to check them: the answer with which they go on, and what another means."""
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
-    Tensor.tolist: tolist,
-    Tensor.__deepcopy__: deepcopy,
+    **REWRITTEN,
     _DATA.__set__: _set_data,
     **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
-    torch.ctc_loss: ctc_loss,
-    **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
-    **VIEWS_IN_PLACE,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
 }
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""

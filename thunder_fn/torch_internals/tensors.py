@@ -61,6 +61,11 @@ def become_result(tensor: torch.Tensor) -> None:
         _Result.apply(torch.empty(0, requires_grad=True), tensor)
 
 
+def is_result_from_outside(node: Any) -> bool:
+    """A node of autograd's graph where the history of a tensor from `become_result` begins."""
+    return isinstance(node, _Result._backward_cls)  # type: ignore[attr-defined]
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """The same number for tensors in the same memory."""
     with torch._C.DisableTorchFunction():
