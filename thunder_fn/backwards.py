@@ -57,21 +57,67 @@ def multi_margin_loss_backward(
     return pulled(loss, self, grad)
 
 
+def _multilabel_margins(x: Tensor, target: Tensor, is_target: Tensor, reduction: int) -> Tensor:
+    """The hinges between every right class and every wrong one. Labels end at the first negative one."""
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
+    right = rows.gather(1, labels.clamp_min(0)).unsqueeze(2)
+    hinge = (1 - right + rows.unsqueeze(1)).clamp_min(0)
+    counted = _given(labels).unsqueeze(2) & (torch.atleast_2d(is_target) == 0).unsqueeze(1)
+    losses = torch.where(counted, hinge, 0).sum((1, 2)) / rows.shape[1]
+    return reduced(losses if x.dim() == 2 else losses[0], int(reduction))
+
+
+def _given(labels: Tensor) -> Tensor:
+    return (labels >= 0).int().cumprod(1).bool()
+
+
+def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """PyTorch's decomposition is wrong where labels differ in number."""
+    labels = torch.atleast_2d(target)
+    classes = torch.arange(labels.shape[1], device=labels.device)
+    is_target = ((labels.unsqueeze(2) == classes) & _given(labels).unsqueeze(2)).any(1)
+    is_target = is_target.to(self.dtype).reshape(target.shape)
+    return _multilabel_margins(self, target, is_target, reduction), is_target
+
+
 def multilabel_margin_loss_backward(
     grad: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> Tensor:
-    """The gradient of the hinges between every right class and every wrong one. Labels end at the first negative one."""
+    """The gradient of the hinges."""
+    return pulled(lambda x: _multilabel_margins(x, target, is_target, reduction), self, grad)
 
-    def loss(x: Tensor) -> Tensor:
-        rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
-        given = (labels >= 0).int().cumprod(1).bool()
-        right = rows.gather(1, labels.clamp_min(0)).unsqueeze(2)
-        hinge = (1 - right + rows.unsqueeze(1)).clamp_min(0)
-        counted = given.unsqueeze(2) & (torch.atleast_2d(is_target) == 0).unsqueeze(1)
-        losses = torch.where(counted, hinge, 0).sum((1, 2)) / rows.shape[1]
-        return reduced(losses if self.dim() == 2 else losses[0], int(reduction))
 
-    return pulled(loss, self, grad)
+def weight_norm_interface_backward(
+    grad: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """The gradient of `v * g / norm(v)`; the saved norms are those of v."""
+    dims = [i for i in range(saved_v.dim()) if i != dim]
+
+    def normed(v: Tensor, g: Tensor) -> Tensor:
+        return v * (g / torch.linalg.vector_norm(v, 2, dims, keepdim=True))
+
+    with torch.enable_grad():
+        of_v, of_g = torch.func.vjp(normed, saved_v, saved_g)[1](grad)
+    return of_v, of_g
+
+
+def glu_jvp(glu: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
+    """The derivative of `a * sigmoid(b)` along dx, where a and b are the halves of x."""
+    a, b = x.chunk(2, dim)
+    da, db = dx.chunk(2, dim)
+    gate = b.sigmoid()
+    return da * gate + a * gate * (1 - gate) * db
+
+
+def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx: Tensor, dim: int) -> Tensor:
+    """The derivative of its gradient, `grad * gate` and `grad * a * gate'`, along dgrad and dx."""
+    a, b = x.chunk(2, dim)
+    da, db = dx.chunk(2, dim)
+    gate = b.sigmoid()
+    slope = gate * (1 - gate)
+    of_a = dgrad * gate + grad * slope * db
+    of_b = (dgrad * a + grad * da + grad * a * (1 - 2 * gate) * db) * slope
+    return torch.cat([of_a, of_b], dim)
 
 
 def embedding_bag_backward(
@@ -170,5 +216,9 @@ BACKWARDS: dict[str, Callable[..., Any]] = {
     "aten._pdist_backward.default": pdist_backward,
     "aten._segment_reduce_backward.default": segment_reduce_backward,
     "aten.multi_margin_loss_backward.default": multi_margin_loss_backward,
+    "aten.multilabel_margin_loss_forward.default": multilabel_margin_loss_forward,
     "aten.multilabel_margin_loss_backward.default": multilabel_margin_loss_backward,
+    "aten._weight_norm_interface_backward.default": weight_norm_interface_backward,
+    "aten.glu_jvp.default": glu_jvp,
+    "aten.glu_backward_jvp.default": glu_backward_jvp,
 }

@@ -118,6 +118,17 @@ def attention_scores(
     return scores, factor
 
 
+def of_each_head(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values as each head of the queries sees them: where there are fewer, neighbours share one."""
+    heads, own = query.shape[-3], x.shape[-3]
+    return x if own == heads else x.repeat_interleave(heads // own, -3)
+
+
+def _of_shared_heads(grad: Tensor, x: Tensor) -> Tensor:
+    own = x.shape[-3]
+    return grad if grad.shape[-3] == own else grad.unflatten(-3, (own, grad.shape[-3] // own)).sum(-3)
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -131,8 +142,10 @@ def attention(
     """Softmax attention and the logarithms of the sums that it divides by. PyTorch's decomposition returns something else."""
     if dropout_p:
         return NotImplemented
-    scores, _ = attention_scores(query, key, is_causal, attn_mask, scale)
-    return scores.softmax(-1) @ value, scores.to(torch.promote_types(scores.dtype, torch.float32)).logsumexp(-1)
+    scores, _ = attention_scores(query, of_each_head(key, query), is_causal, attn_mask, scale)
+    return scores.softmax(-1) @ of_each_head(value, query), scores.to(
+        torch.promote_types(scores.dtype, torch.float32)
+    ).logsumexp(-1)
 
 
 def attention_backward(
@@ -151,11 +164,13 @@ def attention_backward(
     """The gradient of softmax attention, from the queries, keys and values alone so that it can be differentiated."""
     if dropout_p:
         return NotImplemented
-    scores, factor = attention_scores(query, key, is_causal, attn_mask, scale)
+    keys, values = of_each_head(key, query), of_each_head(value, query)
+    scores, factor = attention_scores(query, keys, is_causal, attn_mask, scale)
     weights = scores.softmax(-1)
-    grad_weights = grad @ value.transpose(-2, -1)
+    grad_weights = grad @ values.transpose(-2, -1)
     grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * factor
-    return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad
+    of_keys, of_values = grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad
+    return grad_scores @ keys, _of_shared_heads(of_keys, key), _of_shared_heads(of_values, value)
 
 
 def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:

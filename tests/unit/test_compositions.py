@@ -125,3 +125,45 @@ def test_zero_tangents_of_forward_ad_are_plain_zeros() -> None:
     hessian = tfn.jacfwd(tfn.grad(loss))
     assert "_efficientzerotensor" not in str(tfn.trace(hessian, w, x))
     torch.testing.assert_close(tfn.jit(hessian)(w, x), torch.func.hessian(loss)(w, x))
+
+
+F = torch.nn.functional
+ATTENTION = torch.nn.MultiheadAttention(4, 2, batch_first=True).double().requires_grad_(False)
+LABELS = torch.tensor([[0, 1, -1, 2], [1, -1, 0, 0], [3, 2, 1, 0]])
+FUSED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "heads that share keys": (
+        lambda x: F.scaled_dot_product_attention(x, x[:, :2].sin(), x[:, :2].cos(), enable_gqa=True),
+        (1, 4, 2, 3),
+    ),
+    "MultiheadAttention": (lambda x: ATTENTION(x, x, x, need_weights=False)[0], (2, 2, 4)),
+    "multilabel_margin_loss": (lambda x: F.multilabel_margin_loss(x, LABELS, reduction="none").sin(), (3, 4)),
+    "glu": (F.glu, (3, 4)),
+    "weight_norm": (lambda x: torch._weight_norm(x, x[:, :1].exp(), 0), (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_second_derivatives_of_fused_ops(name: str) -> None:
+    f, shape = FUSED[name]
+    x, v = torch.randn((2, *shape), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def loss(x: Tensor) -> Tensor:
+        y = f(x)
+        return (y * torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape).cos()).sum().sin()
+
+    def eager(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(loss(leaf), leaf)[0]
+
+    def push(g: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        return lambda x: tfn.jvp(g, (x,), (v,))[1]
+
+    gradient, second = eager(x), (eager(x + 1e-5 * v) - eager(x - 1e-5 * v)) / 2e-5
+    torch.testing.assert_close(tfn.vmap(loss)(torch.stack([x, v])), torch.stack([loss(x), loss(v)]))
+    torch.testing.assert_close(tfn.vmap(tfn.grad(loss))(torch.stack([x, v])), torch.stack([gradient, eager(v)]))
+    torch.testing.assert_close(push(loss)(x), (gradient * v).sum())
+    forward_reverse = push(tfn.grad(loss))
+    reverse_reverse = tfn.grad(lambda x: (tfn.grad(loss)(x) * v).sum())
+    for hvp in (forward_reverse, reverse_reverse, tfn.grad(push(loss))):
+        torch.testing.assert_close(hvp(x), second, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(tfn.vmap(hvp)(x[None])[0], second, rtol=1e-4, atol=1e-6)

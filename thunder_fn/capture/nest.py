@@ -169,7 +169,23 @@ def _traffic(root: Scope, live: set[int], outputs: tuple[Atom, ...]) -> _Traffic
     for atom in outputs:
         if isinstance(atom, Var):
             use(atom, root)
+    for scope in _scopes_in(root):  # a call is written with all its arguments, those too that nothing in it reads
+        imports, exports = traffic.imports.get(scope, {}), traffic.exports.get(scope, {})
+        if any(index in live for index in imports | exports) and _is_faithful(scope, imports, exports, live):
+            for var in _arguments(scope):
+                use(var, _parent(scope))
     return traffic
+
+
+def _scopes_in(scope: Scope) -> Iterator[Scope]:
+    for item in scope.items:
+        if isinstance(item, Scope):
+            yield item
+            yield from _scopes_in(item)
+
+
+def _arguments(scope: Scope) -> list[Var]:
+    return vars_in((scope.args or (), tuple(value for _, value in scope.kwargs or ())))
 
 
 def _parent(scope: Scope) -> Scope:
@@ -234,7 +250,7 @@ def _is_faithful(scope: Scope, imports: dict[int, Var], exports: dict[int, Var],
     """The equation can be written as the user's call: same arguments, and its outputs are the call's results."""
     if scope.args is None or scope.results is None:
         return False
-    given = {var.index for var in vars_in((scope.args, tuple(value for _, value in scope.kwargs or ())))}
+    given = {var.index for var in _arguments(scope)}
     results = {var.index for var in scope.results}
     return (
         set(imports) <= given
