@@ -1,4 +1,4 @@
-"""Batching rules for symbolic sizes, of ops where functorch's take sizes for numbers.
+"""Batching rules for symbolic sizes, of ops where functorch's take sizes for numbers; and of collectives, for which it has none.
 
 Each is the op itself on operands in another shape: a pool of a batch of images is a pool of more images, and a
 convolution with a weight for each example one with more groups.
@@ -44,6 +44,16 @@ def along_a_dim(batch: Batch, x: Tensor, dim: int, *rest: Any, **kwargs: Any) ->
     rank = batch.rank(x)
     wide = [batch.wide(value) if isinstance(value, Tensor) else value for value in rest]
     return batch.op(batch.wide(x), dim % rank + 1, *wide, **kwargs)
+
+
+def of_more_columns(batch: Batch, x: Tensor, *rest: Any) -> Tensor:
+    """Gathers and scatters of rows: the examples lie side by side in each row."""
+    return batch.op(x.movedim(0, 1).contiguous(), *rest).movedim(1, 0)
+
+
+def of_all_elements(batch: Batch, x: Tensor, *rest: Any) -> Tensor:
+    """Collectives that treat all elements alike."""
+    return batch.op(x, *rest)
 
 
 def of_more_images(batch: Batch, *args: Any, **kwargs: Any) -> Any:
@@ -161,8 +171,23 @@ _INDEXED = {
 }
 _SCATTERS = ("scatter.src", "scatter.value", "scatter.reduce", "scatter_add.default", "scatter_reduce.two")
 
+_COLLECTIVES = {
+    f"{ops.COLLECTIVES}{name}.default": rule
+    for name, rule in (
+        ("all_gather_into_tensor", of_more_columns),
+        ("reduce_scatter_tensor", of_more_columns),
+        ("all_reduce", of_all_elements),
+        ("wait_tensor", of_all_elements),
+    )
+}
+
 KNOWN = frozenset(
-    (*_POOLS, *_INDEXED, *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")))
+    (
+        *_POOLS,
+        *_INDEXED,
+        *_COLLECTIVES,
+        *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")),
+    )
 ) | {"aten.convolution_backward.default"}
 """The ops that have rules here, some of them for some operands only."""
 
@@ -172,6 +197,8 @@ def rule_of(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> Cal
     name, first = equation.op.name, operands[0] if operands else None
     if first is None:
         return None
+    if name in _COLLECTIVES:
+        return _COLLECTIVES[name]
     if name in _POOLS:
         return of_more_images if batch.rank(first) == _POOLS[name] + 2 else of_an_image_each
     if name in _INDEXED:

@@ -76,7 +76,8 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
             return parts
     if equation.op.name == "aten.cat.default" and _has_symbols(single, size):
         return VmapRule(_cat(single, batched, size))
-    known = _known_rule(single, batched, size) if equation.op.name in KNOWN and _has_symbols(single, size) else None
+    asked = equation.op.name in KNOWN and (ops.is_collective(equation.op) or _has_symbols(single, size))
+    known = _known_rule(single, batched, size) if asked else None
     if known is not None:
         return VmapRule(known)
     try:

@@ -217,6 +217,30 @@ def test_gradients_of_many_batches_are_reduced_once() -> None:
         torch.testing.assert_close(dict(zip(sorted(params), whole, strict=True)), expected)
 
 
+@pytest.mark.parametrize("kind", ["fsdp", "zero=2", "ddp", "tensor_parallel"])
+def test_gradients_of_each_example(kind: str) -> None:
+    """Collectives have batching rules: vmap of a gradient sends those of all examples together."""
+    loss, params, examples = problem(4, 3)
+    make: dict[str, Any] = {
+        "fsdp": lambda group: tfn.fsdp(loss, group, prefetch=1),
+        "zero=2": lambda group: tfn.fsdp(loss, group, zero=2),
+        "ddp": lambda group: tfn.ddp(loss, group),
+        "tensor_parallel": lambda group: tfn.tensor_parallel(loss, group, PLAN),
+    }
+    functions = [make[kind](group) for group in simulated(2)]
+    shards, batch = [f.prepare(params) for f in functions], torch.stack(examples)
+    first, fixed = trained(shards[0])
+    gradient = tfn.grad(lambda own, fixed, x: functions[0](shards[0].replaced(own, fixed), x))
+    program = tfn.trace(tfn.vmap(gradient, in_dims=(None, None, 0)), first, fixed, batch)
+    results = evaluate_ranks(program, [[*own.values(), *rest.values(), batch] for own, rest in map(trained, shards)])
+    restore = functions[0].rewrite(params, examples[0]).restore
+    for at, example in enumerate(examples):
+        own = [dict(zip(sorted(first), (value[at] for value in result), strict=True)) for result in results]
+        found = [list(shard.replaced(each).values()) for shard, each in zip(shards, own, strict=True)]
+        for whole in evaluate_ranks(restore, found):
+            torch.testing.assert_close(dict(zip(sorted(params), whole, strict=True)), tfn.grad(loss)(params, example))
+
+
 def test_a_plan_that_says_nothing() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.tensor_parallel(lambda p: p, simulated(2)[0], {"*": "diagonal"})
