@@ -183,6 +183,20 @@ def test_a_loop_needs_what_a_step_needs() -> None:
     assert [buffer.kind for buffer in found.at_peak()].count("scratch") == 1
 
 
+def recurrence(x: torch.Tensor) -> torch.Tensor:
+    return tfn.scan(lambda c, a: ((c + a).sin(), c * 2), x[0], x)[1]
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return tfn.while_loop(lambda c: c.sum() < 1e9, lambda c: (c.abs() * 2 + 1,), (x,))[0]
+
+
+@pytest.mark.parametrize("f", [recurrence, tfn.grad(lambda x: recurrence(x).sum()), doubled])
+def test_peak_of_a_loop_is_the_measured_one(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    jitted, x = tfn.jit(f), torch.randn(64, 64)
+    assert is_near(inspect.memory(f, x).peak, measured_peak(lambda: jitted(x)))
+
+
 def test_a_region_of_pytorch_calls_shows_what_it_allocates() -> None:
     fuser = FusionExecutor("fuser", fuse=lambda region: region.python_callable())
     for op in (torch.sin, torch.cos, torch.mul, torch.add):

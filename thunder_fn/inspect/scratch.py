@@ -12,23 +12,46 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.executors import Claimed, claim
 from thunder_fn.executors.dry_run import dry_run_of
-from thunder_fn.executors.reuse import last_uses
+from thunder_fn.executors.loops import private_carries
+from thunder_fn.executors.reuse import last_uses, plan_reuse
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.cost import bytes_of
+from thunder_fn.structured.loop import SCAN, Loop
+from thunder_fn.structured.while_parts import WHILE, While
 from thunder_fn.symbols import hint_of
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
 
 
-def scratch_of(equation: Equation) -> int:
-    """What an equation needs while it runs, beside what it returns, as far as that is known."""
+def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:
+    """What an equation needs while it runs, beside what it returns, as far as that is known.
+
+    Args:
+        has_lists: a scan keeps what its steps give in lists, and stacks them in the end; compiled ones do not.
+    """
     match equation.op.kind:
         case "leaf":
             args = tuple(_plain(map_arg(lambda var: var.type, arg)) for arg in equation.args)
             return kernel_scratch(equation.op.name, args, [var.type for var in equation.outputs])
-        case "structured":  # the most that one of its bodies needs
-            return max(map(peak_of, equation.bodies), default=0)
+        case "structured":
+            return _inner_peak(equation, has_lists)
         case "composite":
             return 0
+
+
+def _inner_peak(equation: Equation, has_lists: bool) -> int:
+    """What a step of a loop needs beside its carries, or the branch of a choice beside its results."""
+    if equation.op == SCAN:
+        loop = Loop.of(equation)
+        kept = sum(bytes_of(var.type) for var in equation.outputs[loop.num_carry :]) if has_lists else 0
+        return kept + peak_of(equation.body, loop.num_consts, loop.num_carry)
+    if equation.op == WHILE:
+        test, body = equation.bodies
+        num_consts = While.of(equation).num_consts
+        return max(peak_of(test), peak_of(body, num_consts, len(equation.outputs)))
+    inside = max(map(peak_of, equation.bodies), default=0)
+    results = sum(bytes_of(var.type) for var in equation.outputs) if equation.op in (COND, SWITCH) else 0
+    return max(0, inside - results)
 
 
 def _plain(arg: Any) -> Any:
@@ -92,19 +115,39 @@ def _reordered(type: Type) -> int:
     return bytes_of(type) if is_blocked else 0
 
 
-def peak_of(trace: Trace) -> int:
-    """The most bytes that live at a time of what a trace computes, by the torch executor."""
+def peak_of(trace: Trace, num_consts: int = 0, num_carry: int = 0) -> int:
+    """The most bytes that live at a time of what a trace computes, by the torch executor.
+
+    Args:
+        num_consts, num_carry: of a loop's step, which may run in the memory of its carries.
+    """
     trace = claim(dce(trace), below_autograd=True).trace
-    last, live, peak = last_uses(trace), 0, 0
-    freed: defaultdict[int, int] = defaultdict(int)
+    carries = private_carries(trace, num_consts, num_carry)
+    in_place, last = plan_reuse(trace, carries), last_uses(trace)
+    buffers: dict[int, int] = {}  # of variables; what has none lies in memory of the caller
+    sizes, ends = list[int](), list[int]()
+    made: list[list[int]] = []
     for position, equation in enumerate(trace.equations):
-        fresh = 0 if ops.is_view(equation.op) else sum(bytes_of(var.type) for var in equation.outputs)
-        live += fresh
+        made.append([])
+        shares = position in in_place or ops.is_view(equation.op)
+        for var in equation.outputs:
+            if not shares:
+                buffers[var.index] = len(sizes)
+                made[-1].append(len(sizes))
+                sizes.append(bytes_of(var.type))
+                ends.append(position)
+            elif equation.operands and equation.operands[0].index in buffers:
+                buffers[var.index] = buffers[equation.operands[0].index]
+            if var.index in buffers:
+                ends[buffers[var.index]] = max(ends[buffers[var.index]], last[var.index])
+    freed: defaultdict[int, int] = defaultdict(int)
+    for size, end in zip(sizes, ends, strict=True):
+        freed[end] += size
+    live = peak = 0
+    for position, equation in enumerate(trace.equations):
+        live += sum(sizes[buffer] for buffer in made[position])
         inside = scratch_of(equation) if equation.op.kind == "structured" else 0
         peak = max(peak, live + inside)
-        for var in equation.outputs:
-            if not ops.is_view(equation.op):
-                freed[max(last[var.index], position)] += bytes_of(var.type)
         live -= freed[position]
     return peak
 

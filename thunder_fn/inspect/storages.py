@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.executors import Program
+from thunder_fn.executors import FusionExecutor, Program
 from thunder_fn.executors.reuse import last_uses
 from thunder_fn.inspect.scratch import scratch_of, taken_on_fakes
 from thunder_fn.interpreters.storages import fake_of, results_on_fakes
@@ -57,6 +57,9 @@ class Run:
 
     def __post_init__(self) -> None:
         self.trace = self.program.trace
+        owners = self.program.claimed.executors.values()
+        fusions = [type(one) for one in owners if isinstance(one, FusionExecutor)]
+        self.compiles_loops = any(one.fuse_loop is not FusionExecutor.fuse_loop for one in fusions)
         mode = internals.fake_mode()
         self.env: list[Any] = []
         for position, var in enumerate(self.trace.inputs):
@@ -99,7 +102,7 @@ class Run:
     def step(self, mode: Any, position: int, equation: Equation) -> None:
         """Run one equation."""
         at = self.start + position
-        inside = scratch_of(equation)
+        inside = scratch_of(equation, has_lists=not self.compiles_loops)
         if position in self.program.in_place:
             values: Sequence[Any] = (self.env[equation.operands[0].index],)
         elif ops.is_operator(equation.op):
