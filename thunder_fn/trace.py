@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal as Choice, TypeAlias
 
+import numpy as np
 import torch
 
 from thunder_fn.errors import InvalidTrace, kind_of
@@ -96,7 +97,10 @@ def as_dim(value: Any) -> Any:
     """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as what it is known to be."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         expr, kind = value.node.expr, value.node.pytype
-        return Expr(expr) if expr.free_symbols else kind(expr)
+        if expr.free_symbols:
+            return Expr(expr)
+        number, hint = kind(expr), value.node.hint if kind is float else None
+        return hint if hint == number else number  # sympy has no zero with a sign
     return value
 
 
@@ -164,6 +168,10 @@ def _literal_key(value: Any) -> tuple[type, Any]:
             return complex, (value.real.hex(), value.imag.hex())
         case tuple():
             return type(value), tuple(map(_literal_key, value))
+        case slice() | range():
+            return type(value), tuple(map(_literal_key, (value.start, value.stop, value.step)))
+        case np.generic():
+            return type(value), value.tobytes()
         case _:
             return type(value), value
 

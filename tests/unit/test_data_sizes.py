@@ -110,10 +110,14 @@ def test_python_cannot_decide(name: str) -> None:
     f, what = DECISIONS[name]
     with pytest.raises(errors.DataDependentBranch) as caught:
         jit(f)(INPUTS[0])
+    number = (
+        " An item is a number already: leave `int()` and `float()` out, and write `math.trunc` for the int of a float."
+    )
     line = f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in <lambda>"
     assert str(caught.value) == (
         f"Python asked {what} found in a tensor's values, which are not known while tracing\nfrom:         {line}\n"
         "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`."
+        + (number if "which number" in what else "")
     )
 
 

@@ -93,13 +93,26 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "__int__": (lambda x: x[: int(x[0, 0])],),
     "__float__": (lambda x: math.sqrt(x.sum()), lambda x: float(x.sum())),
     "__index__": (lambda x: [x for _ in range(x[0, 0].long())], lambda x: [1, 2][x[0, 0].long()]),
-    "tolist": (lambda x: x.nonzero().tolist(), lambda x: torch.zeros(65).tolist()),
 }
+ADVICE = "Write `x.item()`, which is a number while tracing too, and `math.trunc(x.item())` for the int of a float."
+LONG = (
+    "`tolist` asked for {count} numbers in a traced tensor, and at most 64 ints and floats can be symbols\n"
+    "from:         {here}\n"
+    "Keep it a tensor, take the few numbers that are needed before (`x[:3].tolist()`), or pass the list as an argument."
+)
 
 
 @pytest.mark.parametrize(("what", "f"), [(what, f) for what, fs in VALUES.items() for f in fs])
 def test_value(what: str, f: Any) -> None:
-    assert str(error_of(f, kind=errors.DataDependentValue)) == VALUE.format(what=what, here=here(f))
+    expected = VALUE.format(what=what, here=here(f))
+    if what != "__index__":
+        expected = "\n".join([*expected.splitlines()[:2], ADVICE])
+    assert str(error_of(f, kind=errors.DataDependentValue)) == expected
+
+
+def test_long_lists() -> None:
+    for f, count in ((lambda x: torch.zeros(65).tolist(), "65"), (lambda x: x.nonzero().tolist(), "2*u0")):
+        assert str(error_of(f, kind=errors.DataDependentValue)) == LONG.format(count=count, here=here(f))
 
 
 # ---- what a tracer does not have ----

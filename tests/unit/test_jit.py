@@ -7,6 +7,7 @@ import enum
 import functools
 import inspect
 import pickle
+import sys
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -375,3 +376,33 @@ def test_a_result_may_hold_any_value(value: object) -> None:
     for _ in range(2):
         found = f(torch.zeros(2))
         assert found["rest"] == (value, torch.float32) and type(found["rest"][0]) is type(value)
+
+
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+@pytest.mark.filterwarnings("ignore::thunder_fn.jit.RetraceWarning")
+def test_among_many_programs_the_right_one_is_found_without_taking_the_call_apart(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {number: float(number) for number in range(40)}
+    f = jit(lambda x, n, *, name="a": x * table[n] + len(name), cache=cache)  # n is pinned
+    calls = [(torch.ones(2 + n % 3), n, "b" * (n % 2)) for n in range(40)]
+    for x, n, name in calls:
+        f(x, n, name=name)
+    monkeypatch.setattr(
+        sys.modules["thunder_fn.jit"], "_call_slowly", lambda *args: pytest.fail("the call was taken apart")
+    )
+    for x, n, name in (*calls, *calls[::-1], calls[3], calls[3], calls[3]):
+        assert torch.equal(f(x, n, name=name), x * table[n] + len(name))
+        assert last_traces(f)[0].input_types[0].shape is not None
+    assert cache_info(f).misses == 40
+
+
+def test_calls_that_look_alike_get_their_own_programs() -> None:
+    """What a glance does not tell apart, such as strides, dtypes and what lists hold, guards do."""
+    f = jit(lambda x, options: x.t() * options[0], dynamic=False)
+    for _ in range(3):
+        for x in (torch.ones(2, 2), torch.ones(2, 2).t(), torch.ones(2, 2, dtype=torch.float64), torch.ones(3, 3)):
+            for options in ([1], [1.0], [True], [2]):
+                mine = f(x, options)
+                assert torch.equal(mine, x.t() * options[0]) and mine.dtype == (x.t() * options[0]).dtype
+    assert cache_info(f).misses == 12 + 4

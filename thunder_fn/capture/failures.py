@@ -16,7 +16,8 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.scopes import DATA_DEPENDENT, data_dependent_error, is_internal, user_source
+from thunder_fn.capture.refusals import DATA_DEPENDENT, data_dependent_error
+from thunder_fn.capture.scopes import is_internal, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.number_arithmetic import Sym
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import UnsupportedCall, located
@@ -47,6 +48,39 @@ def ctc_loss(
     if reduction == 2:
         return loss.sum()
     return loss if log_probs.dim() == 3 else loss.squeeze(0)
+
+
+def tensor(
+    data: Any, *, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False, **options: Any
+) -> Tensor:
+    """`torch.tensor`; where some of the numbers are symbols, of one equation for each."""
+    shape, numbers = _nested(data)
+    if not any(isinstance(number, Sym) for number in numbers) or len(numbers) > MAX_LISTED:
+        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **options)
+    if dtype is None:
+        is_float = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
+        dtype = torch.get_default_dtype() if is_float else torch.int64
+    made = torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers]).reshape(shape)
+    return made.requires_grad_(requires_grad)
+
+
+def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    """`torch.as_tensor`, which makes a tensor of numbers."""
+    _, numbers = _nested(data)
+    made = tensor if any(isinstance(number, Sym) for number in numbers) else torch.as_tensor
+    return made(data, dtype=dtype, device=device)
+
+
+def _nested(data: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """The shape and the numbers of nested lists; no numbers where they are not nested evenly, or are no numbers."""
+    if isinstance(data, (bool, int, float, *Sym)):
+        return (), [data]
+    if not isinstance(data, (list, tuple)) or not data:
+        return (), []
+    parts = [_nested(item) for item in data]
+    shape, numbers = parts[0][0], [number for _, found in parts for number in found]
+    is_even = all(inner == shape and found for inner, found in parts)
+    return ((len(data), *shape), numbers) if is_even else ((), [])
 
 
 MAX_LISTED = 64
@@ -157,5 +191,7 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     Tensor.__deepcopy__: deepcopy,
     Tensor.register_hook: register_hook,
     Tensor.tolist: tolist,
+    torch.as_tensor: as_tensor,
     torch.ctc_loss: ctc_loss,
+    torch.tensor: tensor,
 }

@@ -19,18 +19,23 @@ from thunder_fn.capture.instead import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder, Scope, current
+from thunder_fn.capture.refusals import (
+    BRANCHES,
+    DATA_DEPENDENT,
+    MEMORY,
+    data_dependent_error,
+    listing_error,
+    memory_error,
+)
 from thunder_fn.capture.scalars import with_tensor_scalars
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
-    DataDependentBranch,
-    DataDependentShape,
-    DataDependentValue,
     ThunderError,
     UnsupportedCall,
     located,
     with_article,
 )
-from thunder_fn.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
+from thunder_fn.trace import Arg, Literal, Source, Var, as_dim, type_of_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,12 +66,10 @@ DETACHES = {
     *(Tensor.detach, torch.detach, _DATA.__get__),
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
 }
-DATA_DEPENDENT = (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE, internals.NEEDS_A_NUMBER)
-"""What PyTorch raises where it needs to know what is in a tensor."""
-PYTHON_NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "__contains__"}
-"""Methods of tensors that give a number of Python's, which cannot be a symbol."""
-BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
+
+
 UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
+"""Functions that are no composites."""
 
 
 def _recorder() -> Recorder:
@@ -115,16 +118,6 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
 }
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""
-
-_OUTSIDE = "Do this outside the traced function."
-_IN_TORCH = "Use the function of torch that does the same."
-MEMORY: dict[Any, str] = {
-    **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.__dlpack__), _IN_TORCH),
-    **dict.fromkeys((Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_), _OUTSIDE),
-    **dict.fromkeys((Tensor.__reduce_ex__, Tensor.pin_memory, Tensor.to_mkldnn), _OUTSIDE),
-    **dict.fromkeys((Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_sparse_coo), "Keep it dense."),
-}
-"""Functions that need a tensor's memory or another layout, and what to do instead."""
 
 
 class ScopeMode(TorchFunctionMode):
@@ -176,7 +169,12 @@ class ScopeMode(TorchFunctionMode):
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
         if func in HAS_NUMBERS and not HAS_NUMBERS[func](*args):
-            raise data_dependent_error(func, None, recorder.source)
+            is_long = func is Tensor.tolist and not args[0].is_complex()
+            raise (
+                listing_error(recorder.source, args[0].numel())
+                if is_long
+                else data_dependent_error(func, None, recorder.source)
+            )
         if func in MEMORY:
             raise memory_error(func, recorder.source)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
@@ -294,53 +292,6 @@ def function_name(func: Any) -> str | None:
         return name if name.startswith("torch.") else None
     plain = short.strip("_")
     return f"torch.{plain}" if hasattr(torch, plain) else name
-
-
-def data_dependent_error(func: Any, error: Exception | None, source: Source | None) -> Exception:
-    """The error for Python code that needs to know what is in a tensor."""
-    name = getattr(func, "__name__", str(func))
-    if isinstance(error, internals.NEEDS_A_NUMBER) and name not in PYTHON_NUMBERS:
-        return decision_error(error, source)
-    if isinstance(error, internals.DATA_DEPENDENT_SHAPE):
-        text = (
-            f"`{name}` has a result whose shape depends on the values in its input, which are not known while tracing"
-        )
-        fix = "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
-        return DataDependentShape(located(text, source=source, fix=fix))
-    if name in BRANCHES:
-        text = (
-            "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), "
-            "but its values are not known while tracing"
-        )
-        fix = "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
-        return DataDependentBranch(located(text, source=source, fix=fix))
-    text = f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing"
-    fix = "Keep it a tensor, or pass the number as an argument (see `static_argnums`)."
-    return DataDependentValue(located(text, source=source, fix=fix))
-
-
-def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
-    """The error for Python code that asks about a size or number that is found in data."""
-    asked = Expr(error.cond)
-    what = f"whether {asked}" if asked.kind is bool else f"which number {asked} is"
-    return DataDependentBranch(
-        located(
-            f"Python asked {what}, where {', '.join(sorted(map(str, error.cond.free_symbols)))} is found in a tensor's "
-            "values, which are not known while tracing",
-            source=source,
-            fix="Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`.",
-        )
-    )
-
-
-def memory_error(func: Any, source: Source | None) -> UnsupportedCall:
-    """The error for a function that looks at a tensor's memory."""
-    name = "pickle" if func is Tensor.__reduce_ex__ else func.__name__
-    text = f"`{name}` needs the memory of a tensor, but a traced tensor has a type and no memory"
-    return UnsupportedCall(located(text, source=source, fix=MEMORY[func]))
-
-
-# ---- where the user is ----
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ from thunder_fn.errors import JitError, kind_of
 from thunder_fn.executors import Program
 from thunder_fn.executors.base import watched_by
 from thunder_fn.jit import dynamic
-from thunder_fn.jit.cache import Cache, CacheInfo, CallPath
+from thunder_fn.jit.cache import Cache, CacheInfo, CallPath, sketch
 from thunder_fn.jit.call import Call, call_key, read_call
 from thunder_fn.jit.callpath import MISS
 from thunder_fn.jit.dynamic import Miss, RetraceWarning
@@ -64,12 +64,23 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current() is not None:
             return call_inside_capture(self, args, kwargs)
-        paths = self.programs.paths
+        programs = self.programs
+        paths = programs.paths
+        if paths and not programs.wanders:
+            result = paths[0].call(args, kwargs)
+            if result is not MISS:
+                return result
+        if len(paths) > 1:
+            near = programs.near.get(sketch(args, kwargs))
+            if near is not None:
+                result = near.call(args, kwargs)
+                if result is not MISS:
+                    programs.turn_to(near)
+                    return result
         for path in paths:
             result = path.call(args, kwargs)
             if result is not MISS:
-                if path is not paths[0]:
-                    self.programs.prefer(path)
+                programs.prefer(path)
                 return result
         return self.call_slowly(args, kwargs)
 
@@ -212,7 +223,7 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             entry = dynamic.build_for(jitted.traced, jitted.options, cache, call, key, entry)
     else:
         cache.count_hit()
-    cache.prefer(_path(jitted, entry, call, key))
+    cache.prefer(_path(jitted, entry, call, key), sketch(args, kwargs))
     if cache.generation != generation:  # an executor's registrations changed meanwhile
         cache.clear()
     return _execute(entry, call)

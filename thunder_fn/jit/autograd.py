@@ -160,10 +160,12 @@ class Bridge:
             if any(inputs[place].is_leaf for place in self.moved):
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
             inputs = tuple(value.clone() if place in self.changed else value for place, value in enumerate(inputs))
-        for atom, value in zip(self.trace.outputs, call(self, inputs), strict=True):
+        results = call(self, inputs)
+        for atom, value in zip(self.trace.outputs, results, strict=True):
             if isinstance(atom, Var):
                 known.setdefault(atom.index, value)
-        return tuple(known[atom.index] if isinstance(atom, Var) else atom.value for atom in self.trace.outputs)
+        outputs = zip(self.trace.outputs, results, strict=True)  # a number is an expression in the trace
+        return tuple(known[atom.index] if isinstance(atom, Var) else value for atom, value in outputs)
 
     @cached_property
     def wanted_places(self) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from thunder_fn.jit.families import Families
 
 MAXSIZE = 256
@@ -16,6 +18,24 @@ MAXSIZE = 256
 
 PATHS = 4
 """How many call paths are tried before a call is flattened and looked up."""
+
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None), torch.dtype, torch.device))
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """What tells most calls of a function apart at a glance: types, sizes, plain values.
+
+    Calls with equal sketches may need different programs; whether one serves a call, its path says.
+    """
+    found: list[Any] = [
+        arg.shape if (kind := type(arg)) in _TENSORS else arg if kind in _PLAIN else kind for arg in args
+    ]
+    found += map(type, args)
+    if kwargs:
+        found += kwargs
+        found.append(sketch(tuple(kwargs.values()), {}))
+    return tuple(found)
 
 
 class CacheInfo(NamedTuple):
@@ -36,7 +56,7 @@ class CallPath:
 
 
 class Cache:
-    """Programs by key, least recently looked up first, and the call paths of the latest ones.
+    """Programs by key, least recently looked up first, and their call paths: the latest ones, and all by `sketch`.
 
     Call paths are read without a lock: the tuple of them is replaced, never changed. Building happens outside the
     lock too; where two threads build the same program, the first one is kept.
@@ -45,6 +65,9 @@ class Cache:
     def __init__(self, maxsize: int = MAXSIZE) -> None:
         self.maxsize = maxsize
         self.paths: tuple[CallPath, ...] = ()
+        self.near: dict[Hashable, CallPath] = {}
+        self.wanders = False
+        """The last calls were served by one call path after another, so that the last one is not tried first."""
         self.families = Families()
         self.misses: deque[Any] = deque(maxlen=maxsize)
         self.count_hit = itertools.count(1).__next__
@@ -93,11 +116,22 @@ class Cache:
                 self._known_paths.popitem(last=False)
             return path
 
-    def prefer(self, path: CallPath) -> None:
-        """Try this call path first from now on."""
+    def turn_to(self, path: CallPath) -> None:
+        """The path that a sketch led to has served a call. Where it is the last one again, that is tried first again."""
+        first, *others = self.paths
+        self.wanders = path is not first
+        self.paths = (path, *others)
+
+    def prefer(self, path: CallPath, call: Hashable = None) -> None:
+        """Try this call path first from now on, and for calls with the sketch that is given."""
         with self._lock:
             others = tuple(other for other in self.paths if other is not path)
+            self.wanders = bool(self.paths) and path is not self.paths[0]
             self.paths = (path, *others[: PATHS - 1])
+            if call is not None:
+                self.near[call] = path
+                while len(self.near) > max(self.maxsize, len(self._known_paths)):
+                    del self.near[next(iter(self.near))]
 
     def clear(self) -> None:
         """Forget every program."""
@@ -105,6 +139,7 @@ class Cache:
             self._entries.clear()
             self._known_paths.clear()
             self.families.clear()
+            self.near.clear()
             self.paths = ()
             self.generation += 1
 

@@ -18,11 +18,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.pretty import literal_text
-from thunder_fn.trace import Literal
+from thunder_fn.trace import Expr, Literal
 
 
 class _Miss:
@@ -60,7 +61,8 @@ class Namespace:
 
     def literal(self, value: Any) -> str:
         """An expression for a value: as Python writes it, or by name."""
-        return literal_text(value, self.bind)
+        is_spelled = type(value) in (type(None), bool, int, float, complex, str, bytes, Expr)
+        return literal_text(value, self.bind) if is_spelled else self.bind(value)
 
     def function(self, name: str, lines: Sequence[str]) -> Any:
         """Compile the text of one function. Nothing refers from the names back to it."""
@@ -117,7 +119,7 @@ def static_check(target: str, value: Any, names: Namespace) -> str:
     match value:
         case float() if not value or math.isnan(value):
             return f"{same_type} and {names.bind(Literal(value), 'literal')} == Literal({target})"
-        case complex():
+        case complex() | np.generic() | slice() | range():
             return f"{same_type} and {names.bind(Literal(value), 'literal')} == Literal({target})"
         case int() | float() | str() | bytes():
             return f"{same_type} and {target} == {names.bind(value)}"

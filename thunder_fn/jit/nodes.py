@@ -19,7 +19,7 @@ from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.jit.pieces import Piece, depends
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import bind, close_symbols, is_symbolic, replaced
-from thunder_fn.trace import Expr, Trace, TraceBuilder, canonical, vars_in
+from thunder_fn.trace import Expr, Literal, Trace, TraceBuilder, canonical, vars_in
 
 if TYPE_CHECKING:
     from thunder_fn.jit.autograd import Bridge
@@ -145,7 +145,8 @@ class _Call:
         bridge = self.bridge
         self.state = _random_state(bridge.generators) if bridge.draws else None
         self.results = results = bridge.forward(*self.inputs)
-        outputs = tuple(value if flag else None for value, flag in zip(results, bridge.handed_over, strict=False))
+        passing = zip(results, bridge.handed_over, bridge.trace.outputs, strict=False)
+        outputs = tuple(value if flag or isinstance(atom, Literal) else None for value, flag, atom in passing)
         if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
             outputs = _own_tensors(outputs, self.inputs, bridge.active)
         self.outputs = outputs
@@ -167,7 +168,7 @@ class _Call:
 
 
 def call(bridge: Bridge, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The trace's outputs that pass through autograd, None for the others."""
+    """The trace's outputs that pass through autograd, and numbers; None for the others."""
     run = _Call(bridge, inputs)
     for node in bridge.nodes:
         tensors = [inputs[place] if is_input else run.edges[place] for is_input, place in node.sources]

@@ -20,6 +20,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from thunder_fn import ops, torch_internals as internals
@@ -88,7 +89,7 @@ for _name, _check in _CHECKS.items():
 
 # ---- the key of a call ----
 
-_STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice)
+_STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 """Functions are what they are: another one, be it of the same code, is another program."""
@@ -103,8 +104,6 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         check_supported(leaf, lambda: argument_name(tree, position))
         return type(leaf), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
-    if isinstance(leaf, slice):
-        return slice, tuple(Literal(part) for part in (leaf.start, leaf.stop, leaf.step))
     if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_FUNCTION_TYPES)) or _is_enum(leaf):
         return type(leaf), Literal(leaf)
     name, kind = argument_name(tree, position), kind_of(leaf)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import sympy
 import torch
 from sympy.printing.precedence import PRECEDENCE, precedence
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, ValueRangesSLoc
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, SLoc, ValueRangesSLoc
 from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
@@ -23,6 +24,9 @@ from torch.utils._traceback import CapturedTraceback
 from thunder_fn.trace import Expr
 
 OnDecision = Callable[[Expr, "bool | float"], None]
+
+
+_NOWHERE = SLoc("", None)
 
 
 class Numbers(ShapeEnv):
@@ -47,6 +51,13 @@ class Numbers(ShapeEnv):
         if self.num_deferred_runtime_asserts > before and self.on_assertion is not None:
             self.on_assertion(Expr(orig_expr))
         return result
+
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[Any, str]:
+        """Where PyTorch's code asks is nothing that is shown, and finding it imports `torch.export`."""
+        return _NOWHERE, ""
+
+    def _log_create_unbacked_symbol(self, *args: Any, **kwargs: Any) -> None:
+        """Logs for tools of Dynamo, which import `torch.export` too."""
 
     def number(self, expr: Expr) -> Any:
         """An expression as PyTorch computes with it. Symbols become known when they are first seen."""
@@ -111,7 +122,12 @@ class Numbers(ShapeEnv):
     def simplified(self, expr: Expr) -> Any:
         """The expression, or the number that it is known to be, by everything that has been decided."""
         value = self.simplify(expr.value)
-        return Expr(value) if value.free_symbols else as_number(value)
+        if value.free_symbols:
+            return Expr(value)
+        if expr.kind is not float:
+            return as_number(value)
+        known = {str(symbol): as_number(self.simplify(symbol)) for symbol in expr.value.free_symbols}
+        return eval(expression_text(expr.value), {"math": math}, known)  # sympy has no zero with a sign
 
     def holds(self, relation: Any) -> bool:
         """A relation follows from what has been decided."""

@@ -1,0 +1,217 @@
+"""What Python asks of symbolic numbers: their types, tensors made of them, and numbers among the results."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import DataDependentValue
+from thunder_fn.jit import cache_info, jit
+
+Tensor = torch.Tensor
+
+
+@functools.singledispatch
+def _dispatched(n: Any) -> int:
+    return 0
+
+
+@_dispatched.register
+def _(n: int) -> int:
+    return 1
+
+
+@_dispatched.register
+def _(n: float) -> int:
+    return 2
+
+
+def _matched(n: Any) -> int:
+    match n:
+        case bool():
+            return 1
+        case int():
+            return 2
+        case float():
+            return 3
+        case _:
+            return 4
+
+
+class _Made(type):
+    pass
+
+
+def _made(n: Any) -> Any:
+    """Classes are made and asked about as ever while `type` answers for symbols."""
+
+    class Inner(type):
+        pass
+
+    three = type("Three", (), {"value": n})
+    kinds = isinstance(three, type), isinstance(n, type), issubclass(_Made, type), issubclass(int, type), type(Inner)
+    return (
+        kinds,
+        three.value,
+        Inner("x", (), {}).__name__,
+        type.__name__,
+        type == type(int),  # noqa: E721
+        hash(type) == hash(type(int)),
+    )
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "type is": lambda n: (type(n) is int, type(n) is float, type(n) is bool, type(n > 2) is bool),
+    "type ==": lambda n: type(n) == int,  # noqa: E721
+    "type in": lambda n: type(n) in (int, float),
+    "by type": lambda n: {int: "int", float: "float"}[type(n)],
+    "issubclass": lambda n: issubclass(type(n), int),
+    "name": lambda n: type(n).__name__,
+    "isinstance": lambda n: (isinstance(n, int), isinstance(n, float), isinstance(n, bool)),
+    "class": lambda n: n.__class__ is int,
+    "match": _matched,
+    "dispatch": _dispatched,
+    "made": _made,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_types_of_numbers_are_pythons(name: str) -> None:
+    f = KINDS[name]
+    for mode in ("constant values", "symbolic values"):
+        g = jit(lambda x, n: (x * n, f(n)), cache=mode)
+        for n in (3, 4, 5, 2.5, 3.5, 4.5):
+            assert g(torch.ones(2), n)[1] == f(n)
+        assert cache_info(g).misses == (4 if mode == "constant values" else 2)
+
+
+def test_type_is_pythons_again_afterwards() -> None:
+    before = type
+    jit(lambda n: type(n), cache="symbolic values")(3)
+    assert type is before and type(type) is before and "builtins" in sys.modules
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    "number": torch.tensor,
+    "list": lambda n: torch.tensor([n, n + 1]),
+    "mixed": lambda n: torch.tensor([n, 2.5]),
+    "nested": lambda n: torch.tensor([[n, 1], [2, n // 2]]),
+    "dtype": lambda n: torch.tensor((n,), dtype=torch.float64),
+    "as_tensor": lambda n: torch.as_tensor([n]) + torch.as_tensor(n),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_tensors_of_symbols_pin_nothing(name: str) -> None:
+    f = MADE[name]
+    g = jit(lambda x, n: (x, f(n)), cache="symbolic values")
+    for n in (3, -4, 0, 2**40):
+        mine, its = g(torch.ones(2), n)[1], f(n)
+        assert (mine.dtype, mine.shape, mine.requires_grad) == (its.dtype, its.shape, its.requires_grad)
+        assert torch.equal(mine, its)
+    assert cache_info(g).misses == 1
+
+
+def test_tensors_of_sizes_and_of_items() -> None:
+    f = lambda x: (torch.tensor(x.shape), torch.tensor([x.max().item(), x.shape[0]]))
+    g = jit(f, cache="symbolic values")
+    for shape in ((2, 3), (4, 2), (3, 5)):
+        x = torch.arange(math.prod(shape)).reshape(shape)
+        assert all(map(torch.equal, g(x), f(x)))
+    assert cache_info(g).misses == 1
+
+
+@pytest.mark.parametrize("ragged", [[1, [2]], [[1], 2], [[1], [2, 3]]])
+def test_uneven_lists_raise_what_eager_raises(ragged: Any) -> None:
+    with pytest.raises(Exception) as expected:
+        torch.tensor(ragged)
+    with pytest.raises(expected.type):
+        jit(lambda n: torch.tensor([*ragged, n][:2]), cache="symbolic values")(3)
+
+
+def test_too_many_numbers_to_list() -> None:
+    assert jit(lambda x: sum(x.tolist()))(torch.arange(64)) == sum(range(64))
+    with pytest.raises(DataDependentValue) as caught:
+        jit(lambda x: sum(x.tolist()))(torch.arange(65))
+    assert str(caught.value).splitlines()[::2] == [
+        "`tolist` asked for 65 numbers in a traced tensor, and at most 64 ints and floats can be symbols",
+        "Keep it a tensor, take the few numbers that are needed before (`x[:3].tolist()`), or pass the list as an argument.",
+    ]
+
+
+def test_python_numbers_of_items() -> None:
+    """`int` of an item cannot be a symbol; the error says what can."""
+    for f, advice in (
+        (lambda x: x[: int(x.max())], "Write `x.item()`, which is a number while tracing too"),
+        (lambda x: x[: int(x.max().item())], "leave `int()` and `float()` out, and write `math.trunc`"),
+    ):
+        with pytest.raises(tfn.errors.CaptureError, match=advice.replace("(", r"\(").replace(")", r"\)")):
+            jit(f)(torch.tensor([1, 2]))
+    for f in (lambda x: x[: x.max().item()], lambda x: x[: math.trunc(x.max().double().item() * 0.5)]):
+        g = jit(f)
+        for x in (torch.tensor([1, 2, 1]), torch.tensor([3, 0, 1])):
+            assert torch.equal(g(x), f(x))
+        assert cache_info(g).misses == 1
+
+
+def test_numbers_are_results_under_autograd() -> None:
+    """They were expressions of the trace."""
+    f = lambda x, n: {"y": x * n, "size": x.shape[0] + 1, "stride": x.stride(), "number": -n, "shape": x.shape}
+    g = jit(f, cache="symbolic values")
+    for rows, n in ((3, 2.0), (5, 4.0), (2, -0.5)):
+        x = torch.randn(rows, 2, requires_grad=True)
+        mine, its = g(x, n), f(x, n)
+        assert torch.equal(mine.pop("y"), its.pop("y"))
+        assert mine == its and [type(value) for value in mine.values()] == [type(value) for value in its.values()]
+    assert cache_info(g).misses == 1
+
+
+def test_a_zero_keeps_its_sign() -> None:
+    f = lambda n: (-n, math.copysign(1.0, n), -n * 2.0)
+    g = jit(f, cache="symbolic values")
+    for n in (0.0, -0.0, 1.0, 0.0):
+        assert [repr(value) for value in g(n)] == [repr(value) for value in f(n)]
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+VALUES = (
+    torch.float32,
+    torch.device("cpu"),
+    torch.strided,
+    torch.contiguous_format,
+    Color.RED,
+    slice(0, 2),
+    slice(False, 2),
+    range(0, 6, 2),
+    range(0, 5, 2),
+    np.float64(2.5),
+    np.int64(3),
+    np.float32(-0.0),
+    np.float32(0.0),
+    np.float32("nan"),
+    np.bool_(True),
+    torch.Size([1, 2]),
+    Ellipsis,
+)
+
+
+@pytest.mark.parametrize("mode", ["constant values", "symbolic values"])
+def test_values_of_all_kinds_come_in_and_go_out(mode: str) -> None:
+    g = jit(lambda x, n: (x, n, repr(n), [n]), cache=mode)
+    for _ in range(2):
+        for value in VALUES:
+            for rows in (2, 3):
+                _, mine, text, (again,) = g(torch.ones(rows), value)
+                assert type(mine) is type(again) is type(value) and text == repr(mine) == repr(value)
