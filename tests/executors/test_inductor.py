@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -591,3 +592,30 @@ def test_memory_of_regions_is_what_they_allocate(f: Callable[..., Tensor]) -> No
     assert (found.peak, found.unseen) == (before.peak, 0)
     assert abs(found.peak - live.max()) <= 0.1 * live.max()
     assert any(one.kind == "scratch" for one in found.buffers)
+
+
+@pytest.mark.parametrize("settled", (True, False))
+def test_a_region_lets_go_of_what_it_has_read_last(settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program hands over to a region is freed inside of the region; small things are not worth it."""
+
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (torch.sin(a) * 2 @ b).cos() + 1
+
+    monkeypatch.setattr(compiled.Inductor, "settles", lambda self, trace: settled)
+    events, multiply = list[str](), torch.mm
+
+    def mm(*args: Any, **kwargs: Any) -> Any:
+        events.append("multiplied")
+        return multiply(*args, **kwargs)
+
+    for size, order in ((512, ["freed", "multiplied"]), (64, ["multiplied", "freed"])):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        program = lower(tfn.trace(f, a, b), below_autograd=True, executors=(inductor(),), taken=True)
+        for _ in range(2):  # from then on it is compiled
+            expected = program(a, b)
+        monkeypatch.setattr(torch, "mm", mm)
+        box = [a.clone(), b]
+        weakref.finalize(box[0], events.append, "freed")
+        assert torch.equal(program.take(box)[0], expected[0]) and events == order and box == []
+        monkeypatch.setattr(torch, "mm", multiply)
+        events.clear()

@@ -1,14 +1,17 @@
-"""Structured ops that run by their evaluation rule, their bodies lowered when they are first run."""
+"""What a program calls beside ops: structured ops by their evaluation rule, bodies lowered when they are first run; regions."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.executors.base import Executor
+from thunder_fn.errors import RegionWarning, located
+from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
+from thunder_fn.executors.claims import Claim
 from thunder_fn.structured.running import bodies_compiled_by
 from thunder_fn.symbols import close_symbols, symbols_in, symbols_of, symbols_read
 from thunder_fn.trace import Equation, Trace
@@ -59,3 +62,22 @@ def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., t
     from thunder_fn.executors.torch_executor import lower
 
     return lower(body, executors=executors, whole=False).run
+
+
+def compiled_region(claim: Claim) -> RunFunction:
+    """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
+    from thunder_fn.executors.torch_executor import lower
+
+    region, executor = claim.closed_region, claim.executor
+    assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
+    try:
+        return executor.compiled(region)
+    except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
+        source = next((equation.source for equation in region.equations if equation.source), None)
+        text = located(
+            f"{executor.name} could not compile the region {claim.name} of {len(region.equations)} equations, "
+            f"which runs on the torch executor instead\n{type(error).__name__}: {error}",
+            source=source,
+        )
+        warnings.warn(text, RegionWarning, stacklevel=2)
+        return lower(region).run

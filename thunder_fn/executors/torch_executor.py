@@ -17,7 +17,6 @@ are functions in front (`loops.py`). What another executor takes is one call, an
 from __future__ import annotations
 
 import keyword
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,18 +26,18 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import InvalidTrace, RegionWarning, located
+from thunder_fn.errors import InvalidTrace
 from thunder_fn.executors.asking import TORCH, autocasts
-from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
-from thunder_fn.executors.claims import Claim, Claimed, claim
-from thunder_fn.executors.evaluated import numbers_read, run_compiled
+from thunder_fn.executors.base import Executor
+from thunder_fn.executors.claims import Claimed, claim
+from thunder_fn.executors.evaluated import compiled_region, numbers_read, run_compiled
 from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names, tuple_text
 from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
-from thunder_fn.executors.taking import take
+from thunder_fn.executors.taking import is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
 from thunder_fn.rules import rules_of
@@ -189,23 +188,34 @@ class _Emitter:
                 yield f"{constant.var} = {self.bind(id(constant.tensor), 'constant', constant.tensor)}"
         for position, equation in enumerate(self.trace.equations):
             yield from (f"# {note}" for note in self.notes.get(position, ()))
-            yield self.line(position, equation)
+            dead = self.dead_after(position, equation)
+            if given := self.handed_over(equation, dead):
+                yield f"{self.bind('given', 'given', None)} = {given}"
+                yield f"del {', '.join(name for name in dead if name not in map(str, equation.outputs))}"
+                dead = [name for name in dead if name in map(str, equation.outputs)]
+            yield self.line(position, equation, bool(given))
             yield from self.bindings(equation.outputs) if made_by(equation) else ()
             if equation.op.kind == "composite" and equation.body not in self.shown:
                 self.shown.add(equation.body)
                 yield from as_comment(equation.body.renamed(ops.short_name(equation.op)))
-            dead = self.dead_after(position, equation)
             if dead:
                 yield f"del {', '.join(dead)}"
 
-    def line(self, position: int, equation: Equation) -> str:
+    def handed_over(self, equation: Equation, dead: Sequence[str]) -> str:
+        """The list of a region's arguments, if the region is to let go of them."""
+        if equation.op.kind != "composite" or self.claimed.claim_of(equation).region is None:
+            return ""
+        last = {var for var in equation.operands if str(var) in dead}
+        return f"[{', '.join(self.arguments(equation, None))}]" if is_worth_handing_over(last) else ""
+
+    def line(self, position: int, equation: Equation, given: bool = False) -> str:
         comment = ", ".join(str(var.type) for var in equation.outputs)
         if position in self.in_place:
             comment += f" in v{equation.operands[0].index}'s memory"
         if equation.op.kind == "structured":
             call = self.structured(equation)
         elif equation.op.kind == "composite":
-            call, by = self.claim(equation)
+            call, by = self.claim(equation, given)
             comment += by
         else:
             call = self.leaf(equation, position in self.in_place)
@@ -236,16 +246,20 @@ class _Emitter:
         name = self.bind((literal, number.dtype), number_name(literal.value), number)
         return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
-    def claim(self, equation: Equation) -> tuple[str, str]:
-        """A call of what an executor runs, and who it is."""
+    def claim(self, equation: Equation, given: bool) -> tuple[str, str]:
+        """A call of what an executor runs, on what is `given` in a list or by its arguments, and who it is."""
         claim = self.claimed.claim_of(equation)
         run = claim.run or compiled_region(claim)
         name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)
-        own = Spelling(name, claim.executor.name, run)
+        call = f"{name}({', '.join(self.arguments(equation, Spelling(name, claim.executor.name, run)))})"
+        call = f"{self.bind('take', 'take', take)}({name}, {self.bind('given', 'given', None)})" if given else call
+        return f"{tuple_text(list(map(str, equation.outputs)))} = {call}", f" by {claim.executor.name}"
+
+    def arguments(self, equation: Equation, own: Spelling | None) -> list[str]:
+        """The arguments of what an executor runs."""
         parts = [self.arg(arg, own) for arg in equation.args]
-        parts += [*(f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs), *map(str, claim.numbers)]
-        targets = tuple_text(list(map(str, equation.outputs)))
-        return f"{targets} = {name}({', '.join(parts)})", f" by {claim.executor.name}"
+        parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
+        return [*parts, *map(str, self.claimed.claim_of(equation).numbers)]
 
     def structured(self, equation: Equation) -> str:
         """A structured op: a function that has its bodies, or its evaluation rule, called with them."""
@@ -381,20 +395,3 @@ def _is_long(trace: Trace) -> bool:
     """The program makes so many calls that running below autograd pays."""
     is_loop = (equation.op.kind == "structured" and equation.bodies for equation in trace.equations)
     return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)
-
-
-def compiled_region(claim: Claim) -> RunFunction:
-    """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
-    region, executor = claim.closed_region, claim.executor
-    assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
-    try:
-        return executor.compiled(region)
-    except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
-        source = next((equation.source for equation in region.equations if equation.source), None)
-        text = located(
-            f"{executor.name} could not compile the region {claim.name} of {len(region.equations)} equations, "
-            f"which runs on the torch executor instead\n{type(error).__name__}: {error}",
-            source=source,
-        )
-        warnings.warn(text, RegionWarning, stacklevel=2)
-        return lower(region).run

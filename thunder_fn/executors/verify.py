@@ -15,9 +15,10 @@ import torch
 from thunder_fn.errors import VerificationError
 from thunder_fn.executors.base import Executor, Numerics
 from thunder_fn.executors.claims import Claim, Claimed
+from thunder_fn.executors.evaluated import compiled_region
 from thunder_fn.executors.matching import located_in, python_value
 from thunder_fn.executors.running import Runner
-from thunder_fn.executors.torch_executor import Program, compiled_region
+from thunder_fn.executors.torch_executor import Program
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.trace import Equation, Literal, Trace, Var
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers import stride_pattern, strides_of
 from thunder_fn.executors.compiled.codegen import Job
 from thunder_fn.symbols import binders, hint_of, size_symbol
@@ -123,3 +124,12 @@ class Variants:
 def is_unexplained(stride: Dim) -> bool:
     """A stride that is a symbol of its own."""
     return isinstance(stride, Expr) and stride.value.is_Symbol and int(str(stride)[1:]) >= _STRIDE
+
+
+def matcher(inputs: tuple[Any, ...]) -> Callable[..., bool]:
+    """A check that inputs have the layout of these."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    guard = internals.tensor_guard(tensors)
+    if len(tensors) == len(inputs):
+        return guard
+    return lambda *given: guard(*(value for value in given if isinstance(value, torch.Tensor)))

@@ -26,7 +26,7 @@ from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.compiled.codegen import Job, Strides, closed_region
 from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
 from thunder_fn.executors.compiled.dry_run import dry_function
-from thunder_fn.executors.compiled.layouts import Variants, layout_of, strides_for
+from thunder_fn.executors.compiled.layouts import Variants, layout_of, matcher, strides_for
 from thunder_fn.executors.compiled.loop_plan import is_loop, loop_on_fakes
 from thunder_fn.executors.compiled.parts import Part, join, parts_of
 from thunder_fn.executors.compiled.worker import WORKER
@@ -181,8 +181,15 @@ class ByLayout:
         self.known, self.on_torch, self.more, self.lock = known, on_torch, more, threading.Lock()
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        return self._function(inputs)(*inputs)
+
+    def take(self, box: list[Any]) -> tuple[Any, ...]:
+        """The same for inputs that only the box holds."""
+        return take(self._function(box), box)
+
+    def _function(self, inputs: Sequence[torch.Tensor]) -> Function:
         strides = tuple([tensor.stride() for tensor in inputs])
-        return (self.known.get(strides) or self._compile(strides))(*inputs)
+        return self.known.get(strides) or self._compile(strides)
 
     def _compile(self, strides: tuple[Strides, ...]) -> Function:
         with self.lock:
@@ -229,7 +236,7 @@ class Staged:
             if known is None and len(self.ready) < MAX_LAYOUTS:
                 return self._first_call(key, inputs)
             if known is not None:
-                self.fast, self.matches = known, _always if self.is_symbolic else _matcher(inputs)
+                self.fast, self.matches = known, _always if self.is_symbolic else matcher(inputs)
         return (known or self.run)(*inputs)
 
     def _first_call(self, key: tuple[Layout, int], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -360,15 +367,6 @@ def _always(*inputs: Any) -> bool:
 
 def _vars(trace: Trace) -> tuple[Var, ...]:
     return tuple(atom for atom in trace.outputs if isinstance(atom, Var))
-
-
-def _matcher(inputs: tuple[Any, ...]) -> Callable[..., bool]:
-    """A check that inputs have the layout of these."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    guard = internals.tensor_guard(tensors)
-    if len(tensors) == len(inputs):
-        return guard
-    return lambda *given: guard(*(value for value in given if isinstance(value, torch.Tensor)))
 
 
 def _layout(inputs: Sequence[Any]) -> Layout:

@@ -31,6 +31,7 @@ import torch
 from thunder_fn import torch_internals_inductor as internals
 from thunder_fn.executors.compiled.codegen import Code, Job, Kernel
 from thunder_fn.executors.compiled.native import load
+from thunder_fn.executors.taking import taken_from
 from thunder_fn.trace import Equation, Literal, Trace, Var
 
 Functions = dict[str, Callable[..., Any]]
@@ -166,7 +167,8 @@ def function_of(text: str, kernels: Functions, constants: dict[str, torch.Tensor
     """The function `region` of a module's text."""
     context: dict[str, Any] = {**kernels, **constants}
     exec(compile(text, "<thunder_fn inductor region>", "exec"), context)
-    return context.pop("region")
+    region = context.pop("region")
+    return taken_from(region, text) if region.__name__ == "region" else region  # not one that is checked first
 
 
 def write(job: Job, code: Code, places: dict[str, Path]) -> None:
