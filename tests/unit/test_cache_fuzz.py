@@ -42,7 +42,7 @@ def _numbers(x: torch.Tensor, y: torch.Tensor, n: Any) -> Any:
     key = {1: "one", 2: "two", None: "none", "a": "letter"}.get(n, "other")
     if key in ("none", "letter"):
         return x, key
-    return x * n + (n // 2 if n >= 0 else -n), key, type(n).__name__, f"{n}"
+    return x * n + (n // 2 if n >= 0 else -n), key, n.__class__.__name__, f"{n}"
 
 
 def _broadcast(x: torch.Tensor, y: torch.Tensor, n: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,40 +46,11 @@ def _matched(n: Any) -> int:
             return 4
 
 
-class _Made(type):
-    pass
-
-
-def _made(n: Any) -> Any:
-    """Classes are made and asked about as ever while `type` answers for symbols."""
-
-    class Inner(type):
-        pass
-
-    three = type("Three", (), {"value": n})
-    kinds = isinstance(three, type), isinstance(n, type), issubclass(_Made, type), issubclass(int, type), type(Inner)
-    return (
-        kinds,
-        three.value,
-        Inner("x", (), {}).__name__,
-        type.__name__,
-        type == type(int),  # noqa: E721
-        hash(type) == hash(type(int)),
-    )
-
-
 KINDS: dict[str, Callable[[Any], Any]] = {
-    "type is": lambda n: (type(n) is int, type(n) is float, type(n) is bool, type(n > 2) is bool),
-    "type ==": lambda n: type(n) == int,  # noqa: E721
-    "type in": lambda n: type(n) in (int, float),
-    "by type": lambda n: {int: "int", float: "float"}[type(n)],
-    "issubclass": lambda n: issubclass(type(n), int),
-    "name": lambda n: type(n).__name__,
     "isinstance": lambda n: (isinstance(n, int), isinstance(n, float), isinstance(n, bool)),
     "class": lambda n: n.__class__ is int,
     "match": _matched,
     "dispatch": _dispatched,
-    "made": _made,
 }
 
 
@@ -92,12 +62,6 @@ def test_types_of_numbers_are_pythons(name: str) -> None:
         for n in (3, 4, 5, 2.5, 3.5, 4.5):
             assert g(torch.ones(2), n)[1] == f(n)
         assert cache_info(g).misses == (4 if mode == "constant values" else 2)
-
-
-def test_type_is_pythons_again_afterwards() -> None:
-    before = type
-    jit(lambda n: type(n), cache="symbolic values")(3)
-    assert type is before and type(type) is before and "builtins" in sys.modules
 
 
 MADE: dict[str, Callable[[Any], Any]] = {

@@ -9,7 +9,6 @@ knows. What they compute is in `number_arithmetic.py`.
 
 from __future__ import annotations
 
-import builtins
 import math
 import sys
 from collections.abc import Callable
@@ -189,54 +188,5 @@ def _symbolic_math(name: str) -> Callable[[Any], Callable[..., Any]]:
     return make
 
 
-class _Type:
-    """Stands for Python's `type`, of which `type(n) is int` asks something that no class can answer for its objects.
-
-    It is `type` in every other respect: it is called, subclassed, and found in `isinstance` as `type` is.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = type(*args, **kwargs)
-        known = _PYTHON.get(found) if len(args) == 1 else None
-        return found if known is None or not _asked_by_user() else known
-
-    def __getattribute__(self, name: str) -> Any:
-        return object.__getattribute__(self, name) if name == "__mro_entries__" else getattr(type, name)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return instance is self or isinstance(instance, type)
-
-    def __subclasscheck__(self, subclass: Any) -> bool:
-        return subclass is self or issubclass(subclass, type)
-
-    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
-        return (type,)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or other is type
-
-    def __hash__(self) -> int:
-        return hash(type)
-
-    def __repr__(self) -> str:
-        return repr(type)
-
-    def __or__(self, other: Any) -> Any:
-        return type | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | type
-
-    def __getitem__(self, item: Any) -> Any:
-        return type[item]
-
-
-_TYPE = _Type()
-_PYTHON: dict[Any, Any] = {Int: int, Float: float, Bool: bool}
-type = builtins.type  # here it stays what it is
-
-PYTHON = internals.Patch(
-    *((math, name, _symbolic_math(name)) for name in internals.SYMBOLIC_MATH),
-    (builtins, "type", lambda before: _TYPE),
-)
-"""While it is applied, functions of Python's `math` give expressions for symbols, and `type` their types as Python's."""
+MATH = internals.Patch(*((math, name, _symbolic_math(name)) for name in internals.SYMBOLIC_MATH))
+"""While it is applied, functions of Python's `math` give expressions for symbols."""

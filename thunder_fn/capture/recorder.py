@@ -26,7 +26,7 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.history import History
 from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.modules import WatchedModules
-from thunder_fn.capture.python_numbers import PYTHON, as_python
+from thunder_fn.capture.python_numbers import MATH, as_python
 from thunder_fn.capture.supported import (
     EscapedValue,
     check_supported,
@@ -190,7 +190,7 @@ class Recorder:
                     internals.isolated(),
                     internals.compiling(),
                     internals.no_autocast_cache() if self.track_no_grad else internals.autocast_off(),
-                    *((internals.symbolic_dispatch(), PYTHON.applied()) if self.symbolic else ()),
+                    *((internals.symbolic_dispatch(), MATH.applied()) if self.symbolic else ()),
                     self.mode,
                     self.functional_mode,
                     *around,
