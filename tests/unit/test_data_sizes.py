@@ -230,3 +230,17 @@ def test_gradients_where_there_is_room_for_one() -> None:
         x = torch.linspace(-1, 2, rows * 2).view(rows, 2)
         for sign in (1, -1):
             same(g(x * sign), torch.func.grad(f)(x * sign))
+
+
+@pytest.mark.parametrize(
+    "pick", [lambda x: torch.nonzero(x > 0).squeeze(1), lambda x: torch.tensor([True, False, True, True])]
+)
+def test_sizes_found_in_data_keep_their_names_in_nested_transforms(pick: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        chosen = x[pick(x)]
+        return (chosen**3).sum() / chosen.shape[0]
+
+    x = torch.tensor([1.0, -2.0, 3.0, 4.0])
+    expected = torch.autograd.functional.hessian(f, x)
+    for made in (tfn.hessian(f), tfn.jit(tfn.hessian(f)), tfn.hessian(tfn.jit(f)), tfn.jacfwd(tfn.jacrev(f))):
+        torch.testing.assert_close(made(x), expected)

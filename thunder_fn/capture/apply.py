@@ -18,8 +18,22 @@ from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.errors import CaptureError, located
-from thunder_fn.symbols import bind, made_by, specialize_atom, specialize_equation
-from thunder_fn.trace import Arg, Equation, Literal, Op, Source, Trace, Type, Var, canonical, map_arg, python_arg
+from thunder_fn.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
+from thunder_fn.trace import (
+    Arg,
+    Equation,
+    Expr,
+    Literal,
+    Op,
+    Source,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    canonical,
+    map_arg,
+    python_arg,
+)
 
 
 def apply_inside(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...]:
@@ -39,7 +53,17 @@ def bind_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) 
     args = operands_of(recorder, (*inputs, *extra))
     if args is None:
         return None
-    return bind_equation(recorder, op, args, (closed,), closed.output_types)
+    named = specialize(closed, _names(closed, (*inputs, *extra)))
+    return bind_equation(recorder, op, args, (named,), named.output_types)
+
+
+def _names(trace: Trace, inputs: Sequence[Any]) -> dict[Any, Any]:
+    """What sizes that were found in data, of which the trace is given tensors, are called in this capture."""
+    if not any(
+        isinstance(size, Expr) for type in trace.input_types if isinstance(type, TensorType) for size in type.shape
+    ):
+        return {}
+    return {symbol: size for symbol, size in bind(trace.inputs, inputs).items() if not isinstance(symbol, Symbol)}
 
 
 def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -148,7 +172,7 @@ def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any
 def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source) -> tuple[Any, ...]:
     env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
     read: Callable[[Var], Any] = lambda var: env[var.index]
-    found: dict[Any, Any] = {}  # what sizes that the trace finds in data are called in this capture
+    found = _names(trace, inputs)  # and of those that the trace itself finds
     for equation in trace.equations:
         source = equation.source.called_from(call) if equation.source else call
         recorder.source = source if source.file else None
