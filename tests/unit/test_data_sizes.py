@@ -232,15 +232,31 @@ def test_gradients_where_there_is_room_for_one() -> None:
             same(g(x * sign), torch.func.grad(f)(x * sign))
 
 
-@pytest.mark.parametrize(
-    "pick", [lambda x: torch.nonzero(x > 0).squeeze(1), lambda x: torch.tensor([True, False, True, True])]
-)
-def test_sizes_found_in_data_keep_their_names_in_nested_transforms(pick: Any) -> None:
+def _number(x: torch.Tensor) -> torch.Tensor:
+    n = x.max().long().item()
+    return (x**3).sum() * n
+
+
+def _mean_of(pick: Any) -> Any:
     def f(x: torch.Tensor) -> torch.Tensor:
         chosen = x[pick(x)]
         return (chosen**3).sum() / chosen.shape[0]
 
-    x = torch.tensor([1.0, -2.0, 3.0, 4.0])
+    return f
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        _mean_of(lambda x: torch.nonzero(x > 0).squeeze(1)),
+        _mean_of(lambda x: torch.tensor([True, False, True, True])),
+        _number,
+    ],
+)
+def test_what_is_found_in_data_keeps_its_name_in_nested_transforms(f: Any) -> None:
+    x, v = torch.tensor([1.0, -2.0, 3.0, 4.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     expected = torch.autograd.functional.hessian(f, x)
     for made in (tfn.hessian(f), tfn.jit(tfn.hessian(f)), tfn.hessian(tfn.jit(f)), tfn.jacfwd(tfn.jacrev(f))):
         torch.testing.assert_close(made(x), expected)
+    torch.testing.assert_close(tfn.linearize(f, x)[1](v), torch.autograd.functional.jvp(f, x, v)[1])
+    torch.testing.assert_close(tfn.linearize(tfn.grad(f), x)[1](v), expected @ v)

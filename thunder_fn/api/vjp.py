@@ -13,6 +13,7 @@ from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable, kind_of
 from thunder_fn.interpreters import vjp as reverse
+from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.rules import Split
 from thunder_fn.trace import Type, type_of_value
 
@@ -97,7 +98,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     types = captured.trace.output_types
     wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
     wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
-    split = reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs)
+    split = self_contained(reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs))
     outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
     count = len(captured.trace.outputs)
     residuals = split.residual_values(leaves, outputs)

@@ -1,0 +1,51 @@
+"""Numbers that a forward finds in data, carried to a backward that runs as a program of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from thunder_fn.rules import Residual, Split
+from thunder_fn.symbols import Symbol, unbound_symbols
+from thunder_fn.trace import Equation, Expr, Literal, NumberType, Op, TensorType, Trace, Var, canonical, num_vars
+
+_AS_TENSOR, _AS_NUMBER = Op("leaf", "aten.scalar_tensor.default"), Op("leaf", "aten._local_scalar_dense.default")
+_DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
+
+
+def self_contained(split: Split) -> Split:
+    """The split with a residual for each number from data that its backward uses and that no size tells it.
+
+    Law: forward and backward give what those of the split do, wherever the backward runs.
+    """
+    numbers = [Expr(symbol) for symbol in unbound_symbols(split.backward) if not isinstance(symbol, Symbol)]
+    if not numbers:
+        return split
+    kinds = [TensorType(_DTYPES[number.kind], (), torch.device("cpu")) for number in numbers]
+    return replace(
+        split,
+        forward=_giving(split, numbers, kinds),
+        backward=_taking(split, numbers, kinds),
+        residuals=(*split.residuals, *(Residual("extra", split.num_extra + i) for i in range(len(numbers)))),
+    )
+
+
+def _giving(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace:
+    trace, first = split.forward, num_vars(split.forward)
+    given = [Var(first + i, kind) for i, kind in enumerate(kinds)]
+    made = [
+        Equation(_AS_TENSOR, (Literal(number),), (("dtype", Literal(kind.dtype)),), (var,))
+        for number, kind, var in zip(numbers, kinds, given, strict=True)
+    ]
+    outputs = (*trace.outputs, *given)
+    return canonical(trace.inputs, (*trace.equations, *made), outputs, trace.constants, trace.constraints, trace.name)
+
+
+def _taking(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace:
+    trace, first, count = split.backward, num_vars(split.backward), len(split.residuals)
+    taken = [Var(first + i, kind) for i, kind in enumerate(kinds)]
+    names = [Var(first + len(taken) + i, NumberType(number.kind, number)) for i, number in enumerate(numbers)]
+    found = [Equation(_AS_NUMBER, (var,), (), (name,)) for var, name in zip(taken, names, strict=True)]
+    inputs = (*trace.inputs[:count], *taken, *trace.inputs[count:])
+    return canonical(inputs, (*found, *trace.equations), trace.outputs, trace.constants, trace.constraints, trace.name)
