@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from thunder_fn.backwards import BACKWARDS
+from thunder_fn.ctc import ctc_loss, ctc_loss_backward
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -310,6 +311,8 @@ DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **BACKWARDS,
+    "aten._ctc_loss.default": ctc_loss,
+    "aten._ctc_loss_backward.default": ctc_loss_backward,
     "aten.as_strided_scatter.default": as_strided_scatter,
     "aten.diagonal_scatter.default": diagonal_scatter,
     "aten.roll.default": roll,

@@ -32,3 +32,27 @@ def test_it_is_eagers(inputs: Any, targets: Any, reduction: str, zero_infinity: 
     gradient = tfn.jit(tfn.grad(lambda *args: loss(*args).sum()))(scores, labels)
     assert leaf.grad is not None
     torch.testing.assert_close(gradient, leaf.grad, equal_nan=True)
+
+
+@pytest.mark.parametrize(("inputs", "targets"), LENGTHS)
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_derivatives_that_pytorch_does_not_have(inputs: Any, targets: Any, is_padded: bool) -> None:
+    """Beside finite differences of eager's gradient."""
+    x, v = torch.randn(2, 10, 2, 5, dtype=torch.float64)
+    rows = torch.randint(1, 5, (2, 4))
+    labels = rows if is_padded else torch.cat([row[:length] for row, length in zip(rows, targets, strict=True)])
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.ctc_loss(x.log_softmax(-1), labels, inputs, targets, reduction="sum", zero_infinity=True)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(loss(leaf), leaf)[0]
+
+    step = 1e-5
+    expected = (gradient(x + step * v) - gradient(x - step * v)) / (2 * step)
+    torch.testing.assert_close(tfn.jvp(loss, (x,), (v,))[1], (gradient(x) * v).sum())
+    for made in (tfn.grad(lambda x: (tfn.grad(loss)(x) * v).sum()), lambda x: tfn.jvp(tfn.grad(loss), (x,), (v,))[1]):
+        torch.testing.assert_close(made(x), expected, rtol=1e-6, atol=1e-7)
+    both = torch.stack([x, v])
+    torch.testing.assert_close(tfn.vmap(tfn.grad(loss))(both), torch.stack([gradient(x), gradient(v)]))
