@@ -260,3 +260,6 @@ def test_what_is_found_in_data_keeps_its_name_in_nested_transforms(f: Any) -> No
         torch.testing.assert_close(made(x), expected)
     torch.testing.assert_close(tfn.linearize(f, x)[1](v), torch.autograd.functional.jvp(f, x, v)[1])
     torch.testing.assert_close(tfn.linearize(tfn.grad(f), x)[1](v), expected @ v)
+    again = tfn.checkpoint(f)
+    torch.testing.assert_close(tfn.grad(again)(x), torch.autograd.functional.vjp(f, x)[1])
+    torch.testing.assert_close(tfn.jit(tfn.hessian(again))(x), expected)

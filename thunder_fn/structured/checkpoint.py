@@ -35,7 +35,15 @@ from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import capture_bodies, tensor_leaves, write_inside
 from thunder_fn.structured.policies import AllBut, Answer, Budget, Policy, check_policy, everything_saveable
-from thunder_fn.structured.remat import Recomputation, keep_random, recompute, variables, within_budget
+from thunder_fn.structured.remat import (
+    Recomputation,
+    finders_of,
+    keep_random,
+    numbers_read,
+    recompute,
+    variables,
+    within_budget,
+)
 from thunder_fn.structured.selective import Selective, policy_of_contexts
 from thunder_fn.structured.wrapping import (
     wrapped,
@@ -126,7 +134,7 @@ def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answer
 
 
 def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers) -> Split:
-    plan = recompute(flat, needed, kept)
+    plan = recompute(flat, (*needed, *numbers_read(split.backward, finders_of(flat))), kept)
     count = len(body.outputs)
     places = {atom.index: i for i, atom in reversed(list(enumerate(flat.outputs[:count]))) if isinstance(atom, Var)}
     stored = [var for var in plan.kept if var.index not in places or kept[var.index] == "offload"]
@@ -214,7 +222,7 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     flat, answers = unmark(inline(first))
     needed = flat.outputs[count:]
     kept = _choose(policy, flat, needed, answers)
-    plan = recompute(flat, needed, kept)
+    plan = recompute(flat, (*needed, *numbers_read(second, finders_of(flat))), kept)
     stored: list[tuple[Var, Answer]] = [(var, kept[var.index]) for var in plan.kept]
     forward = _forward_body(flat, count, stored)
     handed_on = tuple(forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs)

@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+import sympy
+
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.structured.cost import bytes_of, cost_of
+from thunder_fn.symbols import binders, is_symbolic, made_by, symbols_in, unbound_symbols
 from thunder_fn.trace import Atom, Equation, Trace, Var
 
 PRICES = range(-12, 44)
@@ -47,6 +50,23 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return list({atom.index: atom for atom in atoms if isinstance(atom, Var)}.values())
 
 
+def finders_of(forward: Trace) -> dict[sympy.Basic, Var]:
+    """For each size and number that the forward finds in data, the variable that says what it is."""
+    if not is_symbolic(forward):
+        return {}
+    made = ((symbol, equation) for equation in forward.equations for symbol in made_by(equation))
+    return {symbol: binders(equation.outputs)[symbol][0] for symbol, equation in made}
+
+
+def numbers_read(reader: Equation | Trace, finders: dict[sympy.Basic, Var]) -> list[Var]:
+    """The variables that say what the numbers from data are that an equation, or a trace after the forward, mentions."""
+    if not finders:
+        return []
+    own = {var.index for var in reader.outputs if isinstance(var, Var)} if isinstance(reader, Equation) else set[int]()
+    used = symbols_in(reader) if isinstance(reader, Equation) else unbound_symbols(reader)
+    return variables(finders[symbol] for symbol in used if symbol in finders and finders[symbol].index not in own)
+
+
 def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> Recomputation:
     """What has to run again to get the needed values, given the inputs and the kept ones."""
     available = (
@@ -55,11 +75,13 @@ def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -
     reads = {var.index: var for var in variables(needed)}
     wanted = set(reads) - available
     again: list[Equation] = []
+    finders = finders_of(forward)
     for equation in reversed(forward.equations):
         if any(var.index in wanted for var in equation.outputs):
             again.append(equation)
-            reads.update((var.index, var) for var in equation.operands)
-            wanted.update(var.index for var in equation.operands if var.index not in available)
+            read = (*equation.operands, *numbers_read(equation, finders))
+            reads.update((var.index, var) for var in read)
+            wanted.update(var.index for var in read if var.index not in available)
     inputs = tuple(var for var in forward.inputs if var.index in reads and var.index not in kept)
     found = tuple(var for index, var in sorted(reads.items()) if index in kept)
     return Recomputation(tuple(reversed(again)), inputs, found)
