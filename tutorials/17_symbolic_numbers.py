@@ -113,6 +113,15 @@ assert [parity(torch.ones(n)).item() for n in (4, 5, 6, 7, 100, 101)] == [4, 0, 
 assert tfn.cache_info(parity).misses == 2
 
 # %% [markdown]
+# A symbol stands for one type of numbers: `isinstance(n, int)` and `n.__class__ is int` are true of one that stands for ints.
+# `type(n) is int` is not, since no class of Python's can answer that for its objects. Ask with `isinstance`, or pass the number
+# with `static_argnums` if code that you cannot change asks for the type.
+
+# %%
+kind = tfn.jit(lambda x, n: x * 2 if isinstance(n, int) else x, cache="symbolic values")
+assert [kind(torch.ones(()), n).item() for n in (3, 4, 2.5)] == [2, 2, 1]
+
+# %% [markdown]
 # ## Where this lives
 #
 # `thunder_fn/symbols.py` (symbols and what is known of them), `thunder_fn/jit/families.py` (which program a call gets),
