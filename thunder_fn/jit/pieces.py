@@ -119,11 +119,20 @@ class _Cutting:
                 self.cross(equation, part)
         for atom, target in self.gradients:
             self.give(atom, target)
-        end = len(self.trace.equations)  # pieces that begin together run in the order that eager code would take
-        found = {*self.takes, *self.gives} - {0}
-        parts = sorted(found, key=lambda part: (part.bit_count(), self.first.get(part, end), -part))
+        parts = sorted({*self.takes, *self.gives} - {0}, key=self.order)
         self.gives[parts[-1]] = [*self.gives.get(parts[-1], ()), *self.gives.pop(0, ())]
         return Pieces(tuple(self.edges), tuple(map(self.piece, parts)))
+
+    def order(self, part: int) -> tuple[int, int, int]:
+        """Parts that depend on equally many cotangents run in the order in which eager code adds up what they give."""
+        end = len(self.trace.equations)
+        terms = (
+            self.maker.get(var.index, end)
+            for terms in self.sums.values()
+            for var in terms
+            if self.home[var.index] == part
+        )
+        return part.bit_count(), min(terms, default=self.first.get(part, end)), -part
 
     def find_parts(self) -> None:
         """The part of each equation and of each variable, who reads it and who makes it."""
@@ -170,7 +179,8 @@ class _Cutting:
             part = self.home[index]
             given = next((var for var in terms if var in self.cotangents and self.is_read_once(var)), None)
             others = [var for var in terms if var is not given]
-            if others and all(self.home[var.index] not in (0, part) for var in others):
+            at_an_end = given is not None or not self.readers.get(index)
+            if at_an_end and others and all(self.home[var.index] not in (0, part) for var in others):
                 self.sums[index] = terms
                 self.inner |= inner - {var.index for var in terms}
                 if given is not None:
