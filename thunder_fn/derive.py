@@ -18,7 +18,8 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
-from thunder_fn.capture.recorder import Leaf, Recorder
+from thunder_fn.capture.recorded import Leaf
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.constraints import equals_hint, is_hinted, names_of, renamed
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
 from thunder_fn.errors import MissingRule, located
@@ -270,7 +271,7 @@ def _split(
     places = [_place(var, inputs, outputs) for var in residuals]
     extras = [var for var, place in zip(residuals, places, strict=True) if place is None]
     forward, _ = _live_equations(before, [*(atom for atom in outputs if isinstance(atom, Var)), *extras])
-    constants, given = tuple(recorder.constants), recorder.constraints
+    constants, given = tuple(recorder.constants), recorder.decisions.constraints
     counter = iter(range(len(extras)))
     return Split(
         canonical(tuple(inputs), tuple(forward), (*outputs, *extras), constants, given, "forward"),
@@ -384,5 +385,5 @@ def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:
     outputs = tuple(_atom(recorder, value) for value in results)
     leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
     equations, _ = _live_equations(leaves, [atom for atom in outputs if isinstance(atom, Var)])
-    constants, constraints = tuple(recorder.constants), recorder.constraints
+    constants, constraints = tuple(recorder.constants), recorder.decisions.constraints
     return canonical(tuple(recorder.inputs), tuple(equations), outputs, constants, constraints, name)

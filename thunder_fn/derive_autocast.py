@@ -19,7 +19,8 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.lookasides import diverted
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.patches import module_scopes
-from thunder_fn.capture.recorder import Leaf, Recorder
+from thunder_fn.capture.recorded import Leaf
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import ScopeMode
 from thunder_fn.derive import alone, call_leaf
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, Var, python_arg

@@ -22,7 +22,8 @@ from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.capture.patches import module_scopes
-from thunder_fn.capture.recorder import Decision, Recorder, current
+from thunder_fn.capture.recorded import Decision
+from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
 from thunder_fn.capture.supported import is_wrapped
@@ -152,13 +153,13 @@ def _capture(
     def captured(end: _End) -> Captured:
         changes = end.changes
         nested = nest(recorder, (*end.outputs, *(var for _, var in changes)), _identifier(name))
-        trace, writes = recorder.settled(rewritten(nested, recorder)), tuple(write for write, _ in changes)
+        trace, writes = recorder.decisions.settled(rewritten(nested, recorder)), tuple(write for write, _ in changes)
         made("capture", trace)
         in_statics = tuple(
             TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf for i, leaf in enumerate(leaves)
         )
         bounds = symbolic.decisions if symbolic is not None else ()
-        decisions = (*bounds, *recorder.decisions.values())
+        decisions = (*bounds, *recorder.decisions.by_question.values())
         if bounds:
             relations = (decision.relation for decision in bounds)
             trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
@@ -274,7 +275,7 @@ def _changes(
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
             found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.history.read(var)))
-    for _, tracer, before in recorder.grads():
+    for _, tracer, before in recorder.grads:
         found += _accumulated(recorder, f, tracer, before)
     return found
 

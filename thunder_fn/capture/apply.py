@@ -15,8 +15,10 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.capture.followed import bind_followed
-from thunder_fn.capture.recorder import Leaf, Recorder, is_wrapped
+from thunder_fn.capture.recorded import Leaf
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import in_scope, user_source
+from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import CaptureError, located
 from thunder_fn.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import (

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.lookasides import divert, original_of
-from thunder_fn.capture.recorder import Scope, current
+from thunder_fn.capture.recorded import Scope
+from thunder_fn.capture.recorder import current
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.trace import Op
 

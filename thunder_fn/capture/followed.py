@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from thunder_fn.capture.recorder import Leaf, Recorder, Scope
+from thunder_fn.capture.recorded import Leaf, Scope
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.rules import Mask, Split, rules_of
 from thunder_fn.trace import Equation, Trace, Var, map_arg
 

@@ -19,7 +19,8 @@ from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.trace import Literal, Var
 
 if TYPE_CHECKING:
-    from thunder_fn.capture.recorder import Leaf, Recorder
+    from thunder_fn.capture.recorded import Leaf
+    from thunder_fn.capture.recorder import Recorder
 
 Memory = torch.Tensor
 """The functional tensor inside a tracer. Views of a tracer share its storage."""

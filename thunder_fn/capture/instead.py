@@ -112,10 +112,18 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
         recorder is None
         or base is None
         or not internals.have_one_memory(x, base)
-        or recorder.has_other_history(x, base)
+        or _have_other_histories(recorder, x, base)
     ):
         return torch.as_strided(x, size, stride, storage_offset)
     return torch.as_strided(base, size, stride, x.storage_offset() if storage_offset is None else storage_offset)
+
+
+def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:
+    """Autograd follows one of two tracers and not the other."""
+    first, second = recorder.var_of(view), recorder.var_of(base)
+    if first is None or second is None or view.requires_grad != base.requires_grad:
+        return True
+    return recorder.history.is_stopped(first) != recorder.history.is_stopped(second)
 
 
 def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:

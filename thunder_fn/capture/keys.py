@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.recorder import SAME
+from thunder_fn.capture.leaf_ops import SAME
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import UnsupportedCall, located
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.trace import Arg, Literal, TensorType, Var, type_of_value
 
 if TYPE_CHECKING:
@@ -162,11 +162,24 @@ def _flat(recorder: Recorder, tensor: torch.Tensor, var: Var, order: list[int]) 
     return var
 
 
+def _memory_of(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
+    """The fake tensor that this one is a view of, as far as autograd follows, or itself."""
+    var: Var | None = recorder.known(tensor)
+    memory, seen = internals.storage_id(tensor), set[int]()
+    while var is not None:
+        seen.add(var.index)
+        var = recorder.viewed.get(var.index)
+    for fake, var in recorder.fakes():
+        if var.index in seen and fake.dtype == tensor.dtype and internals.storage_id(fake) == memory:
+            return fake
+    return tensor
+
+
 def _gather(
     recorder: Recorder, tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None
 ) -> tuple[Var, ...] | None:
     first = _offset(tensor) if offset is None else offset
-    view, tensor = tensor, recorder.memory_of(tensor)
+    view, tensor = tensor, _memory_of(recorder, tensor)
     var = recorder.read(tensor)
     if tensor is not view and recorder.history.is_stopped(recorder.known(view)):
         var = _emit(recorder, aten.detach.default, (var,), tensor.shape, tensor)
@@ -175,14 +188,16 @@ def _gather(
     if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, var, order)
         return (_emit(recorder, aten.as_strided.default, (flat, size, stride, first - start), size, tensor),)
-    with recorder.real():
+    with internals.isolated(), internals.no_torch_function():
         known = {place: i for i, place in enumerate(_places(tensor.shape, tensor.stride(), start).flatten().tolist())}
         wanted = _places(size, stride, first).flatten().tolist()
         if not all(place in known for place in wanted):
             return None
         index = torch.tensor([known[place] for place in wanted], dtype=torch.int64, device=tensor.device)
     flat = _emit(recorder, aten.reshape.default, (var, [-1]), [tensor.numel()], tensor)
-    taken = _emit(recorder, aten.index_select.default, (flat, 0, recorder.own_constant(index)), [len(wanted)], tensor)
+    taken = _emit(
+        recorder, aten.index_select.default, (flat, 0, recorder.constant(index, owned=True)), [len(wanted)], tensor
+    )
     return (_emit(recorder, aten.reshape.default, (taken, size), size, tensor),)
 
 
@@ -202,14 +217,22 @@ def _scatter(
         changed = _emit(recorder, aten.reshape.default, (changed, ordered), ordered, tensor)
         back = sorted(range(len(order)), key=order.__getitem__)
         return (_emit(recorder, aten.permute.default, (changed, back), shape, tensor),)
-    with recorder.real():
+    with internals.isolated(), internals.no_torch_function():
         given = {place: i for i, place in enumerate(_places(size, stride, first).flatten().tolist())}
         places = _places(shape, tensor.stride(), start).flatten().tolist()
         index = torch.tensor([given.get(place, 0) for place in places], dtype=torch.int64, device=tensor.device)
         mask = torch.tensor([place in given for place in places], device=tensor.device).reshape(shape)
     flat = _emit(recorder, aten.reshape.default, (new, [-1]), [source.numel()], source)
-    taken = _emit(recorder, aten.index_select.default, (flat, 0, recorder.own_constant(index)), [len(places)], tensor)
+    taken = _emit(
+        recorder, aten.index_select.default, (flat, 0, recorder.constant(index, owned=True)), [len(places)], tensor
+    )
     taken = _emit(recorder, aten.reshape.default, (taken, shape), shape, tensor)
     return (
-        _emit(recorder, aten.where.self, (recorder.own_constant(mask), taken, recorder.read(tensor)), shape, tensor),
+        _emit(
+            recorder,
+            aten.where.self,
+            (recorder.constant(mask, owned=True), taken, recorder.read(tensor)),
+            shape,
+            tensor,
+        ),
     )

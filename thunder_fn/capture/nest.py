@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunder_fn import ops
-from thunder_fn.capture.recorder import Leaf, Recorder, Scope
+from thunder_fn.capture.recorded import Leaf, Scope
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.symbols import made_by, symbols_in, symbols_of
 from thunder_fn.trace import Atom, Equation, Literal, Source, TensorType, Trace, Var, canonical, map_arg, vars_in
 

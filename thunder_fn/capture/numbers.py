@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from thunder_fn.capture.number_arithmetic import is_plain
-from thunder_fn.capture.recorder import Decision, Layout
+from thunder_fn.capture.recorded import Decision, Layout
 from thunder_fn.symbols import UNBOUND, Bounds, Symbol, number_symbol, size_symbol
 from thunder_fn.trace import Dim, Expr
 

@@ -11,66 +11,36 @@ A tracer is a FunctionalTensor around a fake tensor; the recorder knows the vari
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture.decided import Decisions
 from thunder_fn.capture.history import History
 from thunder_fn.capture.layout import with_plain_layout
+from thunder_fn.capture.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.python_numbers import MATH, as_python
+from thunder_fn.capture.recorded import Layout, Leaf, Scope
 from thunder_fn.capture.supported import (
     EscapedValue,
+    check_results,
     check_supported,
     encode_literal,
     escaped_error,
     higher_order_error,
     is_wrapped,
 )
-from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
 from thunder_fn.pure_twins import pure_call
-from thunder_fn.symbols import Substitution, Symbol, made_by, replaced
-from thunder_fn.trace import (
-    Arg,
-    Constant,
-    Dim,
-    Expr,
-    Literal,
-    NumberType,
-    Op,
-    Source,
-    TensorType,
-    Trace,
-    Type,
-    Var,
-    type_of_value,
-)
+from thunder_fn.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
-
-ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift.default"}
-RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"}
-PHYSICAL = {"aten._conj.default": "aten.conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
-"""Lazy conjugation and negation, bits that a type does not have, and the ops that do it at once."""
-SAME: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
-    "prims.conj_physical.default": lambda x: (ops.aten.conj_physical.default, (x,), {}),
-    "prims.convert_element_type.default": lambda x, dtype: (ops.aten._to_copy.default, (x,), {"dtype": dtype}),
-    "prims.clone.default": lambda x, **kwargs: (ops.aten.clone.default, (x,), kwargs),
-    "aten._efficientzerotensor.default": lambda size, **kwargs: (ops.aten.zeros.default, (size,), kwargs),
-}
-"""Ops that are recorded as another that does the same: what PyTorch's Python decompositions call has no derivative, and forward
-AD's zero tensors cannot be written to."""
-ASSERT = ops.leaf(torch.ops.aten._assert_scalar.default)
-LIFTS = {"aten.lift_fresh.default", "aten.lift_fresh_copy.default"}
 
 
 def current() -> Recorder | None:
@@ -78,80 +48,20 @@ def current() -> Recorder | None:
     return _current.get()
 
 
-@dataclass(slots=True)
-class Leaf:
-    """One recorded op: an equation whose variables are still provisional."""
-
-    op: Op
-    args: tuple[Arg, ...]
-    kwargs: tuple[tuple[str, Arg], ...]
-    outputs: tuple[Var, ...]
-    source: Source | None
-    bodies: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The sizes and strides of an argument, some of which are symbols."""
-
-    shape: tuple[Dim, ...]
-    stride: tuple[Dim, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What Python or PyTorch asked about symbols while tracing, the answer, and the user's line.
-
-    The trace holds for all numbers that give this answer.
-    """
-
-    question: Expr
-    answer: bool | float
-    source: Source | None = field(default=None, compare=False)
-
-    @property
-    def relation(self) -> Expr:
-        """What it demands of the symbols, such as `s0 > 5` or `s0 % 2 == 1`."""
-        value = self.question.value
-        if self.answer is True:
-            return self.question
-        return Expr(sympy.Not(value) if self.answer is False else sympy.Eq(value, self.answer))
-
-
-@dataclass(slots=True, eq=False)
-class Scope:
-    """A call that becomes a composite: a torch function, a module or a `@composite` function.
-
-    `args`, `kwargs` and `results` are the call as the user wrote it, None where it cannot be written with variables
-    and literals.
-    """
-
-    name: str
-    kind: str
-    parent: Scope | None
-    depth: int
-    source: Source | None = None
-    module: str = ""
-    items: list[Leaf | Scope] = field(default_factory=list)
-    args: tuple[Arg, ...] | None = None
-    kwargs: tuple[tuple[str, Arg], ...] | None = None
-    results: tuple[Var, ...] | None = None
-    detached: dict[int, Var] = field(default_factory=dict)
-
-
 class Recorder:
     """Records one run of one function. Lives only inside `capture`."""
 
     def __init__(self, *, track_no_grad: bool = True, symbolic: bool = False, outer: Recorder | None = None) -> None:
-        self.mode = internals.RecordingMode(self._on_op, self._on_decision)
+        self.mode = internals.RecordingMode(
+            self._on_op, lambda question, answer: self.decisions.on_decision(question, answer)
+        )
+        self.outer = outer
         if outer is not None:
             self.mode.share_numbers(outer.mode)
-        self.outer = outer
         self.symbolic = symbolic or (outer is not None and outer.symbolic)
+        self.decisions = Decisions(self)
         if self.symbolic and self.mode.shape_env is None:
-            self.mode.allow_data_dependent_sizes(self._on_assertion, is_rule=not track_no_grad)
-        self.decisions: dict[Expr, Decision] = {}
-        self._made: set[sympy.Basic] = set()
+            self.mode.allow_data_dependent_sizes(self.decisions.on_assertion, is_rule=not track_no_grad)
         self.history = History(self, is_tracked=track_no_grad)
         told = self.history if track_no_grad else None
         self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, told, pure_call)
@@ -173,9 +83,10 @@ class Recorder:
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
         self._undone: dict[int, Var] = {}
-        self._viewed: dict[int, Var] = {}
+        self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
-        self._grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        self.grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        """Leaves from outside: (tensor, its tracer, the gradient that it had)."""
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
     # ---- running ----
@@ -210,8 +121,9 @@ class Recorder:
         self._tracers.clear()
         self._vars.clear()
         self._lifted.clear()
-        self._grads.clear()
+        self.grads.clear()
         self.history.forget()
+        self.decisions.forget()
         self.refused = None
         self.module_paths.clear()
         self.where = None
@@ -248,45 +160,6 @@ class Recorder:
         """PyTorch's number for an argument that is a symbol."""
         self.inputs.append(self.fresh(NumberType(symbol.kind, symbol)))
         return as_python(self.mode.size(symbol))
-
-    def settled(self, trace: Trace) -> Trace:
-        """The trace with its symbols as few as what has been decided leaves: where `s1 == s0`, there is only `s0`."""
-        if self.mode.shape_env is None or (self.outer is not None and self.outer.mode.shape_env is not None):
-            return trace
-        for constraint in constraints_of(trace):
-            if isinstance(constraint.value, sympy.Eq):  # of a rule that holds for one number only
-                bool(self.mode.size(constraint))
-                self.decisions.setdefault(constraint, Decision(constraint, True))
-        new = Substitution(self._settled)
-        trace = dataclasses.replace(trace, constraints=(*trace.constraints, *self.constraints))
-        return new.trace(trace)
-
-    def _settled(self, expr: Expr) -> Any:
-        """Sizes that depend on data keep their names, each of which an equation binds."""
-        given = {symbol for symbol in expr.value.free_symbols if isinstance(symbol, Symbol)}
-        if given == expr.value.free_symbols:
-            return self.mode.numbers.simplified(expr)
-        return replaced(expr, {symbol: self.mode.numbers.simplified(Expr(symbol)) for symbol in given})
-
-    def _on_assertion(self, relation: Expr) -> None:
-        """PyTorch or `torch._check` demands something of sizes that depend on data: the program checks it.
-
-        What PyTorch knows of a size that the op at hand finds is true of the op.
-        """
-        if not all(isinstance(symbol, Symbol) or symbol in self._made for symbol in relation.value.free_symbols):
-            return
-        source = self.where() if self.where is not None else None
-        message = located(f"{relation} does not hold, where u stands for sizes that depend on data", source=source)
-        self.emit(ASSERT, (Literal(relation), Literal(message)), (), ())
-
-    def _on_decision(self, question: Expr, answer: bool | float) -> None:
-        if question not in self.decisions:
-            self.decisions[question] = Decision(question, answer, self.where() if self.where is not None else None)
-
-    @property
-    def constraints(self) -> tuple[Expr, ...]:
-        """What has been decided about symbols."""
-        return self.mode.numbers.constraints if self.mode.shape_env is not None else ()
 
     def identify(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """The tensor, though the function closes over it, is the input that this tracer stands for."""
@@ -344,11 +217,7 @@ class Recorder:
             before = tensor.grad
         if before is not None:
             tracer.grad = self.lift(before)
-        self._grads.append((tensor, tracer, before))
-
-    def grads(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """Leaves from outside: (tensor, its tracer, the gradient that it had)."""
-        return list(self._grads)
+        self.grads.append((tensor, tracer, before))
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """The tracer was made by this recorder."""
@@ -373,7 +242,7 @@ class Recorder:
 
     def _trace_fake(self, fake: torch.Tensor) -> tuple[torch.Tensor, Var]:
         var = self.fresh(type_of_value(fake))
-        self._vars[id(fake)] = (fake, var)
+        self.know(fake, var)
         return internals.functionalize(fake, self.functional_mode), var
 
     def _remember(self, tracer: torch.Tensor) -> None:
@@ -388,13 +257,6 @@ class Recorder:
         if id(tensor) in self._lifted:
             return self.var_of(self._lifted[id(tensor)][1])
         return None
-
-    def has_other_history(self, view: torch.Tensor, base: torch.Tensor) -> bool:
-        """Autograd follows one of two tracers and not the other."""
-        first, second = self.var_of(view), self.var_of(base)
-        if first is None or second is None or view.requires_grad != base.requires_grad:
-            return True
-        return self.history.is_stopped(first) != self.history.is_stopped(second)
 
     def type_of(self, tracer: torch.Tensor) -> Type:
         """The type of a tracer."""
@@ -443,12 +305,8 @@ class Recorder:
 
     def _bind_fresh(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
         """A tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
-        if id(tensor) in self._vars:
-            self._vars[id(result)] = (result, self._vars[id(tensor)][1])
-            return
-        var = self.fresh(type_of_value(result))
-        self.constants.append(Constant(var, tensor, owned=True))
-        self._vars[id(result)] = (result, var)
+        known = self._vars.get(id(tensor))
+        self.know(result, known[1] if known is not None else self.constant(tensor, owned=True))
 
     def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if ops.is_factory(op) and isinstance(result, torch.Tensor):
@@ -459,29 +317,21 @@ class Recorder:
             for value, var in zip(ops.flatten_result(result), plain, strict=True):
                 self.bind(value, var)
             if ops.is_view(op):
-                self._viewed.update((var.index, self.read(args[0])) for var in plain)
+                self.viewed.update((var.index, self.read(args[0])) for var in plain)
             return
         new_args = tuple(self.encode(arg) for arg in args)
         new_kwargs = tuple((key, self.encode(value)) for key, value in kwargs.items())
         values = () if ops.returns_nothing(op) else ops.flatten_result(result)
-        has_types = all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor))
-        if not has_types or op.name.startswith("aten.quantize_per"):  # whose fake results look like plain tensors
-            raise UnsupportedCall(
-                located(
-                    f"{op} makes a sparse, nested or quantized tensor, "
-                    "and a traced tensor has only a dtype, shape and device",
-                    source=self.source,
-                    fix="Keep it dense, or make it outside the traced function.",
-                )
-            )
+        check_results(op, values, self.source)
         if ops.is_random(op):
             self.draws += 1
         outputs = tuple(self.fresh(type_of_value(value)) for value in values)
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
         self.scope.items.append(leaf)
         if (op == ops.RESHAPE or ops.is_view(op)) and op != ops.STOP_GRADIENT and isinstance(new_args[0], Var):
-            self._viewed.update((var.index, new_args[0]) for var in outputs)
-        self._made.update(made_by(leaf) if self.symbolic else ())
+            self.viewed.update((var.index, new_args[0]) for var in outputs)
+        if self.symbolic:
+            self.decisions.recorded(leaf)
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
         self.history.recorded(leaf)
@@ -500,6 +350,10 @@ class Recorder:
         """The variable that a fake tensor of this recorder stands for, whatever its history."""
         return self._vars[id(fake)][1]
 
+    def fakes(self) -> Iterator[tuple[internals.FakeTensor, Var]]:
+        """The fake tensors of this recorder, each with its variable."""
+        return ((fake, var) for fake, var in self._vars.values() if isinstance(fake, internals.FakeTensor))
+
     def emit(
         self, op: Op, args: tuple[Arg, ...], types: tuple[Type, ...], kwargs: tuple[tuple[str, Arg], ...]
     ) -> tuple[Var, ...]:
@@ -508,34 +362,11 @@ class Recorder:
         self.scope.items.append(Leaf(op, args, kwargs, outputs, self.source))
         return outputs
 
-    def own_constant(self, tensor: torch.Tensor) -> Var:
-        """The variable of a tensor that capture made."""
+    def constant(self, tensor: torch.Tensor, *, owned: bool = False) -> Var:
+        """The variable of a tensor from outside, or of one that capture or the function made."""
         var = self.fresh(type_of_value(tensor))
-        self.constants.append(Constant(var, tensor, owned=True))
+        self.constants.append(Constant(var, tensor, owned=owned))
         return var
-
-    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake tensor that this one is a view of, as far as autograd follows, or itself."""
-        var: Var | None = self.known(tensor)
-        memory, seen = internals.storage_id(tensor), set[int]()
-        while var is not None:
-            seen.add(var.index)
-            var = self._viewed.get(var.index)
-        for fake, var in self._vars.values():
-            if (
-                var.index in seen
-                and isinstance(fake, internals.FakeTensor)
-                and fake.dtype == tensor.dtype
-                and internals.storage_id(fake) == memory
-            ):
-                return fake
-        return tensor
-
-    @contextmanager
-    def real(self) -> Generator[None]:
-        """Tensors made inside are real."""
-        with internals.isolated(), internals.no_torch_function():
-            yield
 
     def encode(self, value: Any) -> Arg:
         """A runtime argument as one of an equation: tensors as variables, the rest as literals."""
@@ -560,7 +391,5 @@ class Recorder:
         if known is not None:
             return self.history.read(known)
         check_supported(tensor)
-        var = self.fresh(type_of_value(tensor))
-        self.constants.append(Constant(var, tensor))
-        self._vars[id(tensor)] = (tensor, var)
-        return var
+        self.know(tensor, self.constant(tensor))
+        return self.known(tensor)

@@ -13,7 +13,8 @@ from functools import lru_cache, wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from thunder_fn.capture.lookasides import chosen_lookasides
-from thunder_fn.capture.recorder import Recorder, Scope
+from thunder_fn.capture.recorded import Scope
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.trace import Trace
 
 P = ParamSpec("P")

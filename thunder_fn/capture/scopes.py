@@ -18,7 +18,8 @@ from thunder_fn.capture.indexing import getitem, setitem
 from thunder_fn.capture.instead import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.lookasides import original_of, replacement
 from thunder_fn.capture.python_numbers import as_python
-from thunder_fn.capture.recorder import Recorder, Scope, current
+from thunder_fn.capture.recorded import Scope
+from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.refusals import (
     BRANCHES,
     DATA_DEPENDENT,

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from thunder_fn import ops
-from thunder_fn.capture.recorder import Leaf, current
+from thunder_fn.capture.recorded import Leaf
+from thunder_fn.capture.recorder import current
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.trace import Literal, TensorType

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of, located
-from thunder_fn.trace import Expr, Literal, Source, as_dim
+from thunder_fn.trace import Expr, Literal, Op, Source, as_dim
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers of PyTorch's that stand for expressions."""
@@ -57,6 +57,24 @@ def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) 
     name = str(func).removeprefix("torch.ops.higher_order.")
     text = f"PyTorch's higher-order op `{name}` cannot be captured"
     return UnsupportedCall(located(text, source=source, fix="Call it outside the traced function."))
+
+
+def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
+    """Refuse what an op makes if it has no type.
+
+    Raises:
+        UnsupportedCall: a result is sparse, nested or quantized.
+    """
+    has_types = all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor))
+    if not has_types or op.name.startswith("aten.quantize_per"):  # whose fake results look like plain tensors
+        raise UnsupportedCall(
+            located(
+                f"{op} makes a sparse, nested or quantized tensor, "
+                "and a traced tensor has only a dtype, shape and device",
+                source=source,
+                fix="Keep it dense, or make it outside the traced function.",
+            )
+        )
 
 
 def encode_literal(value: Any, source: Source | None = None) -> Literal:

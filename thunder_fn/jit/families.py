@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.numbers import Place, Symbolic, is_number, stride_pattern, value_at
-from thunder_fn.capture.recorder import Decision
+from thunder_fn.capture.recorded import Decision
 from thunder_fn.jit.call import Call
 from thunder_fn.trace import Literal, Source
 

@@ -23,7 +23,7 @@ from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
-from thunder_fn.capture.recorder import Decision
+from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import constraints_of

@@ -26,7 +26,8 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers import Symbolic
-from thunder_fn.capture.recorder import Decision, Layout, check_supported
+from thunder_fn.capture.recorded import Decision, Layout
+from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import JitError, UnsupportedInput, kind_of, located
 from thunder_fn.trace import Arg, Expr, Literal, NumberType, TensorType, Trace, TraceBuilder, Type, type_of_value
 

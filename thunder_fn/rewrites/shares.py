@@ -24,7 +24,7 @@ from thunder_fn import ops
 from thunder_fn.interpreters.rewrite import Kept, Representation
 from thunder_fn.rewrites.crossings import copied, gathered_dim, share
 from thunder_fn.rewrites.distributed import Group
-from thunder_fn.rewrites.steps import traced
+from thunder_fn.rewrites.steps import traced, traced_on_parts
 from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
@@ -125,13 +125,7 @@ class OnShares:
             )
             return tuple(item for result in ops.flatten_result(results) for item in (result, ranks[0]))
 
-        types = [
-            type
-            for var, one in zip(equation.operands, kept, strict=True)
-            for type in (one.part_types if one is not None else (var.type,))
-            if isinstance(type, TensorType)
-        ]
-        return traced(call, *types)
+        return traced_on_parts(call, equation, kept)
 
     def aligned(self, x: torch.Tensor, align: int | None, rank: torch.Tensor) -> torch.Tensor:
         """What of a whole operand this rank needs; gradients of all ranks are added."""

@@ -82,6 +82,13 @@ def traced(f: Callable[..., Any], *types: TensorType) -> Trace:
 # ---- calls on parts ----
 
 
+def traced_on_parts(f: Callable[..., Any], equation: Equation, kept: Sequence[Representation | None]) -> Trace:
+    """The trace of a function of an equation's operands, where a represented one is handed over as its parts."""
+    pairs = zip(equation.operands, kept, strict=True)
+    types = (type for var, one in pairs for type in (one.part_types if one is not None else (var.type,)))
+    return traced(f, *(type for type in types if isinstance(type, TensorType)))
+
+
 @dataclass(frozen=True)
 class Calls:
     """The rule of a representation: torch functions that work on the parts as they are.

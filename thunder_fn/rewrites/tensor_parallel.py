@@ -24,7 +24,7 @@ from thunder_fn.interpreters.rewrite import Kept, Representation
 from thunder_fn.rewrites.crossings import copied, gathered_dim, share, summed
 from thunder_fn.rewrites.distributed import Group
 from thunder_fn.rewrites.shares import RANK, OnShares, divides, shares
-from thunder_fn.rewrites.steps import EMBEDDING, LINEAR, in_precision, traced
+from thunder_fn.rewrites.steps import EMBEDDING, LINEAR, in_precision, traced, traced_on_parts
 from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
@@ -204,13 +204,7 @@ class _Layers:
             read = {name: python_arg(arg, lambda var: found[var.index]) for name, arg in arguments.items()}
             return layer(read, self.group, shape)
 
-        types = [
-            type
-            for var, one in zip(equation.operands, kept, strict=True)
-            for type in (one.part_types if one is not None else (var.type,))
-            if isinstance(type, TensorType)
-        ]
-        return traced(call, *types)
+        return traced_on_parts(call, equation, kept)
 
     def fits(self, equation: Equation, arguments: dict[str, Any], kept: tuple[Representation | None, ...]) -> bool:
         """The weights are where weights belong, activations are whole or the shares of a row, and an embedding has no options

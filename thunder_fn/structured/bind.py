@@ -14,8 +14,9 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_structured, can_bind, replay
-from thunder_fn.capture.recorder import Recorder, is_wrapped
+from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
+from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derive import is_differentiable
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.vjp import vjp
