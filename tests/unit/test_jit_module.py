@@ -491,3 +491,15 @@ def test_fx_records_a_jitted_module_as_it_is_written() -> None:
     for recorded in (jitted, torch.nn.Sequential(jitted, torch.nn.ReLU()), tfn.jit(torch.fx.symbolic_trace(module))):
         torch.testing.assert_close(torch.fx.symbolic_trace(recorded)(x), recorded(x), rtol=0, atol=0)
     assert [node.target for node in torch.fx.symbolic_trace(jitted).graph.nodes] == ["input", "0", "1", "output"]
+
+
+def test_running_statistics_of_all_batches() -> None:
+    """`update_bn` sets `momentum=None`: the number of batches is found in data, and the trace is one for all of them."""
+    batches = [torch.randn(6, 3) for _ in range(4)]
+    expected, module = network().train(), network().train()
+    jitted = jit(module)
+    for model in (expected, jitted):
+        torch.optim.swa_utils.update_bn(batches, model)
+    for (name, buffer), actual in zip(expected.named_buffers(), module.buffers(), strict=True):
+        assert torch.allclose(buffer, actual, rtol=1e-6, atol=1e-7), name
+    assert cache_info(jitted).misses == 1

@@ -38,6 +38,7 @@ HIGHER_ORDER = {
     "autocast exit": ("torch.amp.autocast_mode", "autocast.__exit__"),
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
     "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
+    "batch norm": ("torch.nn.modules.batchnorm", "_BatchNorm.forward"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
 }
 """Where they are. A user may have imported them from elsewhere, but they are these objects."""
