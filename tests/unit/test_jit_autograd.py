@@ -234,3 +234,17 @@ def test_a_result_that_is_an_argument_may_be_changed_in_place(f: Any) -> None:
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in an in-place operation"):
         jitted(w)
     assert torch.equal(w, before)
+
+
+def test_hooks_of_saved_tensors_see_no_tracers() -> None:
+    """PyTorch's checkpoint around a jitted function that has not been traced: it counts what is saved."""
+    x = torch.randn(3, 4, requires_grad=True)
+    f: Any = lambda x: (x.sin() * x).cos().sum()
+    (expected,) = torch.autograd.grad(f(x), x)
+    result = torch.utils.checkpoint.checkpoint(jit(f), x, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(result, x)[0], expected)
+    packed: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(value) or value, lambda value: value):
+        result = jit(f)(x)
+    assert torch.equal(torch.autograd.grad(result, x)[0], expected)
+    assert {type(value) for value in packed} == {torch.Tensor}

@@ -46,12 +46,24 @@ def isolated() -> Generator[None]:
             _disable_current_modes(),
             torch.autograd.set_multithreading_enabled(False),
             outside_inference_mode(),
+            outside_saved_tensors_hooks(),
         ):
             yield
     finally:
         levels_outside.reset(token)
         if all(anomaly):
             torch.set_anomaly_enabled(*anomaly)
+
+
+@contextlib.contextmanager
+def outside_saved_tensors_hooks() -> Generator[None]:
+    """Hooks of `saved_tensors_hooks` that run around a capture, as those of a checkpoint do, are not told of tracers."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    same: Callable[[Any], Any] = lambda value: value
+    with torch.autograd.graph.saved_tensors_hooks(same, same):
+        yield
 
 
 @contextlib.contextmanager
