@@ -22,9 +22,9 @@ def batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
         return original_of(internals.higher_order_function("batch norm"))(module, input)
     module._check_input_dim(input)
     module.num_batches_tracked.add_(1)
-    running = (module.running_mean, module.running_var)
-    batch = tuple(map(torch.zeros_like, running))
-    result = F.batch_norm(input, *batch, module.weight, module.bias, True, 1.0, module.eps)
+    running: tuple[torch.Tensor, ...] = (module.running_mean, module.running_var)
+    mean, var = batch = [torch.zeros_like(one) for one in running]
+    result = F.batch_norm(input, mean, var, module.weight, module.bias, True, 1.0, module.eps)
     share = 1.0 / module.num_batches_tracked.double()
     with torch.no_grad():
         for old, new in zip(running, batch, strict=True):
