@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import Captured, capture, current, pytree
-from thunder_fn.capture.apply import copy_trace
+from thunder_fn.capture.apply import bind_equation, close_over, copy_trace, operands_of
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import OptimizerError
-from thunder_fn.trace import Literal
+from thunder_fn.interpreters.partial import follows_from, partial_eval
+from thunder_fn.trace import Literal, Trace, Var, canonical
 
 State = dict[str, Any]
 
@@ -33,26 +35,95 @@ EACH_ON_ITS_OWN = frozenset(getattr(torch.optim, name) for name in _NAMES if has
 """Optimizers that update each parameter from its own gradient and state: a step is traced once for equal types."""
 
 
-class _StepsOfOne:
-    """A function on one parameter, traced once for each kind of arguments and copied into the capture from then on."""
+STARTS_AT_ZERO = frozenset(
+    getattr(torch.optim, name)
+    for name in ("Adadelta", "Adafactor", "Adam", "AdamW", "Adamax", "Muon", "RAdam")
+    if hasattr(torch.optim, name)
+)
+"""Optimizers whose first step makes a state of zeros, whatever its gradients and options: they have it from the start."""
 
-    def __init__(self, recorder: Recorder, function: Callable[..., Any]) -> None:
-        self.recorder, self.function = recorder, function
-        self.known: dict[Any, Captured] = {}
 
-    def __call__(self, *args: Any) -> Any:
-        leaves, spec = pytree.flatten(args)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        kinds = tuple(map(self.kind_of, leaves))
-        captured = self.known.get((spec, kinds))
-        if captured is None:
-            captured = self.known[spec, kinds] = capture(self.function, args)
-        results = None if captured.writes else copy_trace(self.recorder, captured.trace, tensors)
-        return self.function(*args) if results is None else captured.result(results)
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The update of one parameter: what follows from the arguments that all parameters share, and the rest.
+
+    `shared` gives its outputs, then what `own` reads; `own` reads that and a parameter's own tensors. `is_shared` says of each
+    result which of the two gives it. `constants` are among what is shared.
+    """
+
+    captured: Captured
+    shared: Trace
+    own: Trace
+    is_shared: tuple[bool, ...]
+    constants: tuple[torch.Tensor, ...]
+
+
+class _Updates:
+    """Records updates of parameters as one equation for each, whose body parameters of the same kind share."""
+
+    def __init__(
+        self, recorder: Recorder, update: Callable[..., tuple[Any, dict[str, Any]]], name: str, rest: tuple[Any, ...]
+    ) -> None:
+        self.recorder, self.update, self.op, self.rest = recorder, update, ops.composite(name), rest
+        self.shared_tensors = [leaf for leaf in pytree.flatten(rest)[0] if isinstance(leaf, torch.Tensor)]
+        self.known: dict[Any, _Update | None] = {}
+        self.values: dict[Any, tuple[Any, ...] | None] = {}
+
+    def __call__(self, *own: Any) -> tuple[Any, dict[str, Any]]:
+        """The new parameter and its new state."""
+        leaves, spec = pytree.flatten((*own, *self.rest))
+        kind = spec, tuple(map(self.kind_of, leaves))
+        if kind not in self.known:
+            self.known[kind] = self.made((*own, *self.rest))
+        update = self.known[kind]
+        results = None if update is None else self.recorded(update, own)
+        return self.update(*own, *self.rest) if update is None or results is None else update.captured.result(results)
 
     def kind_of(self, leaf: Any) -> Any:
         """What a trace depends on of a leaf."""
         return (self.recorder.type_of(leaf), leaf.stride()) if isinstance(leaf, torch.Tensor) else Literal(leaf)
+
+    def made(self, args: tuple[Any, ...]) -> _Update | None:
+        """The update, captured on arguments of this kind; None where it changes tensors from outside."""
+        captured = capture(self.update, args)
+        if captured.writes:
+            return None
+        trace, constants = close_over(captured.trace)
+        first = len(trace.inputs) - len(constants) - len(self.shared_tensors)
+        is_given = tuple(position >= first for position in range(len(trace.inputs)))
+        found = follows_from(trace, is_given)
+        is_shared = tuple(not isinstance(atom, Var) or atom.index in found for atom in trace.outputs)
+        _, after = captured.result(tuple(range(captured.num_results)))
+        if any(flag and place != after.get("step") for place, flag in enumerate(is_shared)):
+            mine, given = (
+                trace.inputs[:first],
+                trace.inputs[first:],
+            )  # what all share is none's to hold: compute it for each
+            own = canonical((*given, *mine), trace.equations, trace.outputs)
+            return _Update(captured, canonical(given, (), given), own, (False,) * len(is_shared), constants)
+        shared, own = partial_eval(trace, is_given, is_shared)
+        return _Update(captured, shared, own.renamed(self.op.name), is_shared, constants)
+
+    def recorded(self, update: _Update, own: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The update's results for a parameter; None where it has to run op by op."""
+        shared = self.shared_values(update)
+        if shared is None:
+            return None
+        count = sum(update.is_shared)
+        tensors = [leaf for leaf in pytree.flatten(own)[0] if isinstance(leaf, torch.Tensor)]
+        operands = operands_of(self.recorder, (*shared[count:], *tensors))
+        if operands is None:
+            return None
+        results = bind_equation(self.recorder, self.op, operands, (update.own,), update.own.output_types)
+        given = iter(shared), iter(results)
+        return tuple(next(given[0] if flag else given[1]) for flag in update.is_shared)
+
+    def shared_values(self, update: _Update) -> tuple[Any, ...] | None:
+        """What `update.shared` gives, which is computed once for all parameters."""
+        key = update.shared, tuple(map(id, update.constants))
+        if key not in self.values:
+            self.values[key] = copy_trace(self.recorder, update.shared, (*self.shared_tensors, *update.constants))
+        return self.values[key]
 
 
 @dataclass(frozen=True)
@@ -63,10 +134,13 @@ class FunctionalOptimizer:
     options: tuple[tuple[str, Any], ...]
 
     def init(self, params: Any) -> State:
-        """The state before the first step: what the optimizer holds when it has just been made."""
-        leaves = [leaf.detach().clone() for leaf in pytree.flatten(params)[0]]
+        """The state before the first step: zeros, where the optimizer starts with such, else what it holds when it is made."""
+        leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         optimizer = self._made(leaves)
-        return _stored([dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves])
+        if self.make in STARTS_AT_ZERO:
+            internals.make_optimizer_state(optimizer)
+        entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves]
+        return _stored(entries, [False] * len(entries), None)
 
     def update(self, params: Any, grads: Any, state: State, **changed: Any) -> tuple[Any, State]:
         """One step: the new parameters, in the structure of the old, and the new state.
@@ -79,16 +153,22 @@ class FunctionalOptimizer:
         """
         leaves, spec = pytree.flatten(params)
         gradients: list[Any] = spec.flatten_up_to(grads)
-        entries = state["params"]
+        entries, step = state["params"], state["step"]
         with torch.no_grad():
             if self.make in EACH_ON_ITS_OWN and (recorder := current()) is not None and not recorder.symbolic:
-                of_one = _StepsOfOne(recorder, lambda x, g, entry, *rest: self._step([x], [g], [entry], *rest))
-                rest = state["step"], changed
-                updated = [of_one(*one, *rest) for one in zip(leaves, gradients, entries, strict=True)]
-                new, after = [leaf for (leaf,), _ in updated], [entry for _, (entry,) in updated]
+                update = _Updates(recorder, self._step_of_one, self.make.__name__, (step, changed))
+                updated = [update(*own) for own in zip(leaves, gradients, entries, strict=True)]
+                new, after = [leaf for leaf, _ in updated], [entry for _, entry in updated]
             else:
-                new, after = self._step(leaves, gradients, entries, state["step"], changed)
-            return pytree.unflatten(spec, new), _stored(after)
+                new, after = self._step(leaves, gradients, entries, step, changed)
+            given = zip(gradients, entries, strict=True)
+            return pytree.unflatten(spec, new), _stored(after, [_is_alone(*one, step) for one in given], step)
+
+    def _step_of_one(
+        self, leaf: torch.Tensor, gradient: torch.Tensor | None, entry: dict[str, Any], *rest: Any
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        (new,), (after,) = self._step([leaf], [gradient], [entry], *rest)
+        return new, after
 
     def _step(
         self,
@@ -123,13 +203,23 @@ class FunctionalOptimizer:
 def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]:
     """A parameter's state to work on. The step count becomes float64, which is what eager PyTorch computes with."""
     copy = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
-    return copy if step is None else {"step": step.double(), **copy}
+    count = copy.pop("step", step)
+    return copy if count is None or not entry else {"step": count.double(), **copy}
 
 
-def _stored(entries: list[dict[str, Any]]) -> State:
-    """The states of all parameters. They step together, so one count is kept for all."""
-    counts = [entry.pop("step") for entry in entries if isinstance(entry.get("step"), torch.Tensor)]
-    return {"step": counts[0].float() if counts else None, "params": entries}
+def _is_alone(gradient: torch.Tensor | None, entry: dict[str, Any], step: torch.Tensor | None) -> bool:
+    """The parameter does not step with the others: it has no gradient this time, or had none before."""
+    return gradient is None or "step" in entry or (not entry and step is not None)
+
+
+def _stored(entries: Sequence[dict[str, Any]], alone: Sequence[bool], step: torch.Tensor | None) -> State:
+    """The states of all parameters: one count for those that step together, which is `step` where none of them has."""
+    counts = [entry.pop("step", None) for entry in entries]
+    together = (count for count, own in zip(counts, alone, strict=True) if count is not None and not own)
+    common = next(together, step)
+    for entry, count, own in zip(entries, counts, alone, strict=True):
+        entry.update({"step": count.float()} if own and count is not None else {})
+    return {"step": None if common is None else common.float(), "params": list(entries)}
 
 
 def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:
@@ -142,8 +232,9 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
         options: its keyword arguments.
 
     Returns:
-        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. Most optimizers of
-        PyTorch make their state in the first step, so the state before it is empty and a jitted step is traced twice.
+        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam and
+        others that start from zeros has its structure from the start. Where the first step makes a state of its own, as that
+        of SGD with momentum does, the state before it is empty and a jitted step is traced twice.
 
     Example:
         >>> sgd = functional_optimizer(torch.optim.SGD, lr=0.1)

@@ -20,7 +20,7 @@ import thunder_fn as tfn
 from thunder_fn import evaluate, executors, inspect, torch_internals as internals
 from thunder_fn.errors import ExecutorError, RegionWarning, UnknownOption
 from thunder_fn.executors import backend, bisect, compiled, inductor, lower
-from thunder_fn.executors.compiled import codegen, compiling, store, worker
+from thunder_fn.executors.compiled import codegen, compiling, native, store, worker
 from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
 from thunder_fn.executors.compiled.parts import join, parts_of
 from thunder_fn.executors.compiled.programs import Region, Staged
@@ -358,6 +358,25 @@ def test_what_was_compiled_is_found_on_disk_if_it_is_whole(folder: Path, monkeyp
     compiling.forget()
     assert compiling.find([job]) == {}
     assert not list(folder.rglob("*.part"))
+
+
+def test_processes_that_compile_the_same_at_once_leave_what_both_find(folder: Path) -> None:
+    """The compiler gives other bits each time. What one process has written stays whole when the other one comes."""
+    job, kernels = job_of(lambda x: x.sin() * 3 + 4, torch.randn(3)), dict[str, Any]()
+    compiling.compile_jobs([job])
+    (module,) = folder.rglob("*.so")
+    entry = store._entry(job)
+    code = codegen.generate(job)
+    places = {kernel.key: folder / "again" / f"{native.module_name([kernel])}.so" for _, kernel in code.kernels}
+    (place,) = places.values()
+    place.parent.mkdir()
+    place.write_bytes(module.read_bytes() + b"other bits")
+    store.write(job, code, places)
+    place.unlink()
+    assert len(list(folder.rglob("*.so"))) == 2
+    assert store._entry(job).digests != entry.digests
+    assert store.read(job, kernels) is not None
+    assert all(store._digest(module.parent / name) == digest for name, digest in entry.digests)
 
 
 def test_another_environment_finds_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

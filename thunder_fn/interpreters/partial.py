@@ -61,6 +61,16 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     return dce(first), second
 
 
+def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:
+    """The variables that follow from known inputs and constants, composites taken whole."""
+    known = {var.index for var, flag in zip(trace.inputs, known_inputs, strict=True) if flag}
+    known |= {constant.var.index for constant in trace.constants}
+    for equation in trace.equations:
+        if all(var.index in known for var in equation.operands):
+            known.update(var.index for var in equation.outputs)
+    return known
+
+
 def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
     """A structured equation on some unknown operands: cut down to what is known without them, and to the rest.
 

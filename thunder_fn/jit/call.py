@@ -81,8 +81,11 @@ def _check_donation(leaves: Sequence[Any], donated: Sequence[int], tree: Any) ->
             what = f"jit: {argument_name(tree, position)} was donated to an earlier call and its memory is taken"
             fix = "Pass the result of that call, or leave the argument out of donate_argnums."
             raise DonatedTensorError(located(what, fix=fix))
+    places: dict[int, list[int]] = {}
+    for position, leaf in enumerate(leaves):
+        places.setdefault(id(leaf), []).append(position)
     for position in donated:
-        other = next((i for i, leaf in enumerate(leaves) if i != position and leaf is leaves[position]), None)
+        other = next((i for i in places[id(leaves[position])] if i != position), None)
         if other is not None:
             raise DonatedTensorError(
                 located(

@@ -30,6 +30,7 @@ from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import HostRandomWarning, JitError, kind_of, located
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.executors.reuse import is_dense
+from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
@@ -71,6 +72,7 @@ class Entry:
         return self.constants_match(*self.constants)
 
 
+@no_collections()
 def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None) -> Entry:
     """Trace f for a call, or for all calls with other numbers in its symbols, and lower the trace.
 
@@ -226,13 +228,14 @@ class _Execution:
         self.executors = executors
         self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
         self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away, write=write)
-        self.leaves = [f"l{position}" for position, _ in call.tensors]
+        tensors, donated = call.tensors, set(call.donated)
+        self.leaves = [f"l{position}" for position, _ in tensors]
         self.leaves += [str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
-        followed = (tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in call.tensors)))
+        followed = (tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors)))
         self.stopped = bridged is None and torch.is_grad_enabled() and any(followed)
-        self.donated = [i for i, (position, _) in enumerate(call.tensors) if position in call.donated]
-        self.writable = [i for i in self.donated if is_dense(call.tensors[i][1])] if bridged is None else []
+        self.donated = [i for i, (position, _) in enumerate(tensors) if position in donated]
+        self.writable = [i for i in self.donated if is_dense(tensors[i][1])] if bridged is None else []
         pairs = zip(captured.writes, writes, strict=True)
         self.targets = [
             self.names.bind(write.target, "target") if place is None else self.inputs[place] for write, place in pairs

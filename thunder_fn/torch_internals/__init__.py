@@ -85,6 +85,7 @@ from thunder_fn.torch_internals.numbers import (
     expression_text,
     to_float,
 )
+from thunder_fn.torch_internals.optimizers import make_optimizer_state
 from thunder_fn.torch_internals.patches import (
     CUSTOM_OPS,
     Patch,
@@ -218,6 +219,7 @@ __all__ = [
     "isolated",
     "joint_mesh",
     "load_forward_decompositions",
+    "make_optimizer_state",
     "math_attention",
     "memory_in",
     "no_autocast",

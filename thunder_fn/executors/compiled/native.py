@@ -171,8 +171,9 @@ def load(path: Path) -> Mapping[str, Callable[..., Any]]:
     Raises:
         ImportError: the file is not such a module.
     """
-    loader = importlib.machinery.ExtensionFileLoader(path.stem, str(path))
-    spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
+    name = path.stem.partition("-")[0]
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None:
         raise ImportError(f"{path} is not a module")
     module = importlib.util.module_from_spec(spec)

@@ -1,7 +1,7 @@
 """Compiled regions on disk, so that a second process starts without compiling, and without importing Inductor.
 
-    <folder>/<environment>/<region>.json       the text of a region and where its kernels are
-    <folder>/<environment>/<module>.so         kernels
+    <folder>/<environment>/<region>.json             the text of a region and where its kernels are
+    <folder>/<environment>/<module>-<digest>.so      kernels; the compiler makes other bits of them each time
 
 The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. What is found there counts only if it is whole: a file
 that is cut short, or was written for another PyTorch, another processor or another version of this package, is as good
@@ -157,8 +157,12 @@ def _entry(job: Job) -> Entry:
     return Entry(**json.loads(text))
 
 
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _load_whole(path: Path, digest: str) -> Any:
-    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+    if _digest(path) != digest:
         raise ImportError(f"{path} is not what was written")
     return load(path)
 
@@ -176,18 +180,18 @@ def write(job: Job, code: Code, places: dict[str, Path]) -> None:
     folder = root() / environment()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        used = {places[kernel.key] for _, kernel in code.kernels}
-        digests = tuple((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(used))
-        for path in used:
-            if not (folder / path.name).exists():
-                _put(folder / path.name, lambda target, path=path: shutil.copyfile(path, target))
+        digests = {places[kernel.key]: _digest(places[kernel.key]) for _, kernel in code.kernels}
+        names = {path: f"{path.stem}-{digest[:16]}{path.suffix}" for path, digest in digests.items()}
+        for path, name in names.items():
+            if not (folder / name).exists() or _digest(folder / name) != digests[path]:
+                _put(folder / name, lambda target, path=path: shutil.copyfile(path, target))
         constants = io.BytesIO()
         torch.save(dict(code.constants), constants)
-        kernels = tuple((name, kernel.key, places[kernel.key].name) for name, kernel in code.kernels)
+        kernels = tuple((name, kernel.key, names[places[kernel.key]]) for name, kernel in code.kernels)
         entry = {
             "text": code.text,
             "kernels": kernels,
-            "digests": digests,
+            "digests": tuple((names[path], digest) for path, digest in sorted(digests.items())),
             "constants": base64.b64encode(constants.getvalue()).decode(),
         }
         text = json.dumps(entry)
