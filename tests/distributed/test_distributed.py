@@ -245,7 +245,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     launch(folder, 4, "fsdp_losses", "save_shares", "save_codes")
     first, second = launch(
-        folder, 2, "ddp_losses", "load", "load_shares", "load_codes", "compose", "stay_away", "die", codes=(1, 7)
+        folder,
+        2,
+        "ddp_losses",
+        "load",
+        "load_shares",
+        "load_codes",
+        "load_rounded",
+        "compose",
+        "stay_away",
+        "die",
+        codes=(1, 7),
     )
     (folder / "died.txt").write_text(first)
     assert not second
@@ -298,13 +308,6 @@ def test_shares_that_no_dtensor_has(folder: Path) -> None:
     assert {(folder / f"uneven_{rank}.txt").read_text() for rank in range(4)} == {
         "sharded_state_dict: no DTensor lies as 'weight' does: dim 0 of 5 is split by 2 and then 2 ranks, which do not "
         "divide it\nUse `state_dict`, which has whole parameters, or sizes that the ranks divide."
-    }
-
-
-def test_shares_that_each_rank_has_rounded(folder: Path) -> None:
-    assert {(folder / f"refused_{rank}.txt").read_text() for rank in range(4)} == {
-        "sharded_state_dict: tensor_parallel has each rank round its own share, so their codes are no shares of one weight's\n"
-        "Use `state_dict`, which has whole parameters."
     }
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.distributed.test_scheduling import all_equations
 from tests.distributed.test_simulated_meshes import gradients
+from thunder_fn.executors import lower
 from thunder_fn.interpreters.ranks import GATHER, REDUCE, evaluate_ranks
 from thunder_fn.rewrites import simulated
 
@@ -109,6 +110,28 @@ def test_what_needs_all_of_it_gathers_once(name: str) -> None:
     assert sent(compute) == {REDUCE: 1, GATHER: 1}
     for (value,) in evaluate_ranks(compute, [[*f.prepare(params).values(), x] for f in functions]):
         torch.testing.assert_close(value, loss(params, x))
+
+
+def test_a_bias_that_the_plan_names_is_split_with_its_columns() -> None:
+    loss, params, x = problem("gelu", "sum")
+    for size in (3, 5):  # five do not divide the columns
+        functions = [tfn.tensor_parallel(loss, group, {**PLAN, "bias": "column"}) for group in simulated(size)]
+        assert functions[0].prepare(params)["bias"].shape == (-(-HEADS * 3 // size),)
+        expected, value = tfn.grad_and_value(loss)(params, x)
+        for whole, found in gradients(functions, params, [x] * size):
+            torch.testing.assert_close(found, value)
+            torch.testing.assert_close(whole, expected)
+
+
+def test_what_is_read_split_and_whole_is_sent_one_way() -> None:
+    """All ranks have one gradient of a gathered value, and take their share of it."""
+    loss, params, x = problem("sum")
+    f = tfn.tensor_parallel(loss, simulated(3)[0], {**PLAN, "bias": "column"})
+    new = f.prepare(params)
+    first, fixed = new.partition(lambda name: new[name].dtype.is_floating_point)
+    gradient = tfn.trace(tfn.grad(lambda own, fixed, x: f(new.replaced(own, fixed), x)), first, fixed, x)
+    program = str(lower(gradient))
+    assert program.count("all_gather_into_tensor_default(") == 1 and "reduce_scatter" not in program
 
 
 class Layer(nn.Module):

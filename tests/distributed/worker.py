@@ -21,7 +21,7 @@ from thunder_fn.benchmarks.models import GPT
 from thunder_fn.errors import DistributedError, RewriteError
 
 STEPS, BATCH = 20, 4
-STORED = ("adapters", "nf4")
+STORED, ROUNDED = ("adapters", "nf4"), ("int8", "nf4")
 
 
 def model() -> torch.nn.Module:
@@ -133,11 +133,37 @@ def save_codes(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
         expected = module.state_dict()
         if rank == 0:
             torch.save(expected, folder / f"{name}.pt")
-    refused = tfn.fsdp(tfn.quantize(tfn.tensor_parallel(torch.nn.Linear(4, 4), mesh, {"weight": "row"}), "int8"), mesh)
-    try:
-        refused.sharded_state_dict()
-    except RewriteError as error:
-        (folder / f"refused_{rank}.txt").write_text(str(error))
+    grid = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "tp"))
+    for name in ROUNDED:
+        module = tfn.fsdp(rounded_shares(grid["tp"], name), grid["outer"])
+        dcp.save(module.sharded_state_dict(), checkpoint_id=folder / f"rounded_{name}")
+        expected = module.state_dict()
+        if rank == 0:
+            torch.save(expected, folder / f"rounded_{name}.pt")
+
+
+def rounded_shares(tp: DeviceMesh, scheme: str) -> Any:
+    """Codes that each rank of tensor parallelism has made of its own shares, biases of columns among these."""
+    plan = {f"inner.{pattern}": style for pattern, style in PLAN.items()} | {"*.up.bias": "column"}
+    return tfn.quantize(tfn.tensor_parallel(WithScale(), tp, plan), scheme)
+
+
+def load_rounded(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Read codes of shares on as many ranks as made them, which were sharded besides then."""
+    for name in ROUNDED:
+        expected = torch.load(folder / f"rounded_{name}.pt")
+        module, again = rounded_shares(mesh, name), rounded_shares(mesh, name)
+        state = module.sharded_state_dict()
+        for value in state.values():
+            value.zero_()
+        dcp.load(state, checkpoint_id=folder / f"rounded_{name}")
+        torch.testing.assert_close(module.state_dict(), expected, rtol=0, atol=0)
+        with torch.no_grad():
+            for part, value in again.parts().items():
+                if not part.endswith("rank"):
+                    value.zero_()
+        again.load_state_dict(state)
+        assert all(torch.equal(value, again.parts()[part]) for part, value in module.parts().items())
 
 
 def load_codes(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -222,6 +248,7 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         load,
         load_shares,
         load_codes,
+        load_rounded,
         compose,
         stay_away,
         die,

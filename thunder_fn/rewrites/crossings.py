@@ -1,7 +1,8 @@
-"""What crosses the border of a layer whose ranks work on one batch: three functions, each the adjoint of another.
+"""What crosses the border of a layer whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
 
-`copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards, and `share` and
-`gathered_dim` take apart and put together.
+`copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards; `share` takes apart
+forwards and puts together backwards, `gathered_dim` puts together forwards and takes apart backwards, for which nothing is
+sent: all ranks have one and the same gradient of what they all have.
 
 Source: Megatron-LM, section 3 (arXiv:1909.08053).
 """
@@ -9,13 +10,18 @@ Source: Megatron-LM, section 3 (arXiv:1909.08053).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch.nn import functional as F
 
-from thunder_fn.rewrites.distributed import Ddp, Group, collectives, divided_gradient, reduced
+from thunder_fn.rewrites.distributed import Ddp, Group, collectives, reduced
 from thunder_fn.structured.custom_vjp import custom_vjp
 from thunder_fn.trace import TensorType, type_of_value
+
+Crossing = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of a tensor and the number of this rank."""
 
 
 def copied(x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -36,17 +42,40 @@ def summed(x: torch.Tensor, group: Group) -> torch.Tensor:
     return sum_over_ranks(x)
 
 
-def gathered_dim(x: torch.Tensor, group: Group, dim: int, size: int) -> torch.Tensor:
+def gathered_dim(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int, size: int) -> torch.Tensor:
     """The shares of all ranks beside each other along a dim, without padding beyond a size."""
-    first = divided_gradient(x.movedim(dim, 0).contiguous(), group.size)  # all ranks add one and the same gradient
-    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(first, group.size, group.name))
-    return whole[:size].movedim(0, dim).contiguous()  # PyTorch's attention on CPUs reads any other last dim wrongly
+    return _gathering(group, dim % x.dim(), size)(x, rank)
 
 
 def share(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """This rank's share of a dim, the last ones padded with zeros."""
-    dim %= x.dim()
-    each = math.ceil(x.shape[dim] / group.size)
-    short = each * group.size - x.shape[dim]
-    x = F.pad(copied(x, group), (*(0, 0) * (x.dim() - 1 - dim), 0, short))
-    return x.unflatten(dim, (group.size, each)).index_select(dim, rank.reshape(1)).squeeze(dim)
+    return _sharing(group, dim % x.dim(), x.shape[dim])(x, rank)
+
+
+@cache
+def _gathering(group: Group, dim: int, size: int) -> Crossing:
+    @custom_vjp
+    def gather_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        first = x.movedim(dim, 0).contiguous()
+        whole = collectives.wait_tensor(collectives.all_gather_into_tensor(first, group.size, group.name))
+        return whole[:size].movedim(0, dim).contiguous()  # PyTorch's attention on CPUs reads any other last dim wrongly
+
+    gather_shares.defvjp(
+        lambda x, rank: (gather_shares(x, rank), rank), lambda rank, ct: (_sharing(group, dim, size)(ct, rank), None)
+    )
+    return gather_shares
+
+
+@cache
+def _sharing(group: Group, dim: int, size: int) -> Crossing:
+    each = math.ceil(size / group.size)
+
+    @custom_vjp
+    def take_share(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        x = F.pad(x, (*(0, 0) * (x.dim() - 1 - dim), 0, each * group.size - size))
+        return x.unflatten(dim, (group.size, each)).index_select(dim, rank.reshape(1)).squeeze(dim)
+
+    take_share.defvjp(
+        lambda x, rank: (take_share(x, rank), rank), lambda rank, ct: (_gathering(group, dim, size)(ct, rank), None)
+    )
+    return take_share

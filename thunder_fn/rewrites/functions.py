@@ -134,7 +134,8 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
     Args:
         f: as for `quantize`. Every rank calls it, on the same batch.
         mesh: a DeviceMesh of one dim, such as `mesh["tp"]`.
-        plan: for patterns on parameters' names how they are split: `"column"` (a linear layer's results), `"row"` (its
+        plan: for patterns on parameters' names how they are split: `"column"` (a linear layer's results; its
+            bias too where the plan names it, otherwise every rank has the whole), `"row"` (its
             sums), `"embedding"` (the words), `"sequence"` (layer_norm and rms_norm: positions, dim -2 of activations).
 
     Raises:

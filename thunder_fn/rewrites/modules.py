@@ -19,7 +19,7 @@ from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
 from thunder_fn.rewrites.initialising import Init, initialised
 from thunder_fn.rewrites.prepared import Layout, Prepared, is_adapter
 from thunder_fn.rewrites.rewritten import Rewritten, with_kernels
-from thunder_fn.rewrites.sharded_state import check_rounding, sharded_state, split_of
+from thunder_fn.rewrites.sharded_state import sharded_state, split_of
 from thunder_fn.rewrites.skeleton import OnState, Skeleton, with_tensors
 from thunder_fn.rewrites.steps import ADAPTERS
 from thunder_fn.trace import static_shape, type_of_value
@@ -91,10 +91,11 @@ class RewrittenModule(torch.nn.Module):
         """The parameters as DTensors of this rank's share of them, in the memory of the parts; buffers as they are.
 
         Codes and adapters are there as they are stored, such as `fc.weight.values`. For `torch.distributed.checkpoint`: `save`
-        writes them, and `load` reads them in place, on any number of ranks.
+        writes them, and `load` reads them in place, on any number of ranks; codes that ranks of tensor parallelism have made of
+        their shares, on as many of these.
 
         Raises:
-            RewriteError: the parameters are not sharded over a mesh, or ranks have rounded shares of their own.
+            RewriteError: the parameters are not sharded over a mesh.
         """
         known = sharded_state(self._layout, self.parts())
         known |= dict(zip(self._buffer_names, self._own_buffers(), strict=True))
@@ -286,7 +287,6 @@ class RewrittenModule(torch.nn.Module):
 
     def _load_parts(self, split: Layout, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
         """As `_load`, of parameters as they are stored."""
-        check_rounding(self._layout, "load_state_dict")
         known = dict(self._named_parts((*split.names, *self._buffer_names)))
         missing, unknown = sorted(known.keys() - state.keys()), sorted(state.keys() - known.keys())
         given = {part: whole_tensor(state[name]) for name, part in known.items() if name in state}

@@ -3,6 +3,9 @@
 A parameter is cut once for each step that splits it, by tensor_parallel first and its share by fsdp then. That is what a
 DTensor of placements `[Shard(1), Shard(0)]` says over the dims of one mesh in this order. Codes and adapters are parts, which are
 cut as parameters are; they are saved as they are stored, under their own names.
+
+Ranks of tensor parallelism round their own shares, so their codes are no shares of one tensor. They stand beside each other along
+a dim of their own, the first, and can be loaded by as many ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,41 +21,108 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import RewriteError, located
-from thunder_fn.interpreters.rewrite import Step
-from thunder_fn.rewrites.distributed import Ddp, Fsdp, Group
+from thunder_fn.interpreters.rewrite import Representation, Rewrite, Step
+from thunder_fn.rewrites.distributed import Ddp, Fsdp, Group, collectives
 from thunder_fn.rewrites.prepared import Layout, layout_of_types
-from thunder_fn.rewrites.steps import Quantize
+from thunder_fn.rewrites.steps import Quantize, traced
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.trace import TensorType, static_shape
+
+Types = Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The step of tensor_parallel on what parameters are stored in: shares of parameters that are stored as they are, and of
+    codes those that each rank has rounded, beside each other.
+
+    Args:
+        by: the step.
+        codes: parts that encode weights; these are not split.
+        own: those of them that each rank has its own of, and their types.
+    """
+
+    by: TensorParallel
+    codes: frozenset[str]
+    own: tuple[tuple[str, TensorType], ...]
+
+    @property
+    def group(self) -> Group:
+        """The ranks."""
+        return self.by.group
+
+    def split_dim(self, name: str, type: TensorType) -> int | None:
+        """The dim of which each rank has a share, or one place; None if every rank has the whole."""
+        if name in self.codes:
+            return 0 if name in dict(self.own) else None
+        return self.by.split_dim(name, type)
+
+    def __call__(self, name: str, type: TensorType) -> Representation | None:
+        if name not in self.codes:
+            return self.by(name, type)
+        own = dict(self.own).get(name)
+        if own is None:
+            return None
+        taken = traced(lambda every: every[self.group.rank].reshape(static_shape(own)).clone(), type)
+        gather = lambda part: collectives.all_gather_into_tensor(part.reshape(1, -1), self.group.size, self.group.name)
+        beside = traced(lambda part: collectives.wait_tensor(gather(part)).reshape(static_shape(type)), own)
+        return Representation("own", type, ("",), taken, beside)
 
 
 def split_of(layout: Layout) -> Layout:
     """How what ranks have shares of is split: the parameters, or the parts that other steps store them in."""
-    stored = replace(
-        layout, steps=tuple(step for step in layout.steps if not isinstance(step, TensorParallel | Fsdp | Ddp))
-    )
-    named = dict(zip(stored.rewrite.names, stored.rewrite.prepare.output_types, strict=True))
-    types = {name: type for name, type in named.items() if isinstance(type, TensorType)}
-    return layout_of_types(types, tuple(step for step in layout.steps if isinstance(step, TensorParallel | Fsdp)))
+    stored, local = _without(layout, TensorParallel, Fsdp, Ddp), _without(layout, Fsdp, Ddp)
+    whole = _types(_without(layout, TensorParallel, Quantize, Fsdp, Ddp))
+    codes = {name: type for name, type in _types(local).items() if name in local.codes}
+    types = {name: type for name, type in _types(stored).items() if name not in stored.codes} | codes
+    steps = list[Step]()
+    for step in layout.steps:
+        if isinstance(step, TensorParallel):
+            own = {name: type for name, type in codes.items() if _is_of_share(name, step, whole)}
+            types |= {name: replace(type, shape=_beside(step.group, type)) for name, type in own.items()}
+            steps.append(Stored(step, frozenset(codes), tuple(own.items())))
+        elif isinstance(step, Fsdp):
+            steps.append(step)
+    return layout_of_types(types, tuple(steps))
+
+
+def _without(layout: Layout, *kinds: type) -> Rewrite:
+    """The parameters as they are stored without steps of some kinds."""
+    return replace(layout, steps=tuple(step for step in layout.steps if not isinstance(step, kinds))).rewrite
+
+
+def _types(rewrite: Rewrite) -> dict[str, TensorType]:
+    named = zip(rewrite.names, rewrite.prepare.output_types, strict=True)
+    return {name: type for name, type in named if isinstance(type, TensorType)}
+
+
+def _is_of_share(code: str, step: TensorParallel, whole: Types) -> bool:
+    """A part encodes a rank's share of a weight, which is the longest of the names that it begins with."""
+    weight = max((name for name in whole if code == name or code.startswith(f"{name}.")), key=len)
+    return step.split_dim(weight, whole[weight]) is not None
+
+
+def _beside(group: Group, type: TensorType) -> tuple[int, ...]:
+    """The shape of the parts of all ranks; a number is a row."""
+    return (group.size, *(static_shape(type) or (1,)))
 
 
 def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """The parameters, or what they are stored in, as DTensors in the memory of the parts, without their padding.
 
     Raises:
-        RewriteError: they are not sharded, or each rank rounds its own share, or no DTensor lies as a part does.
+        RewriteError: they are not sharded, or no DTensor lies as a part does.
     """
     split = split_of(layout)
-    splits = [step for step in split.steps if isinstance(step, TensorParallel | Fsdp)]
+    splits = [step for step in split.steps if isinstance(step, Stored | Fsdp)]
     if not splits or any(step.group.mesh is None for step in splits):
         raise _refused(
             "the parameters are no DTensors: no mesh has shares of them",
             "Use `state_dict`, which has whole parameters.",
         )
-    check_rounding(layout, "sharded_state_dict")
     mesh = internals.joint_mesh([step.group.mesh for step in splits])
     if mesh is None:
-        names = " and ".join(type(step).__name__ for step in splits)
+        names = " and ".join(type(step).__name__ for step in layout.steps if isinstance(step, TensorParallel | Fsdp))
         raise _refused(
             f"the meshes of {names} are not dims of one DeviceMesh",
             'Make one, `mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))`, and pass `mesh["tp"]`.',
@@ -61,24 +131,12 @@ def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str
     return {name: _dtensor(name, type, parts[name].detach(), splits, mesh) for name, type in types}
 
 
-def check_rounding(layout: Layout, what: str) -> None:
-    """Codes are those of whole weights, not of each rank's share.
-
-    Raises:
-        RewriteError: tensor_parallel splits weights that are quantised: other ranks would have other codes.
-    """
-    kinds = {type(step) for step in layout.steps}
-    if TensorParallel in kinds and any(isinstance(step, Quantize) and not step.training for step in layout.steps):
-        why = "tensor_parallel has each rank round its own share, so their codes are no shares of one weight's"
-        raise RewriteError(located(f"{what}: {why}", fix="Use `state_dict`, which has whole parameters."))
-
-
-def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[Any], mesh: Any) -> Any:
+def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[Stored | Fsdp], mesh: Any) -> Any:
     from torch.distributed.tensor import DTensor, Replicate, Shard  # takes a second to import
 
     shape = static_shape(type) or (1,)  # a number is a row
-    part = part.reshape(part.shape or (1,))
-    dims = [_dim(step, name, type) for step in splits]
+    dims = _dims(splits, name, type)
+    part = part.reshape((1,) * (len(shape) - max(part.dim(), 1)) + (part.shape or (1,)))
     for dim in range(len(shape)):
         cuts = [step.group for step, own in zip(splits, dims, strict=True) if own == dim]
         length = _length(shape[dim], cuts)
@@ -94,9 +152,10 @@ def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[A
     return DTensor.from_local(part, mesh, placements, shape=torch.Size(shape), stride=stride)
 
 
-def _dim(step: Step, name: str, type: TensorType) -> int | None:
-    """The dim of a parameter that a step splits; None if all its ranks have the whole."""
-    return step.split_dim(name, type) if isinstance(step, TensorParallel) else 0
+def _dims(splits: Sequence[Stored | Fsdp], name: str, type: TensorType) -> list[int | None]:
+    """The dim of a part that each step splits, fsdp the first that is the part's own; None if all ranks have the whole."""
+    rows = sum(isinstance(step, Stored) and name in dict(step.own) for step in splits)
+    return [step.split_dim(name, type) if isinstance(step, Stored) else rows for step in splits]
 
 
 def _length(size: int, groups: Sequence[Group]) -> int | None:

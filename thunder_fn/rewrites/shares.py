@@ -63,7 +63,7 @@ def shares(group: Group, type: TensorType, dim: int) -> Representation:
         return share(x, place, group, dim), place
 
     def decode(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-        return gathered_dim(x, group, dim, shape[dim])
+        return gathered_dim(x, rank, group, dim, shape[dim])
 
     return Representation(
         "shares",

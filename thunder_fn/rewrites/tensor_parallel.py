@@ -28,7 +28,8 @@ from thunder_fn.rewrites.steps import EMBEDDING, LINEAR, in_precision, traced, t
 from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
-STYLES = ("column", "row", "embedding", "sequence")
+STYLES: Mapping[str, tuple[int, ...]] = {"column": (1, 2), "row": (2,), "embedding": (2,), "sequence": (1,)}
+"""How many dims the parameters have that are split so. Biases that a plan does not call columns are whole on every rank."""
 LAYER_NORM, RMS_NORM = "torch.nn.functional.layer_norm", "torch.nn.functional.rms_norm"
 
 _NAMES = {
@@ -45,18 +46,17 @@ Given = Mapping[str, Any]
 Parts = tuple[torch.Tensor, torch.Tensor]
 
 
-def column_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
-    """Each rank has some of the results."""
-    y = F.linear(copied(given["input"], group), given["weight"][0])
-    y = gathered_dim(y, group, -1, shape[0])
-    return y if given.get("bias") is None else y + given["bias"]
-
-
 def column_share(given: Given, group: Group, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """The results that this rank has, and which those are."""
     (weight, rank), bias = given["weight"], given.get("bias")
-    own = None if bias is None else share(bias, rank, group, 0)
+    own = bias[0] if isinstance(bias, tuple) else None if bias is None else share(bias, rank, group, 0)
     return F.linear(copied(given["input"], group), weight, own), rank
+
+
+def column_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
+    """Each rank has some of the results, which are put together."""
+    y, rank = column_share(given, group, shape)
+    return gathered_dim(y, rank, group, -1, shape[0])
 
 
 def row_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
@@ -88,7 +88,8 @@ def _sequence(norm: Callable[..., torch.Tensor]) -> Layer:
         rank = next(iter(kept.values()))[1]
         options = {name: value for name, value in given.items() if name not in ("input", *kept)}
         weights = {name: copied(parts[0], group) for name, parts in kept.items()}
-        return gathered_dim(norm(share(x, rank, group, -2), **options, **weights), group, -2, x.shape[-2])
+        y = norm(share(x, rank, group, -2), **options, **weights)
+        return gathered_dim(y, rank, group, -2, x.shape[-2])
 
     return sequence_norm
 
@@ -116,12 +117,11 @@ class TensorParallel:
     of_weights: ClassVar[bool] = True
 
     def style(self, name: str, type: TensorType) -> str | None:
-        """How a parameter is split; None if it is not. Biases of columns and rows are added to whole results."""
+        """How a parameter is split; None if it is not."""
         style = next((style for pattern, style in self.plan if fnmatch.fnmatchcase(name, pattern)), None)
-        dims = len(static_shape(type))
-        if not type.dtype.is_floating_point or 0 in static_shape(type):
+        if style is None or not type.dtype.is_floating_point or 0 in static_shape(type):
             return None
-        return style if (dims == 2) != (style == "sequence") and dims in (1, 2) else None
+        return style if len(static_shape(type)) in STYLES[style] else None
 
     def split_dim(self, name: str, type: TensorType) -> int | None:
         """The dim of a parameter of which each rank has a share; None if every rank has the whole."""
@@ -153,7 +153,7 @@ def split(group: Group, style: str, type: TensorType) -> Representation:
         return own.movedim(0, dim).contiguous(), rank
 
     def decode(w: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-        return w.clone() if style == "sequence" else gathered_dim(w, group, dim, shape[dim])
+        return w.clone() if style == "sequence" else gathered_dim(w, rank, group, dim, shape[dim])
 
     encoded = traced(encode, type)
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))
@@ -216,7 +216,7 @@ class _Layers:
                 weights.append(places.get(var.index))
             elif one is not None and not self.takes(one, places.get(var.index)):
                 return False
-        if equation.op.name in (LINEAR, EMBEDDING) and weights != ["weight"]:
+        if equation.op.name in (LINEAR, EMBEDDING) and (weights or [""])[0] != "weight":
             return False
         if not set(weights) <= {"weight", "bias"} or len(set(places)) != len(equation.operands):
             return False
