@@ -263,3 +263,18 @@ def test_what_is_found_in_data_keeps_its_name_in_nested_transforms(f: Any) -> No
     again = tfn.checkpoint(f)
     torch.testing.assert_close(tfn.grad(again)(x), torch.autograd.functional.vjp(f, x)[1])
     torch.testing.assert_close(tfn.jit(tfn.hessian(again))(x), expected)
+
+
+def test_packed_sequences() -> None:
+    """A named tuple that looks at what it is made of, of sizes that lengths decide."""
+    rnn = torch.nn.utils.rnn
+    x, jitted = torch.randn(7, 3, 4), jit(lambda x, lengths: rnn.pack_padded_sequence(x.sin(), lengths))
+    for lengths in (torch.tensor([7, 5, 2]), torch.tensor([4, 4, 1])):
+        expected, packed = rnn.pack_padded_sequence(x.sin(), lengths), jitted(x, lengths)
+        assert type(packed) is rnn.PackedSequence
+        assert torch.equal(packed.data, expected.data)
+        assert torch.equal(packed.batch_sizes, expected.batch_sizes)
+        twice = jit(lambda packed: packed._replace(data=2 * packed.data))(packed)
+        assert torch.equal(twice.data, 2 * expected.data)
+    assert cache_info(jitted).misses == 1
+    assert jit(lambda x: torch.zeros(2, rnn.pack_padded_sequence(x, lengths).batch_sizes[0]))(x).shape == (2, 3)

@@ -6,8 +6,10 @@ Dataclasses and the containers that PyTorch knows (Hugging Face outputs among th
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import optree
@@ -36,7 +38,29 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
 
 def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:
     """The tree of this structure with these leaves."""
-    return optree.tree_unflatten(spec, leaves)
+    return _built(spec, iter(leaves)) if _looks_at_leaves(spec) else optree.tree_unflatten(spec, leaves)
+
+
+@functools.lru_cache(1024)
+def _looks_at_leaves(spec: PyTreeSpec) -> bool:
+    """There is a named tuple in it whose `__new__` is its user's, such as PackedSequence: leaves may be of any type here."""
+    return _has_own_new(spec.type) or any(map(_looks_at_leaves, spec.children()))
+
+
+def _has_own_new(cls: Any) -> bool:
+    if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
+        return False
+    below = itertools.takewhile(lambda base: "_fields" not in vars(base), cls.__mro__)
+    return any("__new__" in vars(base) for base in below)
+
+
+def _built(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
+    level = spec.one_level()
+    if level is None:
+        return next(leaves)
+    children = [_built(child, leaves) for child in spec.children()]
+    cls: Any = spec.type
+    return tuple.__new__(cls, children) if _has_own_new(cls) else optree.tree_unflatten(level, children)
 
 
 def paths(tree: Any, root: str = "") -> list[str]:

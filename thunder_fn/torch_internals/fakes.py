@@ -221,10 +221,20 @@ def _is_type(asked: Any) -> bool:
     return isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[1], torch.dtype)
 
 
+def _pack_padded_sequence(x: FakeTensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    """The rows of all sequences, as many as their lengths add up to, and for each step how many sequences there are."""
+    numbers = x.fake_mode.shape_env
+    if numbers is None or not numbers.allow_dynamic_output_shape_ops:
+        return NotImplemented
+    rows, steps = numbers.create_unbacked_symint(), numbers.create_unbacked_symint()
+    return x.new_empty([rows, *x.shape[2:]]), lengths.new_empty([steps])
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     aten._cdist_backward.default: _cdist_backward,
     aten._ctc_loss.default: _ctc_loss,
+    aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten.linalg_lstsq.default: _lstsq,
 }
 """Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it says wrongly."""
