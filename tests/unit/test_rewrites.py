@@ -70,6 +70,18 @@ def test_a_scheme_keeps_its_bound(name: str, data: st.DataObject) -> None:
     assert bool(((back.double() - w.double()).abs() <= scheme.bound(w).double()).all())
 
 
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8", "fp8_tensor"])
+@given(rows=st.integers(1, 40), columns=st.integers(1, 70), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(max_examples=10, deadline=None)
+def test_what_was_decoded_is_stored_as_it_was(name: str, rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Saving and loading again and again does not wear weights down."""
+    scheme, w = SCHEMES[name], torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    round_trip = lambda w: scheme.decode(scheme.encode(w), (rows, columns), dtype)
+    once = round_trip(w)
+    off, step = (round_trip(once).double() - once.double()).abs(), scheme.bound(once).double()
+    assert bool((off <= step * (0.1 if dtype == torch.float32 else 0.5)).all())
+
+
 ADVERSARIAL: dict[str, Any] = {
     "zeros": lambda w, info: w * 0,
     "all the same": lambda w, info: w * 0 - 7.25,
@@ -346,7 +358,8 @@ def test_parts_of_no_such_name() -> None:
         new.replaced({"v": torch.ones(1)})
 
 
-def test_prepared_parameters_pickle() -> None:
-    new = tfn.quantize(lambda p: p, "int8", filter="w").prepare({"w": torch.randn(2, 3)})
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_prepared_parameters_pickle(scheme: str) -> None:
+    new = tfn.quantize(lambda p: p, scheme, filter="w").prepare({"w": torch.randn(2, 3)})
     back: Prepared = pickle.loads(pickle.dumps(new))
     assert torch.equal(back.restore()["w"], new.restore()["w"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -256,9 +257,27 @@ def test_copies(scheme: str) -> None:
     y = q(x)
     torch.save(q, file := io.BytesIO())
     file.seek(0)
-    copied, loaded = copy.deepcopy(q), torch.load(file, weights_only=False)
-    torch.testing.assert_close(copied(x), y, rtol=0, atol=0)
-    torch.testing.assert_close(loaded(x), y, rtol=0, atol=0)
+    for other in (copy.deepcopy(q), torch.load(file, weights_only=False), pickle.loads(pickle.dumps(q))):
+        torch.testing.assert_close(other(x), y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_an_adapter_leaves_codes_as_they_are(scheme: str) -> None:
+    q, x = tfn.quantize(tfn.jit(nn.Linear(64, 32)), scheme), torch.randn(3, 64)
+    if scheme == "int8_static":
+        q.calibrate([(x,)])
+    adapted = tfn.lora(q, 2)
+    assert all(torch.equal(value, adapted.parts()[name]) for name, value in q.parts().items())
+    torch.testing.assert_close(adapted(x), q(x))
+
+
+def test_steps_of_activations_stay_with_other_weights() -> None:
+    q, x = tfn.lora(tfn.quantize(nn.Linear(64, 32), "int8_static"), 2), torch.randn(3, 64)
+    q.calibrate([(x,)])
+    step = q.parts()["weight.input_scale"].clone()
+    q.load_state_dict(nn.Linear(64, 32).state_dict())
+    q.unmerge(q.merge())
+    assert torch.equal(q.parts()["weight.input_scale"], step) and not step.isnan()
 
 
 class Counting(nn.Module):

@@ -47,7 +47,7 @@ def calibrated(prepared: Prepared, runs: Iterable[tuple[Trace, Sequence[Any]]]) 
     Raises:
         RewriteError: no weight is stored with a step of activations, or no sample was given.
     """
-    scales = {id(value): name for name, value in prepared.items() if name.endswith(".input_scale")}
+    scales = {id(value): name for name, value in prepared.calibrated.items()}
     if not scales:
         what = "calibrate: no parameter is stored with a step for activations"
         raise RewriteError(located(what, fix='Quantise with a scheme that has one, such as "int8_static".'))

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 from thunder_fn.rewrites.scheme import (
+    INPUT_SCALE,
     Bias,
     Parts,
     Scheme,
@@ -20,6 +21,7 @@ from thunder_fn.rewrites.scheme import (
     rounded_rows,
     rounding,
     rows_of,
+    scales_in_bfloat16,
     scales_of,
 )
 
@@ -52,9 +54,9 @@ INT8_LARGEST = 127
 
 
 def _int8_scales(w: torch.Tensor) -> torch.Tensor:
-    """Those of bf16 weights are bf16, as PyTorch's kernel takes them; made a little larger, so that all weights stay in reach."""
+    """Those of bf16 weights are bf16, as PyTorch's kernel takes them."""
     scales = scales_of(rows_of(w).abs().amax(1), INT8_LARGEST)
-    return (scales * (1 + 2.0**-8)).bfloat16() if w.dtype == torch.bfloat16 else scales
+    return scales_in_bfloat16(scales) if w.dtype == torch.bfloat16 else scales
 
 
 def _int8_encode(w: torch.Tensor) -> Parts:
@@ -99,11 +101,11 @@ STATIC_LINEAR = "quantized.int8_static_linear"
 
 
 def _static_encode(w: torch.Tensor) -> Parts:
-    return _int8_encode(w) | {"input_scale": torch.full((), float("nan"), device=w.device)}
+    return _int8_encode(w) | {INPUT_SCALE: torch.full((), float("nan"), device=w.device)}
 
 
 def _static_call(x: torch.Tensor, parts: Parts, bias: Bias, shape: Shape) -> torch.Tensor:
-    return int8_static_linear(x, parts["values"], parts["scales"], parts["input_scale"], bias)
+    return int8_static_linear(x, parts["values"], parts["scales"], parts[INPUT_SCALE], bias)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from thunder_fn.rewrites.scheme import (
     padded,
     rounding,
     rows_of,
+    scales_in_bfloat16,
     scales_of,
 )
 
@@ -106,7 +107,7 @@ class _Int4:
         low, high = groups.amin(-1), groups.amax(-1)
         zeros = (low + (high - low) * (8 / 15)).bfloat16()
         reach = torch.maximum((high - zeros.float()) / 7, (zeros.float() - low) / 8)
-        return groups, (scales_of(reach, 1) * (1 + 2.0**-7)).bfloat16(), zeros
+        return groups, scales_in_bfloat16(scales_of(reach, 1)), zeros
 
     def encode(self, w: torch.Tensor) -> Parts:
         groups, scales, zeros = self.ranges(w)

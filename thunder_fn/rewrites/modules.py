@@ -17,9 +17,9 @@ from thunder_fn.jit import Jitted, Options
 from thunder_fn.jit.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
 from thunder_fn.rewrites.initialising import Init, initialised
-from thunder_fn.rewrites.prepared import Layout, Prepared, is_adapter
+from thunder_fn.rewrites.prepared import Layout, Prepared, for_pickle, from_pickle, is_adapter
 from thunder_fn.rewrites.rewritten import Rewritten, with_kernels
-from thunder_fn.rewrites.sharded_state import sharded_state, split_of
+from thunder_fn.rewrites.sharded_state import sharded_state, split_of, whole_tensor
 from thunder_fn.rewrites.skeleton import OnState, Skeleton, with_tensors
 from thunder_fn.rewrites.steps import ADAPTERS
 from thunder_fn.trace import static_shape, type_of_value
@@ -129,14 +129,20 @@ class RewrittenModule(torch.nn.Module):
         return self._functions[modes]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_functions": {}, "_latest": None}
+        return {**self.__dict__, "_functions": {}, "_latest": None, "_buffers": for_pickle(self._buffers)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_buffers": from_pickle(state["_buffers"])})
 
     def rewritten(self, step: Step) -> RewrittenModule:
         """This module with one more step: on its parts as they are or, for a step that comes before its own, on the
         parameters that they stand for."""
         steps = Rewritten(self._skeleton, self._steps).with_step(step).steps
         if steps != (*self._steps, step):
-            return RewrittenModule(self.restored(), steps, self._options)
+            module = RewrittenModule(self.restored(), steps, self._options)
+            if getattr(step, "beside", False):
+                module._take(self.parts())
+            return module
         buffers = dict(zip(self._buffer_names, self._own_buffers(), strict=True))
         module = with_tensors(self._skeleton.module, lambda name, tensor: buffers.get(name, tensor))
         return RewrittenModule(module, steps, self._options, self.parts().with_step(step))
@@ -278,9 +284,8 @@ class RewrittenModule(torch.nn.Module):
                 for name, canonical in self._state_names
             }
             types = dict(zip(self._layout.names, self._layout.types, strict=True))
-            self._take(
-                self._layout.prepare({name: given[name].to(type.device, type.dtype) for name, type in types.items()})
-            )
+            given_types = {name: given[name].to(type.device, type.dtype) for name, type in types.items()}
+            self._take(self.parts().renewed(given_types))
             for name, value in zip(self._buffer_names, self._own_buffers(), strict=True):
                 value.copy_(given.get(name, value))
         return missing, unknown, wrong
@@ -365,12 +370,6 @@ def _moved(part: torch.Tensor, type: Any) -> torch.Tensor:
         return torch.nn.Parameter(new, requires_grad=part.requires_grad)
     part.data = new  # optimizers hold the parameter
     return part
-
-
-def whole_tensor(value: Any) -> torch.Tensor:
-    """A tensor; a DTensor gathered."""
-    gather = getattr(value, "full_tensor", None)
-    return value if gather is None else gather()
 
 
 def _slot(name: str) -> str:

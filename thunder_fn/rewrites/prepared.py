@@ -15,6 +15,7 @@ from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
 from thunder_fn.rewrites.distributed import check_there
+from thunder_fn.rewrites.scheme import INPUT_SCALE
 from thunder_fn.rewrites.steps import ADAPTERS, Patterns
 from thunder_fn.rewrites.units import scheduled, then
 from thunder_fn.trace import TensorType, Trace, TraceBuilder, static_shape, type_of_value
@@ -111,6 +112,12 @@ class Prepared(Mapping[str, torch.Tensor]):
         texts = (type_of_value(value) if isinstance(value, torch.Tensor) else value for value in self.values())
         return f"Prepared({', '.join(f'{name}: {text}' for name, text in zip(self, texts, strict=True))})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_values": for_pickle(self._values)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _values=from_pickle(state["_values"]))
+
     def restore(self) -> Any:
         """The parameters in their own structure, dtypes and shapes: decoded, adapters merged.
 
@@ -138,6 +145,16 @@ class Prepared(Mapping[str, torch.Tensor]):
                 values[name] = value
         return Prepared(self.layout, list(values.values()))
 
+    @property
+    def calibrated(self) -> dict[str, torch.Tensor]:
+        """The steps of activations, which come from samples."""
+        codes = self.layout.rewrite.codes
+        return {name: value for name, value in self.items() if name in codes and name.endswith(f".{INPUT_SCALE}")}
+
+    def renewed(self, params: Any) -> Prepared:
+        """Other values of the parameters in these steps. Steps of activations stay."""
+        return self.layout.prepare(params).replaced(self.calibrated)
+
     def with_step(self, step: Step) -> Prepared:
         """These parts with one more step, which works on them as they are."""
         before = self.layout.rewrite
@@ -152,7 +169,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         Law: functions compute the same on both, up to rounding and, where matrices are codes, the scheme's bound.
         """
         adapters, _ = self.partition(is_adapter)
-        merged = self.layout.prepare(self.restore())
+        merged = self.renewed(self.restore())
         second = {name: torch.zeros_like(value) for name, value in adapters.items() if name.endswith(ADAPTERS[1])}
         return merged.replaced(adapters, second), adapters
 
@@ -163,7 +180,28 @@ class Prepared(Mapping[str, torch.Tensor]):
         scheme's bound.
         """
         negated = {name: -value if name.endswith(ADAPTERS[1]) else value for name, value in adapters.items()}
-        return self.layout.prepare(self.replaced(negated).restore()).replaced(adapters)
+        return self.renewed(self.replaced(negated).restore()).replaced(adapters)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """A tensor of floats of eight bits as integers: `pickle` cannot read the former, only `torch.load` can."""
+
+    integers: torch.Tensor
+    dtype: torch.dtype
+
+
+def for_pickle(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors as `pickle` takes them."""
+    is_small = lambda value: (
+        isinstance(value, torch.Tensor) and value.dtype.is_floating_point and value.dtype.itemsize == 1
+    )
+    return {key: Bits(v.view(torch.int8), v.dtype) if is_small(v) else v for key, v in values.items()}
+
+
+def from_pickle(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors that `for_pickle` was given."""
+    return {key: v.integers.view(v.dtype) if isinstance(v, Bits) else v for key, v in values.items()}
 
 
 def is_adapter(name: str) -> bool:

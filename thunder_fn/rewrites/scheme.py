@@ -23,6 +23,8 @@ Parts = dict[str, torch.Tensor]
 Shape = tuple[int, ...]
 Bias = torch.Tensor | None
 F = TypeVar("F", bound=Callable[..., Any])
+INPUT_SCALE = "input_scale"
+"""The part that has the step of what a weight is multiplied with: it comes from samples, not from the weight."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ def scales_of(amax: torch.Tensor, largest: float) -> torch.Tensor:
     have none: NaN, which no code makes a plausible number of."""
     steps = torch.clamp(amax.float() / largest, min=torch.finfo(torch.float32).tiny * 1024)
     return torch.where(steps.isinf(), float("nan"), steps)
+
+
+def scales_in_bfloat16(scales: torch.Tensor) -> torch.Tensor:
+    """Steps in the precision in which PyTorch's kernels take them, rounded up. What then is out of reach is so by less than a
+    quarter of a step, and weights that were decoded have the steps that they had."""
+    bits = (scales * (1 - 2.0**-9)).view(torch.int32)
+    return torch.where(scales.isnan(), scales, ((bits + 0xFFFF) >> 16 << 16).view(torch.float32)).bfloat16()
 
 
 def rounding(w: torch.Tensor) -> torch.Tensor:

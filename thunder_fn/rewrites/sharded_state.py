@@ -131,6 +131,12 @@ def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str
     return {name: _dtensor(name, type, parts[name].detach(), splits, mesh) for name, type in types}
 
 
+def whole_tensor(value: Any) -> torch.Tensor:
+    """A tensor; a DTensor gathered."""
+    gather = getattr(value, "full_tensor", None)
+    return value if gather is None else gather()
+
+
 def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[Stored | Fsdp], mesh: Any) -> Any:
     from torch.distributed.tensor import DTensor, Replicate, Shard  # takes a second to import
 

@@ -220,6 +220,8 @@ class Lora:
     alpha: float
     chosen: Filter
     of_weights: ClassVar[bool] = True
+    beside: ClassVar[bool] = True
+    """Its parts are beside the weight, which is stored as it was."""
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         shape = static_shape(type)
