@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint as imported_checkpoint
 import thunder_fn as tfn
 from thunder_fn import Lookaside, jit
 from thunder_fn.capture.lookasides import lookasides
-from thunder_fn.errors import JitError, LookasideError
+from thunder_fn.errors import JitError, LookasideError, RecipeError
 from thunder_fn.trace import Trace
 
 Tensor = torch.Tensor
@@ -290,6 +290,131 @@ def test_methods_of_all_kinds() -> None:
     ]
     torch.testing.assert_close(jit(f, lookasides=given)(X), X * 1120)
     torch.testing.assert_close(f(X), X * 11)
+
+
+def test_methods_as_their_class_has_them() -> None:
+    given = [
+        Lookaside(vars(Methods)["of_class"], lambda cls, x: x * 10),
+        Lookaside(vars(Methods)["of_none"], lambda x: x * 100),
+    ]
+    have = jit(lambda x: Methods.of_class(x) + Methods.of_none(x), lookasides=given)(X)
+    torch.testing.assert_close(have, X * 110)
+
+
+def numbered(x: Tensor) -> Any:
+    given = yield x
+    try:
+        yield given * 2
+    except ValueError:
+        return x * 3
+
+
+def takes_apart(x: Tensor) -> Tensor:
+    steps = numbered(x)
+    first, second = next(steps), steps.send(x + 1)
+    with pytest.raises(StopIteration) as stopped:
+        steps.throw(ValueError())
+    return first + second + stopped.value.value
+
+
+def test_generators_call_the_original_in_their_steps() -> None:
+    """What they are sent and thrown, and what they return, as in Python."""
+
+    def plus_100(x: Tensor) -> Any:
+        returned = yield from numbered(x)
+        return returned + 100
+
+    have = jit(takes_apart, lookasides=[Lookaside(numbered, plus_100)])(X)
+    torch.testing.assert_close(have, takes_apart(X) + 100)
+    closed = jit(lambda x: next(numbered(x)), lookasides=[Lookaside(numbered, plus_100)])(X)
+    torch.testing.assert_close(closed, X)
+
+
+@torch.library.custom_op("test_lookasides::plus_one", mutates_args=())
+def plus_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+plus_one.register_fake(torch.empty_like)
+OPS = {
+    "packet": (torch.ops.aten.sin, lambda x: torch.ops.aten.sin(x), lambda x: x.sin()),
+    "packet, its overload is called": (torch.ops.aten.sin, lambda x: torch.ops.aten.sin.default(x), lambda x: x.sin()),
+    "overload": (torch.ops.aten.sin.default, lambda x: torch.ops.aten.sin.default(x), lambda x: x.sin()),
+    "custom": (plus_one, lambda x: plus_one(x), lambda x: x + 1),
+    "custom, by name": (plus_one, lambda x: torch.ops.test_lookasides.plus_one(x), lambda x: x + 1),
+    "size": (Tensor.size, lambda x: torch.tensor(x.size(0), dtype=x.dtype) + 0 * x, lambda x: x.new_full((3,), 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_operators_of_libraries(name: str) -> None:
+    op, f, known = OPS[name]
+    lookaside = Lookaside(op, lambda x, *args: op(x, *args) * 7)
+    torch.testing.assert_close(jit(f, lookasides=[lookaside])(X), known(X) * 7)
+    torch.testing.assert_close(jit(f)(X), known(X))
+
+
+# ---- through Dynamo ----
+
+
+def breaks(x: Tensor) -> Tensor:
+    y = slow(x)
+    if y.sum() > 100:
+        return y
+    return slow(y)
+
+
+@torch._dynamo.disable
+def between_graphs(x: Tensor) -> Tensor:
+    return slow(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo's
+@pytest.mark.parametrize("frontend", (None, "dynamo"))
+@pytest.mark.filterwarnings("ignore::thunder_fn.errors.GraphBreakWarning")
+def test_dynamo_is_diverted_in_graphs_and_between_them(frontend: Any) -> None:
+    options: dict[str, Any] = {"frontend": frontend, "executors": "torch"}
+    thrice = Lookaside(slow, lambda x, factor=2.0: slow(x, factor) * 3)
+    parts = tfn.compile(breaks, lookasides=[thrice], **options)
+    for _ in range(2):
+        torch.testing.assert_close(parts(X), (X.sin() * 6).sin() * 6)
+    torch.testing.assert_close(tfn.compile(breaks, **options)(X), breaks(X))
+    disabled = tfn.compile(lambda x: between_graphs(x) + slow(x), lookasides=[thrice], **options)
+    torch.testing.assert_close(disabled(X), X.sin() * 12)
+    torch.testing.assert_close(between_graphs(X), X.sin() * 2)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_threads_with_lookasides_of_their_own_through_dynamo() -> None:
+    wrong = list[float]()
+
+    def run(factor: float) -> None:
+        lookaside = [Lookaside(slow, lambda x: x * factor)] if factor else []
+        compiled = tfn.compile(lambda x: slow(x), frontend="dynamo", executors="torch", lookasides=lookaside)
+        known = X * factor if factor else slow(X)
+        wrong.extend(factor for _ in range(10) if not torch.allclose(compiled(X), known))
+
+    threads = [threading.Thread(target=run, args=(float(factor),)) for factor in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_dynamo_does_not_follow() -> None:
+    for lookaside, name in (
+        (Lookaside(math.sqrt, lambda x: 1.0), "a lookaside of the builtin sqrt"),
+        (Lookaside(numbered, numbered), "a generator function in the place of numbered"),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            tfn.compile(slow, frontend="dynamo", lookasides=[lookaside])
+        assert str(caught.value) == (
+            f"the frontend 'dynamo' does not follow {name}\n"
+            "Give a Python function of yours and another that returns what it computes."
+        )
+        with pytest.raises(tfn.errors.DataDependentBranch):
+            tfn.compile(breaks, executors="torch", lookasides=[lookaside])(X)
 
 
 def test_errors() -> None:

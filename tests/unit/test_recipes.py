@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import importlib.metadata
 import pickle
@@ -123,6 +124,10 @@ def test_a_transform_is_not_related_to_itself(trait: str) -> None:
 def test_idempotent_transforms_are_applied_once() -> None:
     tidy, again = named("tidy", idempotent=True), named("again")
     assert names(in_order((tidy, again, tidy, again))) == ["tidy", "again", "again"]
+    other = Transform(tfn.simplify, name="tidy", idempotent=True)
+    assert names(in_order((tidy, other, Transform(tfn.simplify, name="tidy", idempotent=True)))) == ["tidy", "tidy"]
+    assert names(in_order((tidy, named("tidy", idempotent=True)))) == ["tidy"]  # the same, made anew
+    assert len(in_order((tidy, named("tidy", idempotent=True, after=("again",))))) == 2
 
 
 def test_executors_have_traits_too() -> None:
@@ -229,6 +234,71 @@ def test_contradicting_recipes() -> None:
     assert dict(single.assemble(torch.sin).config) == {"cache": "constant values"}
 
 
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Diverts(Recipe):
+    """With a lookaside that is made anew each time it is asked."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def setup_lookasides(self) -> Any:
+        factor = self.factor
+        return [Lookaside(twice, lambda x: x * factor)]
+
+
+def test_contradicting_lookasides() -> None:
+    with pytest.raises(RecipeError) as caught:
+        tfn.compile(lambda x: twice(x), [Diverts(3), Diverts(4)])
+    name = "tests.unit.test_recipes.Diverts.setup_lookasides.<locals>.<lambda>"
+    assert str(caught.value) == (
+        f"Diverts(factor=3) diverts tests.unit.test_recipes.twice to {name}, "
+        f"Diverts(factor=4) diverts tests.unit.test_recipes.twice to {name}\n"
+        "Say which one: `(a + b).with_(lookasides=[...])`."
+    )
+    assert same(tfn.compile(lambda x: twice(x), [Diverts(3), Diverts(3)])(X), X * 3)
+    last = (Diverts(3) + Diverts(4)).with_(lookasides=[Lookaside(twice, lambda x: x * 5)])
+    assert same(tfn.compile(lambda x: twice(x), last)(X), X * 5)
+    with pytest.raises(RecipeError, match="setup_lookasides returns `Lookaside`s, not a builtin_function_or_method"):
+        tfn.compile(twice, Recipe().with_(lookasides=[torch.sin]))  # type: ignore[list-item]
+
+
+def test_recipes_may_be_abstract() -> None:
+    class Abstract(Recipe, abc.ABC):
+        @abc.abstractmethod
+        def setup_config(self) -> Any: ...
+
+    class Whole(Abstract):
+        def setup_config(self) -> Any:
+            return {"cache": "same input"}
+
+    with pytest.raises(TypeError, match="abstract"):
+        Abstract()
+    assert dict(Whole().assemble(torch.sin).config) == {"cache": "same input"}
+
+
+def test_a_model_that_a_transform_lost() -> None:
+    for lost, what in ((None, "a NoneType"), (3, "an int")):
+        with pytest.raises(RecipeError) as caught:
+            tfn.compile(nn.ReLU(), transforms=[Transform(lambda model, lost=lost: lost, name="loses", on="model")])
+        assert str(caught.value) == (
+            f"the transform 'loses' of the model returned {what}, not a module or function\n"
+            "Return the model, also where it is changed in place."
+        )
+
+
+def test_a_validation_that_returns_false() -> None:
+    class Silent(Recipe):
+        def validate(self, model: Any) -> Any:
+            return False
+
+    with pytest.raises(RecipeError) as caught:
+        tfn.compile(nn.ReLU(), Silent())
+    assert str(caught.value) == "Silent(): validate returned False for a ReLU\nLet it raise an error that says why."
+
+
 def test_answers_are_checked() -> None:
     class Wrong(Recipe):
         def setup_transforms(self) -> Any:
@@ -287,6 +357,9 @@ def test_explain() -> None:
     assert text.splitlines()[4].endswith("; after early, as late says")
     assert "lookaside  sin -> cos" in text.replace("torch._VariableFunctionsClass.", "").replace("builtins.", "")
     assert text.splitlines()[-1] == "option     cache='no caching'"
+    exact = Only([], [FusionExecutor("rough", fuse=lambda region: region.python_callable(), numerics="reassociating")])
+    text = exact.with_(numerics="bitwise").explain(nn.Linear(3, 3))
+    assert "executors  none\n  without rough, which is reassociating, as numerics='bitwise'" in text
 
 
 # ---- compile ----
@@ -549,7 +622,7 @@ def small() -> tuple[nn.Module, dict[str, Any]]:
 
 
 def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([f"{__name__}:small", "--recipe", "default", "--report", str(tmp_path), "--train"]) == 0
+    assert command.main([f"{__name__}:small", "--no-torch-compile", "--report", str(tmp_path), "--train"]) == 0
     text = capsys.readouterr().out
     assert "1 aten.addmm" not in text and "1 addmm.default" in text and (tmp_path / "report.txt").read_text() == text
     assert (tmp_path / "trace.py").read_text().startswith("def Sequential(v0, v1, v2):")

@@ -10,6 +10,7 @@ there. Other functions of C, such as `math.sqrt` and `print`, are replaced where
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -34,11 +35,11 @@ class Lookaside:
     Law: outside a capture, and in other threads, `fn` is what it was.
 
     Args:
-        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is `x.add(y)`; or a
-            builtin that modules have by name, as `math.sqrt` and `print`: calls that look it up in a module are diverted, in
-            users' code, not in libraries.
+        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is `x.add(y)`; an
+            operator such as `torch.ops.aten.sin` or a custom one; or a builtin that modules have by name, as `math.sqrt` and
+            `print`: calls that look it up in a module are diverted, in users' code, not in libraries.
         replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn` inside it goes to
-            the original.
+            the original, in a generator's steps too.
     """
 
     fn: Function
@@ -47,29 +48,32 @@ class Lookaside:
     def __post_init__(self) -> None:
         if not callable(self.replace_with):
             raise LookasideError(f"Lookaside: replace_with is a function, given {kind_of(self.replace_with)}")
-        if isinstance(self.fn, types.MethodType) and isinstance(self.fn.__self__, type):
-            object.__setattr__(self, "fn", self.fn.__func__)
-        if not isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) and not _is_method(self.fn):
+        given: Any = self.fn
+        of_class = isinstance(given, types.MethodType) and isinstance(given.__self__, type)
+        if of_class or isinstance(given, staticmethod | classmethod):
+            object.__setattr__(self, "fn", given.__func__)
+        known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType)
+        if not known and not _is_method(self.fn) and not internals.is_op(self.fn):
             raise LookasideError(
                 f"Lookaside: fn must be a function, given {self.fn!r:.60}\n"
                 "For a method give the function in its class, `Class.method`; for a module its class's `forward`."
             )
-        if _is_builtin(self.fn) and not _places(self.fn):
+        if is_builtin(self.fn) and not _places(self.fn):
             raise LookasideError(
                 f"Lookaside: no module has {self.fn!r:.60} by name, so calls of it cannot be reached\n"
                 "Call it in a Python function of yours, and give that one."
             )
 
 
+def is_builtin(fn: Any) -> bool:
+    """A function of C that the recorder does not see."""
+    return isinstance(fn, types.BuiltinFunctionType) and not internals.is_told_to_modes(fn)
+
+
 def _is_method(fn: Any) -> bool:
     """A method of tensors written in C."""
     kinds = types.MethodDescriptorType | types.WrapperDescriptorType
     return isinstance(fn, kinds) and internals.is_tensor_type(fn.__objclass__)
-
-
-def _is_builtin(fn: Any) -> bool:
-    """A function of C that the recorder does not see."""
-    return isinstance(fn, types.BuiltinFunctionType) and not internals.is_told_to_modes(fn)
 
 
 def _places(fn: Any) -> list[tuple[types.ModuleType, str]]:
@@ -81,8 +85,29 @@ def _places(fn: Any) -> list[tuple[types.ModuleType, str]]:
     return [(module, name) for module in holders for name, value in list(vars(module).items()) if value is fn]
 
 
+def same_function(fn: Function) -> object:
+    """Equal for functions that one expression makes anew in each call, as a method may, and that close over the same."""
+    if isinstance(fn, functools.partial):
+        return same_function(fn.func), fn.args, fn.keywords
+    if isinstance(fn, types.MethodType):
+        return same_function(fn.__func__), fn.__self__
+    if not isinstance(fn, types.FunctionType):
+        return fn
+    values = (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), *(fn.__closure__ or ()))
+    return id(fn.__code__), tuple(id(_content(value)) for value in values)
+
+
+def _content(value: Any) -> Any:
+    """What a cell holds; the cell itself while it is empty, and anything else as it is."""
+    try:
+        return value.cell_contents if isinstance(value, types.CellType) else value
+    except ValueError:
+        return value
+
+
 _chosen: ContextVar[Mapping[Any, Lookaside]] = ContextVar("thunder_fn_lookasides", default=types.MappingProxyType({}))
 _running: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_lookasides_running", default=())
+_in_parts: ContextVar[bool] = ContextVar("thunder_fn_lookasides_in_parts", default=False)
 _always: dict[str, Function] = {}
 
 
@@ -99,23 +124,50 @@ def chosen_lookasides() -> frozenset[Lookaside]:
 def replacement(fn: Any) -> Function | None:
     """What a call of fn goes to in this thread; None for fn itself."""
     lookaside = _chosen.get().get(fn)
-    if lookaside is None or current() is None or fn in _running.get():
+    if lookaside is None or lookaside.fn in _running.get() or not (_in_parts.get() or current() is not None):
         return None
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
-        token = _running.set((*_running.get(), fn))
-        try:
-            return lookaside.replace_with(*args, **kwargs)
-        finally:
-            _running.reset(token)
+        with _inside(lookaside.fn):
+            result = lookaside.replace_with(*args, **kwargs)
+        return _stepwise(result, lookaside.fn) if isinstance(result, types.GeneratorType) else result
 
     return replaced
 
 
 @contextmanager
+def _inside(fn: Any) -> Generator[None]:
+    """A call of fn goes to the original."""
+    token = _running.set((*_running.get(), fn))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def _stepwise(generator: Generator[Any, Any, Any], fn: Any) -> Generator[Any, Any, Any]:
+    """A generator whose steps are inside, as the call is that made it."""
+    step: Callable[[], Any] = generator.__next__
+    while True:
+        try:
+            with _inside(fn):
+                made = step()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            sent = yield made
+            step = functools.partial(generator.send, sent)
+        except GeneratorExit:
+            generator.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the generator's to handle
+            step = functools.partial(generator.throw, error)
+
+
+@contextmanager
 def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
     """The captures inside, in this thread, use these lookasides."""
-    token = _chosen.set({**_chosen.get(), **{internals.arrives_as(one.fn): one for one in given}})
+    token = _chosen.set({**_chosen.get(), **{name: one for one in given for name in internals.arrives_as(one.fn)}})
     try:
         yield
     finally:
@@ -131,10 +183,24 @@ def diverted() -> Generator[None]:
             stack.enter_context(internals.on_import(missing, lambda name: _divert(stack, name)))
         for fn in _chosen.get():
             if isinstance(fn, types.FunctionType):
-                stack.enter_context(_trampoline(fn).applied(None))
-            elif _is_builtin(fn):
+                stack.enter_context(_trampoline(fn).applied())
+            elif is_builtin(fn):
                 stack.enter_context(_builtin(fn).applied())
         yield
+
+
+@contextmanager
+def diverted_in_parts(given: Sequence[Lookaside]) -> Generator[None]:
+    """While something runs that Dynamo compiles: Python functions lead to the dispatcher, in its graphs and between them."""
+    token = _in_parts.set(True)
+    try:
+        with lookasides(given), ExitStack() as stack:
+            for one in given:
+                if isinstance(one.fn, types.FunctionType):
+                    stack.enter_context(_trampoline(one.fn).applied())
+            yield
+    finally:
+        _in_parts.reset(token)
 
 
 def _divert(stack: ExitStack, name: str) -> bool:
@@ -182,33 +248,60 @@ _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 class _Trampoline:
-    """Swaps the code of one function while at least one capture needs it."""
+    """Swaps the code of one function while somebody needs it."""
 
-    def __init__(self, fn: types.FunctionType) -> None:
-        self.fn, self.code = fn, fn.__code__
-        self.copy = _copy(fn)
+    def __init__(self, fn: types.FunctionType, number: int) -> None:
+        self.fn, self.number = fn, number
         self.users = 0
         self._always: Function | None = None
+        self.depth = [0]
+        self.replacements = list[Function]()
+        self.place = internals.constant_of_dynamo(lambda: self._place())
+        self._remember()
+
+    def _remember(self) -> None:
+        self.code, self.copy = self.fn.__code__, _copy(self.fn)
+        self.swapped = _trampoline_code(self.code, self.number)
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         """The call, in whatever thread it was made."""
-        if current() is not None:
-            chosen = replacement(self.fn)
-            if chosen is not None:
-                return chosen(*args, **kwargs)
-            if self._always is not None and self.fn not in _running.get():
-                return self._always(*args, **kwargs)
+        chosen = replacement(self.fn)
+        if chosen is not None:
+            return chosen(*args, **kwargs)
+        if current() is not None and self._always is not None and self.fn not in _running.get():
+            return self._always(*args, **kwargs)
         return self.copy(*args, **kwargs)
 
+    def _place(self) -> int:
+        """Where the replacement is that Dynamo compiles in this thread; -1 if there is none."""
+        lookaside = _chosen.get().get(self.fn) if _in_parts.get() else None
+        if lookaside is None:
+            return -1
+        with _lock:
+            if lookaside.replace_with not in self.replacements:
+                self.replacements.append(lookaside.replace_with)
+            return self.replacements.index(lookaside.replace_with)
+
+    def in_dynamo(self, *args: Any, **kwargs: Any) -> Any:
+        """The call as Dynamo inlines it, which knows no context variables: what is inside is counted."""
+        place = self.place()
+        if place < 0 or self.depth[0]:
+            return self.copy(*args, **kwargs)
+        self.depth[0] += 1
+        try:
+            return self.replacements[place](*args, **kwargs)
+        finally:
+            self.depth[0] -= 1
+
     @contextmanager
-    def applied(self, always: Function | None) -> Generator[None]:
+    def applied(self, always: Function | None = None) -> Generator[None]:
         with _lock:
             if self.users == 0 and self.fn.__code__ is not self.code:
-                self.code, self.copy = self.fn.__code__, _copy(self.fn)
+                self._remember()
             self.users += 1
             self._always = always or self._always
             if self.users == 1:
-                self.fn.__code__ = _trampoline_code(self.code, self.dispatch)
+                self.fn.__code__ = self.swapped
         try:
             yield
         finally:
@@ -220,13 +313,21 @@ class _Trampoline:
 
 _lock = threading.RLock()
 _trampolines: dict[types.FunctionType, _Trampoline] = {}
+_numbered: list[_Trampoline] = []
 
 
 def _trampoline(fn: types.FunctionType) -> _Trampoline:
     with _lock:
         if fn not in _trampolines:
-            _trampolines[fn] = _Trampoline(fn)
+            _trampolines[fn] = _Trampoline(fn, len(_numbered))
+            _numbered.append(_trampolines[fn])
         return _trampolines[fn]
+
+
+def dispatcher(number: int) -> Function:
+    """Where the code of a trampoline leads."""
+    trampoline = _numbered[number]
+    return trampoline.in_dynamo if internals.is_dynamo_compiling() else trampoline.dispatch
 
 
 def _copy(fn: types.FunctionType) -> types.FunctionType:
@@ -237,10 +338,10 @@ def _copy(fn: types.FunctionType) -> types.FunctionType:
     return copy
 
 
-def _trampoline_code(code: types.CodeType, dispatch: Function) -> types.CodeType:
+def _trampoline_code(code: types.CodeType, number: int) -> types.CodeType:
     """Code that calls the dispatcher. It has as many free variables as `code`, as Python asks of a function's new code.
 
-    The dispatcher is a constant of the code: the function's globals and closure stay as they are.
+    The dispatcher is imported there: the function's globals and closure stay as they are, and Dynamo can follow.
     """
     cells = [f"cell_{i}" for i in range(len(code.co_freevars))]
     text = "\n".join(
@@ -248,13 +349,12 @@ def _trampoline_code(code: types.CodeType, dispatch: Function) -> types.CodeType
             f"def outer({', '.join(cells)}):",
             "    def trampoline(*args, **kwargs):",
             f"        if None: {', '.join(cells) or 'pass'}",
-            "        dispatch = 'DISPATCH'",
-            "        return dispatch(*args, **kwargs)",
+            f"        from {__name__} import dispatcher",
+            f"        return dispatcher({number})(*args, **kwargs)",
             "    return trampoline",
         ]
     )
     names: dict[str, Any] = {}
     exec(compile(text, code.co_filename, "exec"), names)
     made: types.CodeType = names["outer"](*cells).__code__
-    constants = tuple(dispatch if constant == "DISPATCH" else constant for constant in made.co_consts)
-    return made.replace(co_consts=constants, co_name=code.co_name, co_firstlineno=code.co_firstlineno)
+    return made.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno)

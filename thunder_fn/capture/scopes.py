@@ -133,7 +133,8 @@ class ScopeMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
-        if func in METADATA or current() is not recorder or (self._running and self._running[-1] is func):
+        is_passed = func in METADATA and replacement(func) is None
+        if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
             result = func(*args, **kwargs)
             return as_python(result) if recorder.symbolic and func in METADATA else result
         try:

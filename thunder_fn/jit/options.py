@@ -146,7 +146,7 @@ def _read_flag(value: Any, name: str) -> bool:
 
 
 def _read_argnums(value: Any) -> tuple[int, ...]:
-    given = (value,) if isinstance(value, int) else tuple(value)
+    given: tuple[Any, ...] = tuple(value) if isinstance(value, Iterable) else (value,)
     for argnum in given:
         if not isinstance(argnum, int) or isinstance(argnum, bool):
             raise ArgnumError(f"jit: an argnum is an int, given {argnum!r}")

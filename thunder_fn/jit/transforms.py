@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from thunder_fn.capture.lookasides import same_function
 from thunder_fn.errors import TraitError, kind_of, located
 from thunder_fn.executors.base import Numerics, check_numerics
 from thunder_fn.interpreters.autocast import autocast
@@ -113,6 +114,12 @@ class Transform:
     def __call__(self, subject: Any) -> Any:
         return self.fn(subject)
 
+    def is_again(self, other: object) -> bool:
+        """The other is this transform, perhaps made anew: its function is the same, and so is all that is said of it."""
+        if not isinstance(other, Transform) or same_function(self.fn) != same_function(other.fn):
+            return False
+        return all(getattr(self, trait) == getattr(other, trait) for trait in self.__slots__ if trait != "fn")
+
 
 def as_transform(given: Callable[..., Any]) -> Transform:
     """A function as a transform without traits, an interpreter with its label; a Transform as it is."""
@@ -146,7 +153,7 @@ def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
     """
     left = list[T]()
     for one in given:
-        if not (getattr(one, "idempotent", False) and one in left):
+        if not (isinstance(one, Transform) and one.idempotent and any(one.is_again(other) for other in left)):
             left.append(one)
     for one in left:
         rival = next((other for other in left if other.name in one.conflicts and other is not one), None)

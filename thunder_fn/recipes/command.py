@@ -11,24 +11,33 @@ import collections
 import importlib
 import importlib.util
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from thunder_fn.commands import UserError, output_folder, users_code
-from thunder_fn.errors import ThunderError, kind_of
+from thunder_fn.errors import CaptureError, ThunderError, kind_of
+from thunder_fn.executors.compiled import wait
 from thunder_fn.inspect.scratch import peak_of
 from thunder_fn.interpreters.simplify import dce, inline
-from thunder_fn.jit import explain_claims, last_traces
+from thunder_fn.jit import Options, explain_claims
+from thunder_fn.jit.explain import ClaimReport, decisions_of
+from thunder_fn.jit.program import close_over
+from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes.entry import chosen, compile
 from thunder_fn.trace import Trace
 
 ROUNDS = 5
+COPIES = 4
+"""Room for so many times a model's parameters is asked for: gradients, and what is computed. A larger model is captured only."""
+SAMPLES = 16_000
+"""Of sound: a second."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +58,12 @@ def main(argv: Sequence[str]) -> int:
         "--report", type=output_folder, metavar="FOLDER", help="write report.txt, report.json and trace.py there"
     )
     parser.add_argument("--train", action="store_true", help="time forward and backward, not forward alone")
-    parser.add_argument("--torch-compile", action="store_true", help="time torch.compile, too, which takes a while")
+    parser.add_argument(
+        "--torch-compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time torch.compile, too, which takes a while",
+    )
     options = parser.parse_args(argv)
     recipe = options.recipe or ["auto"]
     try:
@@ -113,59 +127,112 @@ def _from_config(name: str) -> tuple[Any, dict[str, Any]]:
         import transformers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError(f"{name} is a configuration of transformers, which is not installed: {error}") from error
-    config = transformers.AutoConfig.from_pretrained(name)
-    architectures = config.architectures or []
-    torch.manual_seed(0)
-    made: Any = (
-        getattr(transformers, architectures[0])(config) if architectures else transformers.AutoModel.from_config(config)
-    )
-    return made.eval(), example_inputs(made)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        architectures = config.architectures or []
+        if architectures and not hasattr(transformers, architectures[0]):
+            raise ValueError(f"this release of transformers has no {architectures[0]}")
+        cls = getattr(transformers, architectures[0]) if architectures else transformers.AutoModel.from_config
+        with torch.device("meta"):
+            made: Any = cls(config)
+        if bytes_of(made) <= memory() // COPIES:
+            torch.manual_seed(0)
+            made = cls(config)
+    except Exception as error:
+        raise ValueError(f"{name}: {error}") from error
+    return made.eval(), {key: value.to(made.device) for key, value in example_inputs(made).items()}
+
+
+def bytes_of(model: torch.nn.Module) -> int:
+    """What the parameters take."""
+    return sum(tensor.nbytes for tensor in model.parameters())
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, Any]:
-    """Random inputs for a model of transformers."""
+    """Random inputs for a model of transformers: text, images or sound, by the name of its main input.
+
+    Raises:
+        ValueError: it takes something else.
+    """
     config, name = model.config, model.main_input_name
-    if name == "pixel_values":
-        size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
-        return {name: torch.randn(batch, config.num_channels, *size)}
-    ids = torch.randint(config.get_text_config().vocab_size, (batch, length))
-    extra = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
-    return {"input_ids": ids, **extra}
+    ids = lambda: torch.randint(config.get_text_config().vocab_size, (batch, length))
+    match name:
+        case "input_ids":
+            found = ids()
+        case "pixel_values":
+            size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
+            found = torch.randn(batch, config.num_channels, *size)
+        case "input_values":
+            found = torch.randn(batch, SAMPLES)
+        case "input_features" if hasattr(config, "num_mel_bins"):
+            frames = 2 * getattr(config, "max_source_positions", length)
+            found = torch.randn(batch, config.num_mel_bins, frames)
+        case _:
+            what = f"no example of {name!r} is known, which a {type(model).__name__} takes"
+            raise ValueError(f"{what}\nWrite a function that returns (model, kwargs), and give it as module:function.")
+    return {name: found, **({"decoder_input_ids": ids()} if config.is_encoder_decoder else {})}
 
 
 def report(
     model: Any, inputs: dict[str, Any], recipe: Sequence[str], train: bool, torch_compile: bool
 ) -> dict[str, Any]:
     """What is applied, the ops, the claims, memory and time, as values and as text."""
+    seen = list[Trace]()
+    options = Options().changed(chosen(model, recipe).assemble(model).options)
     start = time.perf_counter()
-    compiled = compile(model, recipe)
+    compiled = compile(model, recipe, transforms=Transform(lambda trace: seen.append(trace) or trace, name="reported"))
     step = (lambda f: _train_step(f, inputs)) if train else (lambda f: lambda: _no_grad(f, inputs))
     run = step(compiled)
     run()
     first = time.perf_counter() - start
-    trace = last_traces(compiled)[0]
-    assert isinstance(trace, Trace), "the first stage is what was captured"
-    seconds = {"thunder_fn": _seconds(run), "eager": _seconds(step(model))}
-    if torch_compile:
-        seconds["torch.compile"] = _seconds(step(torch.compile(model)))
-    flat = dce(inline(trace))
-    ops = collections.Counter(equation.op.name for equation in flat.equations)
+    traces = list(dict.fromkeys(seen))
+    seconds = {} if _is_meta(model) else _times(run, step, model, torch_compile)
+    ops = collections.Counter(equation.op.name for trace in traces for equation in dce(inline(trace)).equations)
     found: dict[str, Any] = {
         "recipe": chosen(model, recipe).explain(model),
         "first_call_seconds": first,
         "seconds": seconds,
+        "graphs": len(traces),
         "ops": dict(ops.most_common()),
-        "parameter_bytes": sum(tensor.nbytes for tensor in model.parameters()),
-        "forward_peak_bytes": peak_of(trace),
-        "claims": str(_claims(compiled, inputs)),
-        "trace": str(trace),
+        "parameter_bytes": bytes_of(model) if isinstance(model, torch.nn.Module) else 0,
+        "forward_peak_bytes": max(map(peak_of, traces)),
+        "claims": "\n".join(map(str, _claims(compiled, options, traces, inputs, train))),
+        "trace": "\n\n".join(map(str, traces)),
     }
     return {**found, "text": _text(found)}
 
 
-def _claims(compiled: Any, inputs: dict[str, Any]) -> Any:
-    with torch.no_grad():
-        return explain_claims(compiled, **inputs)
+def _times(run: Callable[[], None], step: Callable[[Any], Callable[[], None]], model: Any, torch_compile: bool) -> Any:
+    """Seconds of a step once all is compiled; None for torch.compile if it fails."""
+    wait()
+    times: dict[str, float | None] = {"thunder_fn": _seconds(run), "eager": _seconds(step(model))}
+    if torch_compile:
+        try:
+            times["torch.compile"] = _seconds(step(torch.compile(model)))
+        except Exception:  # noqa: BLE001 - whatever it is, it is not about what was asked
+            times["torch.compile"] = None
+    return times
+
+
+def _is_meta(model: Any) -> bool:
+    return isinstance(model, torch.nn.Module) and any(tensor.is_meta for tensor in model.parameters())
+
+
+def _claims(
+    compiled: Any, options: Options, traces: Sequence[Trace], inputs: dict[str, Any], train: bool
+) -> Iterator[ClaimReport]:
+    """Who takes what of the model, or of each graph where it is no single trace."""
+    try:
+        with torch.set_grad_enabled(train):
+            yield explain_claims(compiled, **inputs)
+    except CaptureError:
+        for trace in traces:
+            yield ClaimReport(trace.name, decisions_of(close_over(trace)[0], options.chosen_executors()))
 
 
 def _train_step(f: Callable[..., Any], inputs: dict[str, Any]) -> Callable[[], None]:
@@ -195,11 +262,15 @@ def _seconds(run: Callable[[], None]) -> float:
 
 def _text(found: dict[str, Any]) -> str:
     ops = ", ".join(f"{count} {name.removeprefix('aten.')}" for name, count in list(found["ops"].items())[:12])
-    times = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in found["seconds"].items())
+    shown = lambda value: "fails" if value is None else f"{value * 1e3:.1f} ms"
+    times = ", ".join(f"{name} {shown(value)}" for name, value in found["seconds"].items()) or (
+        f"nothing is run, on the meta device: the machine has {memory() / 2**30:.1f} GiB of memory"
+    )
+    in_graphs = f" (in {found['graphs']} graphs)" if found["graphs"] > 1 else ""
     return "\n".join(
         [
             found["recipe"],
-            f"ops        {sum(found['ops'].values())}: {ops}",
+            f"ops        {sum(found['ops'].values())}: {ops}{in_graphs}",
             f"memory     {found['parameter_bytes'] / 2**20:.1f} MiB of parameters, at most "
             f"{found['forward_peak_bytes'] / 2**20:.1f} MiB of results at a time",
             f"time       first call {found['first_call_seconds']:.2f} s; then {times}",

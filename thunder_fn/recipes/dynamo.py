@@ -10,7 +10,10 @@ with a warning.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import types
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -22,6 +25,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, host_random
 from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.lookasides import diverted_in_parts, is_builtin
 from thunder_fn.errors import (
     CaptureError,
     GraphBreakWarning,
@@ -78,10 +82,12 @@ class DynamoForward:
 def _compiled(f: Compiled, options: Options) -> Compiled:
     """What Dynamo makes of a function. Numbers drawn from `numpy.random` are NumPy's, which Dynamo would draw from PyTorch's."""
     compiled = torch.compile(f, backend=_backend(options))
+    in_python = [one for one in options.lookasides if isinstance(one.fn, types.FunctionType)]
+    diverted = functools.partial(diverted_in_parts, in_python) if in_python else contextlib.nullcontext
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with internals.numbers_of_numpy():
+        with internals.numbers_of_numpy(), diverted():
             return compiled(*args, **kwargs)
 
     return call
@@ -109,7 +115,7 @@ class _UnchangingForward(TracedForward):
 def _breaks(error: CaptureError, options: Options) -> bool:
     """What was captured is no single trace, and Dynamo may be asked."""
     raised_itself = isinstance(error, TracedFunctionError)
-    return not raised_itself and current() is None and not _numbers_arguments(options)
+    return not (raised_itself or current() is not None or _numbers_arguments(options) or _out_of_reach(options))
 
 
 @dataclass(slots=True, eq=False)
@@ -210,11 +216,21 @@ def _numbers_arguments(options: Options) -> bool:
     return bool(options.static_argnums or options.donate_argnums or isinstance(options.dynamic, tuple))
 
 
+def _out_of_reach(options: Options) -> str | None:
+    """A lookaside that Dynamo cannot follow: it knows builtins by what they are, and generators only as they run."""
+    for one in options.lookasides:
+        if is_builtin(one.fn):
+            return f"a lookaside of the builtin {one.fn.__name__}"
+        if inspect.isgeneratorfunction(one.replace_with):
+            return f"a generator function in the place of {getattr(one.fn, '__name__', one.fn)}"
+    return None
+
+
 def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
     """A function or module whose graphs are found by Dynamo; a module stays one of its class, on the same state.
 
     Raises:
-        RecipeError: the module's parameters are stored in another way, or an option counts arguments.
+        RecipeError: parameters are stored in another way, an option counts arguments, or a lookaside cannot be followed.
     """
     given = Options().changed(options)
     if isinstance(model, RewrittenModule):
@@ -227,6 +243,9 @@ def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
         raise RecipeError(
             located(f"the frontend 'dynamo': {what}", fix="Leave them out: Dynamo finds out what is static.")
         )
+    if (lookaside := _out_of_reach(given)) is not None:
+        fix = "Give a Python function of yours and another that returns what it computes."
+        raise RecipeError(located(f"the frontend 'dynamo' does not follow {lookaside}", fix=fix))
     if isinstance(model, torch.nn.Module):
         return with_forward(model, functools.partial(DynamoForward, options=given))
     return _compiled(model, given)

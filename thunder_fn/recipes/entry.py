@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import RecipeError, kind_of
+from thunder_fn.errors import RecipeError, kind_of, located
 from thunder_fn.jit import jit
+from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
 from thunder_fn.recipes.dynamo import through_dynamo, with_breaks
@@ -42,12 +43,20 @@ def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
     """
     assembly = chosen(model, recipe).with_(**options).assemble(model)
     for transform in assembly.on_model:
-        model = transform(model)
+        model = _transformed(model, transform)
     if assembly.frontend == "dynamo":
         return through_dynamo(model, assembly.options)
     if assembly.frontend == "direct":
         return jit(model, **assembly.options)
     return with_breaks(model, assembly.options)
+
+
+def _transformed(model: Model, transform: Transform) -> Model:
+    made = transform(model)
+    if not callable(made):
+        what = f"the transform {transform.name!r} of the model returned {kind_of(made)}, not a module or function"
+        raise RecipeError(located(what, fix="Return the model, also where it is changed in place."))
+    return made
 
 
 def chosen(model: Model, recipe: Choice) -> Recipe:

@@ -77,6 +77,7 @@ class Quantize(Recipe):
                 after=("caches_as_arguments", "static_cache", "lora"),
                 before=("fsdp", "ddp"),
                 conflicts=others,
+                idempotent=True,
                 numerics="precision-changing",
                 on="model",
             ),
@@ -162,7 +163,10 @@ class Distributed(Recipe):
     def setup_transforms(self) -> Sequence[Transform]:
         """Of the model: other parameters. Sums over ranks come in another order."""
         numerics: Numerics = "reassociating"
-        return (Transform(self.spread, name=self.name, conflicts=(self.rival,), numerics=numerics, on="model"),)
+        spread = Transform(
+            self.spread, name=self.name, conflicts=(self.rival,), idempotent=True, numerics=numerics, on="model"
+        )
+        return (spread,)
 
 
 @register

@@ -21,20 +21,21 @@ import dataclasses
 import functools
 import os
 import shutil
+from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypedDict, final, get_args
 
-from thunder_fn.capture.lookasides import Lookaside
+from thunder_fn.capture.lookasides import Lookaside, same_function
 from thunder_fn.errors import RecipeError, UnknownOption, kind_of, located
-from thunder_fn.executors import TORCH, Executor, Numerics, inductor
+from thunder_fn.executors import Executor, Numerics, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jit import Options
-from thunder_fn.jit.transforms import HasTraits, Transform, as_transform, in_order, reason
+from thunder_fn.jit.transforms import Transform, as_transform, in_order
+from thunder_fn.recipes.explaining import explain, name_of
 
 Frontend = Literal["direct", "dynamo"]
 Model = Callable[..., Any]
-OPEN = "direct, or dynamo for what is no single trace"
 
 
 class Config(TypedDict, total=False):
@@ -48,8 +49,8 @@ class Config(TypedDict, total=False):
     donate_argnums: int | Sequence[int]
 
 
-class _MadeOnce(type):
-    """Instances do not change once their `__init__` is done."""
+class _MadeOnce(ABCMeta):
+    """Instances do not change once their `__init__` is done. Of ABCMeta, so that a recipe may be abstract or generic."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
@@ -289,7 +290,10 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
     """Ask every part, and put the answers in order."""
     parts, origins = parts_of(recipe), dict[Any, str]()
     for part in parts:
-        part.validate(model)
+        answer: Any = part.validate(model)
+        if answer is False:
+            fix = "Let it raise an error that says why."
+            raise RecipeError(located(f"{part!r}: validate returned False for {kind_of(model)}", fix=fix))
 
     def asked(question: str, read: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> list[Any]:
         found = list[Any]()
@@ -306,7 +310,7 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
     assembly = Assembly(
         in_order(transforms),
         in_order(resolve_executors(executors), "executor"),
-        tuple(asked("setup_lookasides")),
+        _lookasides(parts),
         _frontend(parts),
         tuple(_config(parts).items()),
         parts,
@@ -326,12 +330,31 @@ def _sequence(part: Recipe, question: str) -> Sequence[Any]:
     return answer
 
 
+def _lookasides(parts: Sequence[Recipe]) -> tuple[Lookaside, ...]:
+    said: dict[Any, list[tuple[Recipe, Lookaside]]] = {}
+    for part in parts:
+        for one in _sequence(part, "setup_lookasides"):
+            if not isinstance(one, Lookaside):
+                raise RecipeError(f"{part!r}: setup_lookasides returns `Lookaside`s, not {kind_of(one)}")
+            said.setdefault(one.fn, []).append((part, one))
+    return tuple(
+        _settled(
+            given,
+            lambda one: f"diverts {name_of(one.fn)} to {name_of(one.replace_with)}",
+            fix="Say which one: `(a + b).with_(lookasides=[...])`.",
+            key=lambda one: same_function(one.replace_with),
+        )
+        for given in said.values()
+    )
+
+
 def _frontend(parts: Sequence[Recipe]) -> Frontend | None:
     said = [(part, part.frontend) for part in parts if part.frontend is not None]
     for part, frontend in said:
         if frontend not in get_args(Frontend):
             raise RecipeError(f"{part!r}: the frontend is 'direct' or 'dynamo', not {frontend!r}")
-    return _settled(said, lambda frontend: f"wants the frontend {frontend!r}", "frontend") if said else None
+    fix = "Say which one: `(a + b).with_(frontend=...)`."
+    return _settled(said, lambda frontend: f"wants the frontend {frontend!r}", fix) if said else None
 
 
 def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
@@ -346,46 +369,25 @@ def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
                 raise UnknownOption(f"{part!r}: setup_config has {name!r}; a recipe may set {', '.join(known)}")
             said.setdefault(name, []).append((part, value))
     return {
-        name: _settled(values, lambda value, name=name: f"sets {name}={value!r}", name) for name, values in said.items()
+        name: _settled(
+            values,
+            lambda value, name=name: f"sets {name}={value!r}",
+            fix=f"Say which one: `(a + b).with_({name}=...)`.",
+        )
+        for name, values in said.items()
     }
 
 
-def _settled(said: Sequence[tuple[Recipe, Any]], describe: Callable[[Any], str], name: str) -> Any:
-    """What several recipes say of one thing: the same, or what was said last with `with_`."""
+def _settled(
+    said: Sequence[tuple[Recipe, Any]],
+    describe: Callable[[Any], str],
+    fix: str,
+    key: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """What several recipes say of one thing: the same by its key, or what was said last with `with_`."""
     last = max((i for i, (part, _) in enumerate(said) if isinstance(part, Addition)), default=0)
     (first, value), *others = said[last:]
     for other, differs in others:
-        if differs != value:
-            text = f"{first!r} {describe(value)}, {other!r} {describe(differs)}"
-            raise RecipeError(located(text, fix=f"Say which one: `(a + b).with_({name}=...)`."))
+        if key(differs) != key(value):
+            raise RecipeError(located(f"{first!r} {describe(value)}, {other!r} {describe(differs)}", fix=fix))
     return value
-
-
-def explain(assembly: Assembly) -> str:
-    """An assembly as text."""
-    lines = [f"recipe     {' + '.join(map(repr, assembly.recipes))}", f"frontend   {assembly.frontend or OPEN}"]
-    lines += _listed(
-        "transforms", assembly.transforms, assembly.origins, lambda one: f"on the {one.on}, {one.numerics}"
-    )
-    lines += _listed("executors", assembly.executors, assembly.origins, lambda one: one.numerics)
-    lines += [] if TORCH in assembly.executors else ["  then PyTorch's own ops, for whatever is left"]
-    lines += [f"lookaside  {_name(one.fn)} -> {_name(one.replace_with)}" for one in assembly.lookasides]
-    lines += [f"option     {name}={value!r}" for name, value in assembly.config]
-    return "\n".join(lines)
-
-
-def _listed(what: str, things: Sequence[Any], origins: Mapping[Any, str], describe: Callable[[Any], str]) -> list[str]:
-    lines = [f"{what:<10} {'none' if not things else ''}".rstrip()]
-    for number, one in enumerate(things, 1):
-        why = [text for before in things[: number - 1] if (text := reason(_traits(before), _traits(one)))]
-        origin = origins.get(id(one), "what the machine has")
-        lines.append(f"  {number}. {one.name} ({describe(one)}), from {origin}{''.join(f'; {text}' for text in why)}")
-    return lines
-
-
-def _traits(value: Any) -> HasTraits:
-    return value
-
-
-def _name(fn: Any) -> str:
-    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}".removeprefix(".")

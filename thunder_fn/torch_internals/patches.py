@@ -156,17 +156,39 @@ class _FirstCall(torch.overrides.TorchFunctionMode):
         return NotImplemented
 
 
-def arrives_as(fn: Any) -> Any:
-    """The function that modes are told of where `fn` is called: `x + y` arrives as `Tensor.add`."""
+def is_dynamo_compiling() -> bool:
+    """Dynamo is reading the bytecode that asks; it takes the answer for a constant."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
+    """A function that Dynamo calls while it compiles, whose result it takes for a constant."""
+    fn._dynamo_marked_constant = True  # what `torch._dynamo.assume_constant_result` does, which would import Dynamo
+    return fn
+
+
+def is_op(fn: Any) -> bool:
+    """An operator of a library, all of its overloads or one, or what `torch.library.custom_op` makes."""
+    return isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef)
+
+
+def arrives_as(fn: Any) -> tuple[Any, ...]:
+    """What modes are told of where `fn` is called: `x + y` arrives as `Tensor.add`, an operator as one of its overloads."""
+    if isinstance(fn, torch._library.custom_ops.CustomOpDef):
+        fn = fn._opoverload
+    if isinstance(fn, torch._ops.OpOverload):
+        return (fn, fn.overloadpacket) if len(fn.overloadpacket.overloads()) == 1 else (fn,)
+    if isinstance(fn, torch._ops.OpOverloadPacket):
+        return (fn, *(getattr(fn, name) for name in fn.overloads()))
     if not isinstance(fn, types.MethodDescriptorType) or not fn.__name__.startswith("__"):
-        return fn
+        return (fn,)
     x = torch.zeros(())
     for args in ((x,), (x, x)):
         with _FirstCall() as first, contextlib.suppress(TypeError):
             fn(*args)
         if first.func is not None:
-            return first.func
-    return fn
+            return (first.func,)
+    return (fn,)
 
 
 def numbers_of_numpy() -> contextlib.AbstractContextManager[Any]:
