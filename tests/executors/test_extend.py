@@ -610,3 +610,17 @@ def test_an_implementation_of_a_composite_is_for_its_calls_and_not_for_what_tran
     leaf = x.clone().requires_grad_()
     called(leaf).sum().backward()
     torch.testing.assert_close(leaf.grad, wanted)
+
+
+def test_results_whose_sizes_change_between_calls() -> None:
+    ex = OperatorExecutor("sized")
+    double = ex.register_operator("double", like=lambda x, y: torch.cat((x, y)), fn=lambda x, y: torch.cat((x, y)))
+    f = tfn.jit(lambda x, y: double(x, y).sum(0), executors=[ex], cache="symbolic values")
+    for sizes in ((2, 3), (5, 4), (7, 9)):
+        x, y = (torch.randn(size, 2) for size in sizes)
+        assert torch.equal(f(x, y), torch.cat((x, y)).sum(0))
+    assert tfn.cache_info(f).misses == 1
+    wrong = ex.register_operator("wrong", like=lambda x: x + 1, fn=lambda x: (x + 1)[:2])
+    short = tfn.jit(lambda x: wrong(x), executors=[ex], cache="symbolic values")
+    with pytest.raises(ExecutorError, match=r"wrong: fn returned \(f32\[2, 2\]\), but .* are \(f32\[3, 2\]\)"):
+        short(torch.randn(3, 2))

@@ -77,14 +77,14 @@ def list_executors() -> tuple[str, ...]:
 
 
 def resolve_executors(given: Any, where: str = "jit") -> tuple[Executor, ...]:
-    """Executors and names of executors as executors, each once; nobody comes after the torch executor.
+    """Executors and names of executors as executors, each once, None as none; nobody comes after the torch executor.
 
     Raises:
         UnknownOption: no executor has this name.
         ExecutorError: something is neither an executor nor a name.
     """
     if isinstance(given, str | Executor) or not isinstance(given, Iterable):
-        given = (given,)
+        given = () if given is None else (given,)
     found: dict[Executor, None] = {}
     for one in given:
         if not isinstance(one, str | Executor):

@@ -15,7 +15,8 @@ from thunder_fn.capture import pytree
 from thunder_fn.errors import ExecutorError, has_note, located
 from thunder_fn.interpreters.heartbeat import run_collective
 from thunder_fn.pretty import format_equation
-from thunder_fn.trace import Equation, Source, TensorType, Type, type_of_value
+from thunder_fn.symbols import Substitution, bind, replaced
+from thunder_fn.trace import Arg, Equation, Expr, Source, TensorType, Type, Var, type_of_value
 
 EQUATIONS = "_equations"
 """In the context of a program: the equation of each line that calls an operator."""
@@ -35,7 +36,10 @@ class Runner:
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         equation: Equation = frame.f_globals[EQUATIONS][frame.f_lineno]
-        return self.run(args, kwargs, [var.type for var in equation.outputs], equation.source)
+        types: tuple[Type, ...] = tuple(var.type for var in equation.outputs)
+        if not all(map(_is_static, types)):
+            types = _types_for(equation, args, kwargs)
+        return self.run(args, kwargs, types, equation.source)
 
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], types: Sequence[Type], source: Source | None = None
@@ -95,10 +99,33 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
+def _is_static(type: Type) -> bool:
+    return not isinstance(type, TensorType) or all(isinstance(dim, int) for dim in type.shape)
+
+
+def _types_for(equation: Equation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Type, ...]:
+    """The types of the results of a call, with numbers in the place of the symbols that its operands know."""
+    known = dict[int, tuple[Var, Any]]()
+
+    def match(arg: Arg, value: Any) -> None:
+        if isinstance(arg, Var):
+            known[arg.index] = (arg, value)
+        elif isinstance(arg, tuple):
+            for one, item in zip(arg, value, strict=True):
+                match(one, item)
+
+    match(equation.args, args)
+    match(tuple(arg for _, arg in equation.kwargs), tuple(kwargs[key] for key, _ in equation.kwargs))
+    values = bind([var for var, _ in known.values()], [value for _, value in known.values()])
+    change = Substitution(lambda expr: replaced(expr, values))
+    return tuple(change.type(var.type) for var in equation.outputs)
+
+
 def _fits(value: torch.Tensor, type: Type) -> bool:
     if not isinstance(type, TensorType) or value.dtype != type.dtype or value.device != type.device:
         return False
-    return value.shape == type.shape
+    sizes = zip(value.shape, type.shape, strict=False)
+    return value.dim() == len(type.shape) and all(isinstance(dim, Expr) or size == dim for size, dim in sizes)
 
 
 def _told(value: Any) -> str:

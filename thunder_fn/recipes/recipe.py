@@ -218,7 +218,9 @@ class Addition(Recipe):
 
 
 def _several(given: Any) -> tuple[Any, ...]:
-    """One thing, or a sequence of them."""
+    """One thing, a sequence of them, or None."""
+    if given is None:
+        return ()
     return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
