@@ -19,7 +19,8 @@ from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import OptimizerError
 from thunder_fn.interpreters.partial import follows_from, partial_eval
-from thunder_fn.trace import Literal, Trace, Var, canonical
+from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.trace import Literal, Trace, TraceBuilder, Var, canonical, type_of
 
 State = dict[str, Any]
 
@@ -99,10 +100,10 @@ class _Updates:
                 trace.inputs[:first],
                 trace.inputs[first:],
             )  # what all share is none's to hold: compute it for each
-            own = canonical((*given, *mine), trace.equations, trace.outputs)
+            own = _constant(canonical((*given, *mine), trace.equations, trace.outputs, name=self.op.name))
             return _Update(captured, canonical(given, (), given), own, (False,) * len(is_shared), constants)
         shared, own = partial_eval(trace, is_given, is_shared)
-        return _Update(captured, shared, own.renamed(self.op.name), is_shared, constants)
+        return _Update(captured, shared, _constant(own).renamed(self.op.name), is_shared, constants)
 
     def recorded(self, update: _Update, own: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The update's results for a parameter; None where it has to run op by op."""
@@ -114,7 +115,8 @@ class _Updates:
         operands = operands_of(self.recorder, (*shared[count:], *tensors))
         if operands is None:
             return None
-        results = bind_equation(self.recorder, self.op, operands, (update.own,), update.own.output_types)
+        with torch.enable_grad():  # the body says itself that no gradient goes through it
+            results = bind_equation(self.recorder, self.op, operands, (update.own,), update.own.output_types)
         given = iter(shared), iter(results)
         return tuple(next(given[0] if flag else given[1]) for flag in update.is_shared)
 
@@ -124,6 +126,14 @@ class _Updates:
         if key not in self.values:
             self.values[key] = copy_trace(self.recorder, update.shared, (*self.shared_tensors, *update.constants))
         return self.values[key]
+
+
+def _constant(trace: Trace) -> Trace:
+    """The trace with results through which no gradient goes."""
+    builder = TraceBuilder(trace.name)
+    results = inline_into(builder, trace, tuple(builder.input(var.type) for var in trace.inputs))
+    stopped = (builder.add(ops.STOP_GRADIENT, (atom,), (type_of(atom),)) for atom in results)
+    return builder.build(tuple(var for (var,) in stopped))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 import thunder_fn as tfn
 from thunder_fn import evaluate, jit, ops
 from thunder_fn.check import check
-from thunder_fn.derive import alone
 from thunder_fn.errors import ExecutorError, JitError, RegionWarning, UnknownOption
 from thunder_fn.executors import FusionExecutor, claim, lower
 from thunder_fn.executors.regions import Group, grouped, partition
@@ -99,7 +98,7 @@ def test_claiming_keeps_values(case: Case, share: bool) -> None:
     agree(run(claimed.trace, case.inputs), run(case.trace, case.inputs), "what was claimed", trace=case.trace)
     for equation in claimed.trace.equations:
         if equation.op.kind == "composite":
-            assert claimed.claims[alone(equation)].executor.name == "patchy"
+            assert claimed.claim_of(equation).executor.name == "patchy"
 
 
 @given(cases())

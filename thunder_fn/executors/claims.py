@@ -40,7 +40,7 @@ from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rules import lowered
 from thunder_fn.symbols import close_symbols, is_symbolic
-from thunder_fn.trace import Atom, Equation, Expr, Source, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder, Var
 
 REGION = "region"
 TOO_SMALL = "the region would be too small"
@@ -91,11 +91,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A trace of leaves, structured ops and claimed composites; who runs those; which composites began where."""
+    """A trace of leaves, structured ops and claimed composites; who runs those; which composites began where.
+
+    Regions have names of their own, and are found by these.
+    """
 
     trace: Trace
     notes: dict[int, tuple[str, ...]]
-    claims: dict[Trace, Claim]
+    claims: dict[Trace | Op, Claim]
     log: tuple[Decision, ...] = ()
     executors: dict[str, Executor] = field(default_factory=dict[str, "Executor"])
 
@@ -106,7 +109,7 @@ class Claimed:
 
     def claim_of(self, equation: Equation) -> Claim:
         """Who runs a composite."""
-        return self.claims[alone(equation)]
+        return self.claims.get(equation.op) or self.claims[alone(equation)]
 
 
 def claim(trace: Trace, executors: Sequence[Executor] = (), *, below_autograd: bool = False) -> Claimed:
@@ -132,7 +135,7 @@ class _Claiming:
         self.below_autograd = below_autograd
         self.fusions = tuple(executor for executor in executors if isinstance(executor, FusionExecutor))
         self.min_shared = min((executor.min_shared for executor in self.fusions), default=None)
-        self.claims: dict[Trace, Claim] = {}
+        self.claims: dict[Trace | Op, Claim] = {}
         self.log: dict[Decision, int] = {}
         self.parts: dict[tuple[Trace, tuple[Executor, ...] | None], Part] = {}
         self.by_name: dict[str, Executor] = {}
@@ -248,19 +251,20 @@ class _Claiming:
 
     def named(self, trace: Trace) -> Trace:
         """Regions numbered in the order in which they first run; equal ones have one name."""
-        names: dict[tuple[str, Trace], str] = {}
+        known: dict[tuple[str, Trace], tuple[Op, Trace]] = {}
         counts = Counter[str]()
         equations: list[Equation] = []
         for equation in trace.equations:
             owner, _, kind = equation.op.name.partition("::")
             if kind == REGION and ops.is_operator(equation.op):
                 key = (owner, equation.body)
-                if key not in names:
-                    names[key] = f"{owner}_fusion_{counts[owner]}"
+                if key not in known:
+                    name = f"{owner}_fusion_{counts[owner]}"
+                    op, body = known[key] = ops.composite(f"{owner}::{name}"), equation.body.renamed(name)
+                    self.claims[op] = Claim(self.by_name[owner], name, None, body)
                     counts[owner] += 1
-                body = equation.body.renamed(names[key])
-                equation = replace(equation, op=ops.composite(f"{owner}::{names[key]}"), bodies=(body,))
-                self.claims[alone(equation)] = Claim(self.by_name[owner], names[key], None, body)
+                op, body = known[key]
+                equation = replace(equation, op=op, bodies=(body,))
             equations.append(equation)
         return replace(trace, equations=tuple(equations))
 

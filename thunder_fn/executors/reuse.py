@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 
@@ -197,10 +197,15 @@ class _Members:
         self.variables: dict[frozenset[int], list[int]] = {}
         for index, buffers in enumerate(aliases.buffers):
             self.variables.setdefault(buffers, []).append(index)
-        self.holding: dict[int, list[frozenset[int]]] = {}
+
+    @cached_property
+    def holding(self) -> dict[int, list[frozenset[int]]]:
+        """Which of these sets a buffer is in. Most programs of regions never ask."""
+        found: dict[int, list[frozenset[int]]] = {}
         for buffers in self.variables:
             for buffer in buffers:
-                self.holding.setdefault(buffer, []).append(buffers)
+                found.setdefault(buffer, []).append(buffers)
+        return found
 
     def sharing(self, var: Var) -> set[int]:
         """The other variables that may share memory with `var`."""

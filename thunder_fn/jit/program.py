@@ -237,6 +237,7 @@ class _Execution:
         self.donated = [i for i, (position, _) in enumerate(tensors) if position in donated]
         self.writable = [i for i in self.donated if is_dense(tensors[i][1])] if bridged is None else []
         pairs = zip(captured.writes, writes, strict=True)
+        self.given = {self.leaves[i] for i in self.donated}
         self.targets = [
             self.names.bind(write.target, "target") if place is None else self.inputs[place] for write, place in pairs
         ]
@@ -284,11 +285,10 @@ class _Execution:
         """An output: a written tensor itself where it holds it, and never the donated tensor, which is given away."""
         atom = self.trace.outputs[position]
         written = self.trace.outputs[self.captured.num_results :]
-        given = [self.leaves[i] for i in self.donated]
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
-            return f"{target}.detach()" if target in given else target
-        if isinstance(atom, Var) and atom.index in self.donated:
+            return f"{target}.detach()" if target in self.given else target
+        if isinstance(atom, Var) and atom.index < len(self.leaves) and self.leaves[atom.index] in self.given:
             return f"{values[position]}.detach()"
         return values[position]
 
