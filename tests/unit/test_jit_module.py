@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import pickle
 import threading
+import types
 import weakref
 from typing import Any
 
@@ -255,6 +257,34 @@ def test_another_forward() -> None:
     assert same(jitted(x), x * 5) and same(module(x), x * 5)
     del jitted.forward
     assert same(jitted(x), module(x))
+
+
+def around(model: Any, factor: int) -> None:
+    """As accelerate wraps models: what `forward` was is called by what it is from now on."""
+    before = model.forward.__func__
+
+    @functools.wraps(before)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return before(self, x) * factor
+
+    model.forward = types.MethodType(forward, model)
+
+
+@pytest.mark.parametrize("frontend", ("direct", "dynamo"))
+def test_wrappers_around_forward(frontend: Any) -> None:
+    """One around the other, on the jitted module and the one behind it, in copies, and taken off again."""
+    module, x = Configured(), torch.randn(2, 3)
+    known = module(x)
+    jitted = tfn.compile(module, frontend=frontend, executors="torch")
+    for expected, factor in ((known * 2, 2), (known * 2 * 3, 3)):
+        jitted(x)
+        around(jitted, factor)
+        assert same(jitted(x), expected) and same(module(x), expected) and same(copy.deepcopy(jitted)(x), expected)
+        assert inspect.signature(jitted.forward) == inspect.signature(Configured().forward)
+    jitted.forward = lambda *args, before=jitted.forward: before(*args) + 1
+    assert same(jitted(x), known * 2 * 3 + 1)
+    del jitted.forward
+    assert same(jitted(x), known)
 
 
 def test_lazy_modules_run_as_they_are_once() -> None:

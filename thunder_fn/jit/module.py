@@ -27,6 +27,7 @@ from thunder_fn.errors import HooksWarning, JitError, ThunderError, kind_of, loc
 from thunder_fn.jit import Jitted
 from thunder_fn.jit.cache import MAXSIZE, CacheInfo
 from thunder_fn.jit.dynamic import RetraceWarning
+from thunder_fn.jit.module_forward import SLOT, Forward
 from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
 from thunder_fn.jit.options import Options, check_argnums
 
@@ -41,9 +42,6 @@ PATIENCE = 8
 
 COUNT_OUTSIDE = "Keep what changes in a buffer, which is a tensor, or outside of `forward`."
 """What to do about it."""
-
-_SLOT = "_thunder_fn_jit"
-
 
 OnReads = Callable[[Reads, str | None], None]
 """What hears of a trace which attributes it read, and one of those that it changed after that, if there is one."""
@@ -245,44 +243,24 @@ class ModuleJit:
 # ---- a class of its own for each class of modules ----
 
 
-class _Forward:
-    """The `forward` of a jitted module. Another one that is assigned to an instance is traced in its place."""
-
-    def __init__(self, original: Callable[..., Any]) -> None:
-        @functools.wraps(original)
-        def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return getattr(self, _SLOT)(*args, **kwargs)
-
-        self.function = forward
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self.function if instance is None else types.MethodType(self.function, instance)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        instance.__dict__["forward"] = value
-
-    def __delete__(self, instance: Any) -> None:
-        del instance.__dict__["forward"]
-
-
 class _Slotted(torch.nn.Module):
     """A jitted module of any class: one layout, so that a module can become one of another class."""
 
-    __slots__ = (_SLOT,)
+    __slots__ = (SLOT,)
 
 
 def _get_class(self: torch.nn.Module) -> type[torch.nn.Module]:
-    return type(getattr(self, _SLOT).module)
+    return type(getattr(self, SLOT).module)
 
 
 def _set_class(self: torch.nn.Module, cls: type[torch.nn.Module]) -> None:
-    getattr(self, _SLOT).module.__class__ = cls
+    getattr(self, SLOT).module.__class__ = cls
     _follow(self)
 
 
 def _follow(self: torch.nn.Module) -> bool:
     """Take over a class that the module behind has got since, as from `register_parametrization`."""
-    cls = _class_of(type(getattr(self, _SLOT).module))
+    cls = _class_of(type(getattr(self, SLOT).module))
     changed = type(self) is not cls
     if changed:
         object.__dict__["__class__"].__set__(self, cls)
@@ -291,7 +269,7 @@ def _follow(self: torch.nn.Module) -> bool:
 
 def _attribute_of(cls: type[torch.nn.Module]) -> Callable[..., Any]:
     def __getattr__(self: torch.nn.Module, name: str) -> Any:
-        if name != _SLOT and _follow(self):
+        if name != SLOT and _follow(self):
             return getattr(self, name)
         return cls.__getattr__(self, name)
 
@@ -299,22 +277,22 @@ def _attribute_of(cls: type[torch.nn.Module]) -> Callable[..., Any]:
 
 
 def _replicate(self: torch.nn.Module) -> torch.nn.Module:
-    inner = getattr(self, _SLOT)
+    inner = getattr(self, SLOT)
     return with_forward(inner.module._replicate_for_data_parallel(), inner.again)
 
 
 def _reduce(self: torch.nn.Module, protocol: Any = None) -> tuple[Any, ...]:
-    inner = getattr(self, _SLOT)
+    inner = getattr(self, SLOT)
     return with_forward, (inner.module, inner.again)
 
 
 def _copy(self: torch.nn.Module) -> torch.nn.Module:
-    inner = getattr(self, _SLOT)
+    inner = getattr(self, SLOT)
     return with_forward(copy.copy(inner.module), inner.again)
 
 
 def _deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    inner = getattr(self, _SLOT)
+    inner = getattr(self, SLOT)
     return with_forward(copy.deepcopy(inner.module, memo), inner.again)
 
 
@@ -332,19 +310,19 @@ def _class_of(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
         "__reduce_ex__": _reduce,
         "__copy__": _copy,
         "__deepcopy__": _deepcopy,
-        "forward": _Forward(cls.forward),
+        "forward": Forward(cls.forward),
     }
     return types.new_class(cls.__name__, (cls, _Slotted), exec_body=lambda body: body.update(namespace))
 
 
 def jit_of(module: torch.nn.Module) -> ModuleJit:
     """What is behind a jitted module."""
-    return getattr(module, _SLOT)
+    return getattr(module, SLOT)
 
 
 def is_jitted(module: Any) -> bool:
     """The module was made by `jit`."""
-    return isinstance(module, torch.nn.Module) and isinstance(getattr(module, _SLOT, None), ModuleJit)
+    return isinstance(module, torch.nn.Module) and isinstance(getattr(module, SLOT, None), ModuleJit)
 
 
 def as_function(module: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[Jitted, dict[str, Any]]:
@@ -394,5 +372,5 @@ def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]
     cls = _class_of(type(module))
     wrapped = object.__new__(cls)  # a class may have a `__new__` of its own, as fx.GraphModule has
     object.__setattr__(wrapped, "__dict__", module.__dict__)
-    object.__setattr__(wrapped, _SLOT, make(module))
+    object.__setattr__(wrapped, SLOT, make(module))
     return wrapped

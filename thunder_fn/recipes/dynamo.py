@@ -17,7 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -64,19 +64,19 @@ class DynamoForward:
 
     module: torch.nn.Module
     options: Options
+    made: dict[Any, Compiled] = field(default_factory=dict[Any, Compiled], repr=False)
+    """What Dynamo makes of each `forward` that was assigned to the module; of None for that of its class."""
 
     @property
     def again(self) -> Callable[[torch.nn.Module], DynamoForward]:
         """What makes the same of another module."""
         return functools.partial(DynamoForward, options=self.options)
 
-    @functools.cached_property
-    def compiled(self) -> Compiled:
-        """What Dynamo makes."""
-        return _compiled(self.module.forward, self.options)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compiled(*args, **kwargs)
+        assigned = self.module.__dict__.get("forward")
+        if assigned not in self.made:
+            self.made[assigned] = _compiled(self.module.forward, self.options)
+        return self.made[assigned](*args, **kwargs)
 
 
 def _compiled(f: Compiled, options: Options) -> Compiled:
