@@ -624,3 +624,21 @@ def test_results_whose_sizes_change_between_calls() -> None:
     short = tfn.jit(lambda x: wrong(x), executors=[ex], cache="symbolic values")
     with pytest.raises(ExecutorError, match=r"wrong: fn returned \(f32\[2, 2\]\), but .* are \(f32\[3, 2\]\)"):
         short(torch.randn(3, 2))
+
+
+def test_an_implementation_serves_the_forward_of_a_training_step() -> None:
+    """What a layer's backward needs is its input and its weight, so its forward is the call as the user wrote it."""
+    calls = list[int]()
+
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        calls.append(x.dim())
+        return torch.nn.functional.linear(x, w, b)
+
+    ex = OperatorExecutor("layers")
+    mine = ex.register_operator("mine", like=torch.nn.functional.linear, fn=fn)
+    ex.register_implementation(torch.nn.functional.linear, execution_transform=lambda *args: mine(*args))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    for x in (torch.randn(5, 4), torch.randn(3, 5, 4)):
+        calls.clear()
+        jit(model, executors=[ex])(x).sum().backward()
+        assert calls == [x.dim(), x.dim()]

@@ -164,6 +164,7 @@ class _Claiming:
         part = part.without(*drop_dead(part.trace))
         part = part.without(*drop_copies(part.trace))
         part = part.without(*tidy(part.trace, below_autograd=self.below_autograd))
+        part = part.without(*drop_dead(part.trace))
         for fusion in self.fusions:
             part = self.fused(part, fusion)
         return self.unfolded(part, shared)

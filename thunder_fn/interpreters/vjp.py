@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from thunder_fn import ops
 from thunder_fn.derive import alone, differentiable_outputs, is_differentiable, vjp_rule
+from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
 from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, num_vars
 
 aten = ops.aten
-TRANSPOSE = ops.leaf(aten.t.default)
 
 
 @memo(16384)
@@ -143,16 +143,6 @@ def _bind(env: dict[int, Atom], variables: tuple[Var, ...], values: tuple[Atom, 
     env.update((var.index, value) for var, value in zip(variables, values, strict=True))
 
 
-def transposed_matrices(trace: Trace) -> frozenset[int]:
-    """The variables that are transposes of matrices, as the weight is in `linear`."""
-    found: set[int] = set()
-    for equation in trace.equations:
-        type = equation.outputs[0].type if equation.op == TRANSPOSE else None
-        if isinstance(type, TensorType) and len(type.shape) == 2 and equation.operands[0].index not in found:
-            found.add(equation.outputs[0].index)
-    return frozenset(found)
-
-
 def split_of(equation: Equation, operands: Mask, outputs: Mask, transposed: frozenset[int] = frozenset()) -> Split:
     """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
     if equation.op.kind == "composite":
@@ -207,6 +197,8 @@ def _backward(
     cotangents: dict[int, Atom] = {}
     constants = {constant.var.index: constant for constant in forward.constants}
     carried: dict[int, Var] = {}
+    shapes = reshaped_inputs(forward)
+    again: dict[int, Atom] = {}
 
     def accumulate(var: Var, value: Atom) -> None:
         known = cotangents.get(var.index)
@@ -218,6 +210,11 @@ def _backward(
         if atom.index in constants:
             constant = constants[atom.index]
             return backward.constant(constant.tensor, constant.var.type, owned=constant.owned)
+        if atom.index in shapes:
+            if atom.index not in again:
+                maker = shapes[atom.index]
+                _bind(again, maker.outputs, backward.copy(maker, residual))
+            return again[atom.index]
         if atom.index not in carried:
             carried[atom.index] = backward.fresh(atom.type)
         return carried[atom.index]
