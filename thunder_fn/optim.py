@@ -18,6 +18,7 @@ from thunder_fn.capture.apply import bind_equation, close_over, copy_trace, oper
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import OptimizerError
+from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.partial import follows_from, partial_eval
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.trace import Literal, Trace, TraceBuilder, Var, canonical, type_of
@@ -143,6 +144,7 @@ class FunctionalOptimizer:
     make: Callable[..., torch.optim.Optimizer]
     options: tuple[tuple[str, Any], ...]
 
+    @no_collections()  # PyTorch imports Dynamo where an optimizer is made
     def init(self, params: Any) -> State:
         """The state before the first step: zeros, where the optimizer starts with such, else what it holds when it is made."""
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn import evaluate, executors, inspect, torch_internals as internals
+from thunder_fn import evaluate, executors, inspect, optim, torch_internals as internals
 from thunder_fn.errors import ExecutorError, RegionWarning, UnknownOption
-from thunder_fn.executors import backend, bisect, compiled, inductor, lower
-from thunder_fn.executors.compiled import codegen, compiling, native, store, worker
+from thunder_fn.executors import backend, bisect, claims, compiled, inductor, lower
+from thunder_fn.executors.compiled import codegen, compiling, native, programs, store, worker
 from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
 from thunder_fn.executors.compiled.parts import join, parts_of
 from thunder_fn.executors.compiled.programs import Region, Staged
 from thunder_fn.executors.compiled.progress import Progress
 from thunder_fn.extend import OperatorExecutor
+from thunder_fn.interpreters import vjp
 from thunder_fn.trace import Trace
 
 Tensor = torch.Tensor
@@ -254,6 +256,63 @@ def test_layers_are_one_region_forward_and_one_backward(monkeypatch: pytest.Monk
         sizes.append((len(generated), len(region_names(f))))
     assert sizes[0][0] == sizes[1][0], "five layers need no code that three did not"
     assert sizes[1][1] > sizes[0][1]
+
+
+class Counts:
+    """What a first training step of a stack of layers takes, in numbers of things and not in seconds."""
+
+    def __init__(self, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jobs: set[Job] = set()
+        self.lowered, self.claimed, self.captured, self.rules = 0, 0, 0, 0
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.WORKER, "start", lambda: None)
+            patch.setattr(worker.WORKER, "submit", lambda jobs: self.jobs.update(jobs) or Future())
+            for owner, name, counter in (
+                (programs, "lower", "lowered"),
+                (claims._Claiming, "part", "claimed"),
+                (optim, "capture", "captured"),
+                (vjp, "vjp_rule", "rules"),
+            ):
+                patch.setattr(owner, name, self.counting(counter, getattr(owner, name)))
+            vjp.split_vjp.cache_clear()
+            self.step(layers)
+
+    def counting(self, counter: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            setattr(self, counter, getattr(self, counter) + 1)
+            return function(*args, **kwargs)
+
+        return counted
+
+    def step(self, layers: int) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Layer() for _ in range(layers)), nn.Linear(8, 5))
+        x, y = torch.randn(6, 8), torch.randint(0, 5, (6,))
+        loss = lambda params: F.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
+        optimizer = tfn.functional_optimizer(torch.optim.AdamW, lr=1e-2)
+
+        def step(params: Any, state: Any) -> Any:
+            gradients, value = tfn.grad_and_value(loss)(params)
+            return *optimizer.update(params, gradients, state), value
+
+        params = {name: value.detach() for name, value in model.named_parameters()}
+        state, fast = optimizer.init(params), jit(step, tiered=True)
+        for _ in range(2):
+            params, state, _ = fast(params, state)
+        self.programs = tfn.cache_info(fast).misses
+
+
+def test_the_first_training_step_takes_no_more_of_anything_for_more_layers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One program; equal layers and equal parameters are captured, derived, claimed, lowered and compiled once."""
+    compiling.forget()
+    few, many = (Counts(layers, monkeypatch) for layers in (3, 7))  # the first one has no gradient for x
+    assert few.jobs
+    assert many.jobs == few.jobs
+    assert many.programs == few.programs == 1
+    of = lambda counts: (counts.lowered, counts.claimed, counts.captured, counts.rules)
+    assert of(many) == of(few)
 
 
 def updates(count: int) -> Callable[..., Any]:
