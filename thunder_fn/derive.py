@@ -118,7 +118,9 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
     reasons: list[Exception] = []
     for call in (call_differentiable, call_inplace_twin):
         try:
-            found = _named(_ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call), single)
+            found = _named(
+                _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call), single, wanted_inputs
+            )
             if equation.op.name not in ONCE:
                 return found
             return _twofold(found, _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call, again=True))
@@ -135,9 +137,13 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
     return found
 
 
-def _named(split: Split, single: Trace) -> Split:
+def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
     """The split with the equation's own names for sizes that are found in data."""
     names = names_of(split.forward.output_types, single.output_types)
+    wanted = (type for type, flag in zip(single.input_types, wanted_inputs, strict=True) if flag)
+    pairs = [(place, type) for place, type in zip(split.gradients, wanted, strict=True) if place is not None]
+    given = split.backward.output_types
+    names |= names_of([given[place] for place, _ in pairs], [type for _, type in pairs])
     if not names:
         return split
     rename = renamed(names)

@@ -17,7 +17,7 @@ numbers have other symbols, so nothing that is remembered of one is taken for th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -153,12 +153,7 @@ def symbols_of(trace: Trace) -> frozenset[sympy.Basic]:
     """The symbols that a trace mentions and that its own equations do not bind."""
     found = set(symbols_in((trace.inputs, trace.outputs, trace.constraints)))
     found.update(symbol for equation in trace.equations for symbol in symbols_in(equation))
-    return frozenset(found - set(_made_inside(trace)))
-
-
-def _made_inside(trace: Trace) -> Iterator[sympy.Basic]:
-    for equation in trace.equations:
-        yield from made_by(equation)
+    return frozenset(found - finders(trace).keys())
 
 
 def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
@@ -172,6 +167,28 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
     given = set(symbols_in((equation.args, tuple(arg for _, arg in equation.kwargs))))
     given.update(*(symbols_of(body) for body in equation.bodies if isinstance(body, Trace)))
     return tuple(dict.fromkeys(symbol for symbol in found if symbol not in given))
+
+
+@_remembered
+def finders(trace: Trace) -> dict[sympy.Basic, Var]:
+    """For each size and number that a trace's own equations find in data, the first variable that says what it is.
+
+    What is mentioned before is known from around the trace.
+    """
+    found: dict[sympy.Basic, Var] = {}
+    if not any(map(made_by, trace.equations)):
+        return found
+    known = set(symbols_in(trace.inputs))
+    for equation in trace.equations:
+        bound = binders(equation.outputs)
+        found.update((symbol, bound[symbol][0]) for symbol in made_by(equation) if symbol not in known)
+        known.update(symbols_in(equation))
+    return found
+
+
+def mentions(equation: Equation, symbols: Collection[sympy.Basic]) -> bool:
+    """The equation computes with one of the symbols, or finds it."""
+    return bool(symbols) and any(symbol in symbols for symbol in symbols_in(equation))
 
 
 @_remembered

@@ -14,10 +14,8 @@ from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.python_numbers import running_shape
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import NotDifferentiable, TangentError, kind_of
-from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.partial import partial_eval
-from thunder_fn.rules import Residual, Split
 from thunder_fn.trace import TensorType, Trace, type_of_value
 
 
@@ -148,13 +146,11 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     count = len(captured.trace.outputs)
     known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
     first, second = partial_eval(rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count))
-    kept = tuple(Residual("extra", place) for place in range(len(first.outputs) - count))
-    split = self_contained(Split(first, second, kept, ()))
-    outputs = apply(f"{captured.trace.name}_primal", split.forward, leaves, captured.trace)
+    outputs = apply(f"{captured.trace.name}_primal", first, leaves, captured.trace)
     write_back(captured, leaves, outputs[captured.num_results : count])
     types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[: captured.num_results]
     flags = rule.active_outputs[: captured.num_results]
-    linear = Linear(split.backward, tuple(outputs[count:]), captured, active, flags, primals, types)
+    linear = Linear(second, tuple(outputs[count:]), captured, active, flags, primals, types)
     return captured.result(outputs), linear
 
 

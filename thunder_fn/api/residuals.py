@@ -13,9 +13,9 @@ from thunder_fn.capture import capture, pytree
 from thunder_fn.derive import is_differentiable
 from thunder_fn.interpreters.storages import values_without_numbers
 from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.structured.checkpoint import COPY_TO
 from thunder_fn.structured.checkpoint_name import name_of
 from thunder_fn.structured.cost import bytes_of
+from thunder_fn.structured.recomputed import COPY_TO
 from thunder_fn.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 
 

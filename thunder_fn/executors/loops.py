@@ -35,7 +35,7 @@ from thunder_fn.structured.carry_at import CARRY_AT, histories
 from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.loop import SCAN, Loop
 from thunder_fn.structured.while_parts import WHILE, While
-from thunder_fn.symbols import is_symbolic
+from thunder_fn.symbols import finders, is_symbolic, mentions
 from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
 
 if TYPE_CHECKING:
@@ -153,9 +153,11 @@ def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False)
     """
     trace = body.trace
     fixed = {var.index for var in trace.inputs[:num_consts]}
-    early = list[int]()
+    early, found = list[int](), finders(trace)
     for position, equation in enumerate(trace.equations):
         operands_are_fixed = equation.op.kind == "leaf" and all(var.index in fixed for var in equation.operands)
+        if mentions(equation, found):  # the number may be another in each step
+            continue
         if operands_are_fixed and not is_kept(equation) and (ops.is_view(equation.op) or not only_views):
             early.append(position)
             fixed.update(var.index for var in equation.outputs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from thunder_fn.rules import Residual, Split
-from thunder_fn.symbols import Symbol, unbound_symbols
+from thunder_fn.symbols import finders, unbound_symbols
 from thunder_fn.trace import Equation, Expr, Literal, NumberType, Op, TensorType, Trace, Var, canonical, num_vars
 
 _AS_TENSOR, _AS_NUMBER = Op("leaf", "aten.scalar_tensor.default"), Op("leaf", "aten._local_scalar_dense.default")
@@ -19,7 +19,8 @@ def self_contained(split: Split) -> Split:
 
     Law: forward and backward give what those of the split do, wherever the backward runs.
     """
-    numbers = [Expr(symbol) for symbol in unbound_symbols(split.backward) if not isinstance(symbol, Symbol)]
+    found = finders(split.forward)
+    numbers = [Expr(symbol) for symbol in unbound_symbols(split.backward) if symbol in found]
     if not numbers:
         return split
     kinds = [TensorType(_DTYPES[number.kind], (), torch.device("cpu")) for number in numbers]

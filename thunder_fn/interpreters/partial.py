@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from thunder_fn.errors import MissingRule, located
+from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
-from thunder_fn.rules import Mask, memo, rules_of
+from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
+from thunder_fn.symbols import finders
 from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
 
 
@@ -16,7 +18,8 @@ from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
 def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple[Trace, Trace]:
     """Split a trace into a part on the known inputs and a part on residuals and the unknown inputs.
 
-    Law: running `first` on the known inputs and `second` on its residuals and the unknown inputs gives the outputs.
+    Law: running `first` on the known inputs and `second`, wherever it runs, on its residuals and the unknown inputs
+    gives the outputs.
 
     Args:
         known_inputs: one per input.
@@ -45,7 +48,8 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
         known.update(var.index for half in first_half for var in half.outputs)
     late_outputs = tuple(atom for atom, flag in zip(flat.outputs, known_outputs, strict=True) if not flag)
     early_outputs = tuple(atom for atom, flag in zip(flat.outputs, known_outputs, strict=True) if flag)
-    late = _needed(late, {atom.index for atom in late_outputs if isinstance(atom, Var)})
+    found = {var.index for var in finders(flat).values()}
+    late = _needed(late, {atom.index for atom in late_outputs if isinstance(atom, Var)} | found)
     constants = {constant.var.index for constant in flat.constants}
     reads = {var.index: var for equation in late for var in equation.operands}
     reads |= {atom.index: atom for atom in late_outputs if isinstance(atom, Var)}
@@ -58,7 +62,9 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     second = canonical(
         (*residuals, *second_inputs), tuple(late), late_outputs, flat.constants, name=f"{trace.name}_rest"
     )
-    return dce(first), second
+    kept = tuple(Residual("extra", place) for place in range(len(residuals)))
+    split = self_contained(Split(dce(first), second, kept, ()))
+    return split.forward, split.backward
 
 
 def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:

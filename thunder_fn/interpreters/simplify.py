@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
+import sympy
+
 from thunder_fn import ops
+from thunder_fn.constraints import renamed
 from thunder_fn.rules import Mask, memo, rules_of
-from thunder_fn.symbols import made_by
-from thunder_fn.trace import Arg, Atom, Equation, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
+from thunder_fn.symbols import finders, made_by, symbols_in
+from thunder_fn.trace import Arg, Atom, Equation, Expr, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
 
 
 def inline_into(
@@ -18,6 +22,7 @@ def inline_into(
     The source is that of the call which the trace is the body of: modules are named as they are seen from there, and
     equations that have no source get it.
     """
+    trace = _with_own_names(builder, trace)
     env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
     for constant in trace.constants:
         env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
@@ -27,6 +32,27 @@ def inline_into(
         results = builder.copy(equation, lambda var: env[var.index], source=where)
         env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
     return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+
+
+def _with_own_names(builder: TraceBuilder, trace: Trace) -> Trace:
+    """The trace with other names for what it finds in data and the builder knows by its name already.
+
+    A body that is unfolded twice finds two numbers. What its results show, their types say in the trace around it too.
+    """
+    found = finders(trace)
+    if not found:
+        return trace
+    taken = set(symbols_in((builder.inputs, builder.equations)))
+    shown = set(symbols_in((trace.inputs, trace.outputs)))
+    names = {symbol: Expr(_copy_of(symbol, taken)) for symbol in found if symbol in taken and symbol not in shown}
+    return renamed(names)(trace) if names else trace
+
+
+def _copy_of(symbol: sympy.Basic, taken: set[sympy.Basic]) -> sympy.Basic:
+    """A symbol like this one with a name that is not taken: `u0_1`, `u0_2`, ..."""
+    name = str(symbol).split("_")[0]
+    copies = (sympy.Symbol(f"{name}_{i}", **symbol.assumptions0) for i in itertools.count(1))
+    return next(copy for copy in copies if copy not in taken)
 
 
 # ---- dce ----
@@ -46,9 +72,10 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     outputs = tuple(atom for atom, flag in zip(trace.outputs, wanted, strict=True) if flag)
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
     kept: list[Equation] = []
+    found = {var.index for var in finders(trace).values()}  # which anything may read
     for equation in reversed(trace.equations):
         flags = tuple(var.index in need for var in equation.outputs)
-        if makes_symbols(equation):  # which anything may read
+        if any(var.index in found for var in equation.outputs):
             flags = (True,) * len(flags)
         if not any(flags) and not is_kept(equation):
             continue

@@ -21,7 +21,7 @@ from thunder_fn.errors import CaptureError, InvalidTrace, located
 from thunder_fn.interpreters.simplify import inline_into, is_kept
 from thunder_fn.interpreters.vjp import activity
 from thunder_fn.rules import Mask
-from thunder_fn.symbols import Substitution
+from thunder_fn.symbols import Substitution, finders, mentions
 from thunder_fn.trace import (
     Atom,
     Dim,
@@ -199,11 +199,15 @@ def tensor_type(type: Type) -> TensorType:
 
 @lru_cache(maxsize=4096)
 def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
-    """For each variable by index: is it the same in every step if these inputs are? Random numbers never are."""
+    """For each variable by index: is it the same in every step if these inputs are?
+
+    Random numbers never are, and what is computed with a number that a step finds in data is taken for another each time.
+    """
     flags = [*fixed, *(True for _ in trace.constants)]
+    found = finders(trace)
     for equation in trace.equations:
         operands = tuple(flags[var.index] for var in equation.operands)
-        if is_kept(equation):
+        if is_kept(equation) or mentions(equation, found):
             flags += [False] * len(equation.outputs)
         elif equation.op.kind == "composite":
             inner = invariant_atoms(equation.body, operands)

@@ -20,6 +20,7 @@ from typing import Any
 from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.rules import Mask, Split, StructuredOp, register
@@ -78,7 +79,7 @@ def bind_call(
 
 def call_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """A call of the body's forward, and a call of its backward."""
-    split = split_vjp(equation.body, wanted_inputs, wanted_outputs)
+    split = self_contained(split_vjp(equation.body, wanted_inputs, wanted_outputs))
     forward, backward = (wrapped_again(equation, half) for half in (split.forward, split.backward))
     return Split(forward, backward, split.residuals, split.gradients)
 

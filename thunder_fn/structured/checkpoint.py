@@ -21,29 +21,22 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.partial import partial_eval
-from thunder_fn.interpreters.simplify import dce, inline, inline_into, is_kept
+from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.rules import Mask, Residual, Split, StructuredOp, register
 from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import capture_bodies, tensor_leaves, write_inside
-from thunder_fn.structured.policies import AllBut, Answer, Budget, Policy, check_policy, everything_saveable
-from thunder_fn.structured.remat import (
-    Recomputation,
-    finders_of,
-    keep_random,
-    numbers_read,
-    recompute,
-    variables,
-    within_budget,
-)
+from thunder_fn.structured.policies import AllBut, Budget, Policy, check_policy, everything_saveable
+from thunder_fn.structured.recomputed import Kept, backward_computing, forward_keeping, places_of
+from thunder_fn.structured.remat import keep_random, numbers_read, recompute, variables, within_budget
 from thunder_fn.structured.selective import Selective, policy_of_contexts
 from thunder_fn.structured.wrapping import (
     wrapped,
@@ -53,11 +46,10 @@ from thunder_fn.structured.wrapping import (
     wrapper_dce_rule,
     wrapper_jvp_rule,
 )
-from thunder_fn.trace import Atom, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var, canonical
+from thunder_fn.symbols import finders
+from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, canonical
 
 CHECKPOINT = Op("structured", "checkpoint")
-COPY_TO = ops.leaf(torch.ops.aten._to_copy.default)
-CPU = torch.device("cpu")
 
 
 # ---- check ----
@@ -134,74 +126,15 @@ def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answer
 
 
 def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers) -> Split:
-    plan = recompute(flat, (*needed, *numbers_read(split.backward, finders_of(flat))), kept)
-    count = len(body.outputs)
-    places = {atom.index: i for i, atom in reversed(list(enumerate(flat.outputs[:count]))) if isinstance(atom, Var)}
-    stored = [var for var in plan.kept if var.index not in places or kept[var.index] == "offload"]
-    order = {var.index: i for i, var in enumerate(flat.inputs)}
-    residuals = (
-        *(Residual("input", order[var.index]) for var in plan.inputs),
-        *(
-            Residual("extra", stored.index(var)) if var in stored else Residual("output", places[var.index])
-            for var in plan.kept
-        ),
-    )
-    forward = alone(
-        body if not stored else _forward_body(flat, count, [(var, kept[var.index]) for var in stored]), policy
-    )
-    pull = _backward_body(split, flat, needed, plan, [(var, kept[var.index]) for var in plan.kept])
+    plan = recompute(flat, (*needed, *numbers_read(split.backward, finders(flat))), kept)
+    held: Kept = [(var, kept[var.index]) for var in plan.kept]
+    stored, residuals = places_of(plan, held, flat, len(body.outputs))
+    forward = alone(forward_keeping(flat, len(body.outputs), stored) if stored else body, policy)
+    pull = backward_computing(split, flat, needed, plan, held)
     if isinstance(policy, AllBut) and policy.arrange is not None:
         pull = policy.arrange(pull)
     backward = alone(pull, policy) if plan.equations and pull.outputs else pull
     return Split(forward, backward, residuals, split.gradients)
-
-
-def _forward_body(flat: Trace, count: int, stored: list[tuple[Var, Answer]]) -> Trace:
-    """The body, and then what is kept, in the memory that the policy says."""
-    builder = TraceBuilder(flat.name)
-    trace = canonical(flat.inputs, flat.equations, (*flat.outputs[:count], *(var for var, _ in stored)), flat.constants)
-    inputs = tuple(builder.input(type) for type in flat.input_types)
-    results = inline_into(builder, dce(trace), inputs)
-    extras: list[Atom] = []
-    for value, (_, how) in zip(results[count:], stored, strict=True):
-        assert isinstance(value, Var), "what is kept is a variable"
-        extras.append(_moved(builder, value, CPU) if how == "offload" else value)
-    return builder.build((*results[:count], *extras))
-
-
-def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
-    assert isinstance(value.type, TensorType), "only tensors are kept elsewhere"
-    type = TensorType(value.type.dtype, value.type.shape, device)
-    return builder.add(COPY_TO, (value,), (type,), kwargs=(("device", Literal(device)),))[0]
-
-
-def _backward_body(
-    split: Split, flat: Trace, needed: Sequence[Atom], plan: Recomputation, kept: list[tuple[Var, Answer]]
-) -> Trace:
-    """From inputs, kept values and cotangents: compute the other residuals again, and pull back."""
-    builder = TraceBuilder(split.backward.name)
-    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in plan.inputs}
-    for var, how in kept:
-        env[var.index] = builder.input(_stored_type(var.type) if how == "offload" else var.type)
-    given = split.backward.inputs[len(split.residuals) :]
-    cotangents = tuple(builder.input(var.type) for var in given)
-    for constant in flat.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for var, how in kept:
-        stored = env[var.index]
-        if how == "offload" and isinstance(stored, Var) and isinstance(var.type, TensorType):
-            env[var.index] = _moved(builder, stored, var.type.device)
-    for equation in plan.equations:
-        results = builder.copy(equation, lambda var: env[var.index])
-        env.update(
-            (var.index, value) for var, value in zip(equation.outputs, results, strict=True) if var.index not in env
-        )
-    values = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in needed)
-    return dce(builder.build(inline_into(builder, split.backward, (*values, *cotangents))))
-
-
-def _stored_type(type: Type) -> Type:
-    return TensorType(type.dtype, type.shape, CPU) if isinstance(type, TensorType) else type
 
 
 # ---- lower ----
@@ -222,14 +155,14 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     flat, answers = unmark(inline(first))
     needed = flat.outputs[count:]
     kept = _choose(policy, flat, needed, answers)
-    plan = recompute(flat, (*needed, *numbers_read(second, finders_of(flat))), kept)
-    stored: list[tuple[Var, Answer]] = [(var, kept[var.index]) for var in plan.kept]
-    forward = _forward_body(flat, count, stored)
+    plan = recompute(flat, (*needed, *numbers_read(second, finders(flat))), kept)
+    stored: Kept = [(var, kept[var.index]) for var in plan.kept]
+    forward = forward_keeping(flat, count, stored)
     handed_on = tuple(forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs)
     outputs = (*forward.outputs[:count], *handed_on, *forward.outputs[count:])
     whole = canonical(forward.inputs, forward.equations, outputs, forward.constants, name=forward.name)
     parts = Split(first, second, tuple(Residual("extra", i) for i in range(len(needed))), ())
-    return whole, _backward_body(parts, flat, needed, plan, stored)
+    return whole, backward_computing(parts, flat, needed, plan, stored)
 
 
 register(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp, zeros
 from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.structured.recomputed import found_again
 from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type
 
 
@@ -38,7 +39,8 @@ def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Seque
 
 def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split every branch; the backward makes the same choice."""
-    splits = [split_vjp(body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies]
+    name = equation.op.name
+    splits = [found_again(split_vjp(body, wanted_inputs[1:], wanted_outputs), name) for body in equation.bodies]
     count = len(equation.outputs)
     slots, owned = _share_slots([split.forward.output_types[count:] for split in splits])
     forward_bodies = tuple(

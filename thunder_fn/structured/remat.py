@@ -19,7 +19,7 @@ import sympy
 
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.structured.cost import bytes_of, cost_of
-from thunder_fn.symbols import binders, is_symbolic, made_by, symbols_in, unbound_symbols
+from thunder_fn.symbols import finders, symbols_in, unbound_symbols
 from thunder_fn.trace import Atom, Equation, Trace, Var
 
 PRICES = range(-12, 44)
@@ -50,21 +50,13 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return list({atom.index: atom for atom in atoms if isinstance(atom, Var)}.values())
 
 
-def finders_of(forward: Trace) -> dict[sympy.Basic, Var]:
-    """For each size and number that the forward finds in data, the variable that says what it is."""
-    if not is_symbolic(forward):
-        return {}
-    made = ((symbol, equation) for equation in forward.equations for symbol in made_by(equation))
-    return {symbol: binders(equation.outputs)[symbol][0] for symbol, equation in made}
-
-
-def numbers_read(reader: Equation | Trace, finders: dict[sympy.Basic, Var]) -> list[Var]:
+def numbers_read(reader: Equation | Trace, found: dict[sympy.Basic, Var]) -> list[Var]:
     """The variables that say what the numbers from data are that an equation, or a trace after the forward, mentions."""
-    if not finders:
+    if not found:
         return []
     own = {var.index for var in reader.outputs if isinstance(var, Var)} if isinstance(reader, Equation) else set[int]()
     used = symbols_in(reader) if isinstance(reader, Equation) else unbound_symbols(reader)
-    return variables(finders[symbol] for symbol in used if symbol in finders and finders[symbol].index not in own)
+    return variables(found[symbol] for symbol in used if symbol in found and found[symbol].index not in own)
 
 
 def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> Recomputation:
@@ -75,16 +67,16 @@ def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -
     reads = {var.index: var for var in variables(needed)}
     wanted = set(reads) - available
     again: list[Equation] = []
-    finders = finders_of(forward)
+    found = finders(forward)
     for equation in reversed(forward.equations):
         if any(var.index in wanted for var in equation.outputs):
             again.append(equation)
-            read = (*equation.operands, *numbers_read(equation, finders))
+            read = (*equation.operands, *numbers_read(equation, found))
             reads.update((var.index, var) for var in read)
             wanted.update(var.index for var in read if var.index not in available)
     inputs = tuple(var for var in forward.inputs if var.index in reads and var.index not in kept)
-    found = tuple(var for index, var in sorted(reads.items()) if index in kept)
-    return Recomputation(tuple(reversed(again)), inputs, found)
+    held = tuple(var for index, var in sorted(reads.items()) if index in kept)
+    return Recomputation(tuple(reversed(again)), inputs, held)
 
 
 def keep_random(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> frozenset[int]:
@@ -100,7 +92,7 @@ def cheapest_cut(
     needed: Collection[Atom],
     kept: Collection[int],
     cost: Callable[[Equation], int],
-    price: Callable[[Var], int],
+    price: Callable[[Var], float],
 ) -> frozenset[int]:
     """What to keep besides the kept values, so that recomputation and memory together cost least.
 
@@ -115,6 +107,7 @@ def cheapest_cut(
     )
     graph = networkx.DiGraph()
     graph.add_nodes_from(("source", "sink"))
+    found = finders(forward)
     for position, equation in enumerate(forward.equations):
         node = ("equation", position)
         if is_kept(equation):
@@ -124,7 +117,8 @@ def cheapest_cut(
         for var in equation.outputs:
             if var.index not in available:
                 graph.add_edge(node, var.index, capacity=price(var))
-        graph.add_edges_from((var.index, node) for var in equation.operands if var.index not in available)
+        read = (*equation.operands, *numbers_read(equation, found))
+        graph.add_edges_from((var.index, node) for var in read if var.index not in available)
     graph.add_edges_from((var.index, "sink") for var in variables(needed) if var.index not in available)
     _, (_, again) = networkx.minimum_cut(graph, "source", "sink")
     return frozenset(

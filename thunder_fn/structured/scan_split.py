@@ -22,6 +22,7 @@ from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.structured.bodies import invariant_atoms, tensor_type
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loop import Loop, Parts, active_carry, add_scan, slice_of, stacked
+from thunder_fn.structured.recomputed import found_again
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Type, Var
 
 
@@ -39,7 +40,7 @@ def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
         return loop.parts(found)[1]
 
     live = carry_fixpoint(step, wanted_carry)
-    split = split_vjp(equation.body, asked, (*live, *wanted_ys))
+    split = found_again(split_vjp(equation.body, asked, (*live, *wanted_ys)), "scan")
     placed = _place_residuals(loop, split, len(equation.outputs))
     return Split(
         _forward(equation, loop, placed),

@@ -102,10 +102,11 @@ class Numbers(ShapeEnv):
     def _know_made(self, symbol: Any) -> None:
         """New symbols get other names than one that depends on data."""
         self.var_to_stack[symbol] = CapturedTraceback.extract()  # which an error shows
+        index = int(symbol.name.split("_")[0].lstrip("zuf"))  # u0_1 is a copy of u0
         if symbol.is_integer:
-            self.unbacked_symint_counter = max(self.unbacked_symint_counter, int(symbol.name[1:]) + 1)
+            self.unbacked_symint_counter = max(self.unbacked_symint_counter, index + 1)
         else:
-            self.unbacked_symfloat_counter = max(self.unbacked_symfloat_counter, int(symbol.name[3:]) + 1)
+            self.unbacked_symfloat_counter = max(self.unbacked_symfloat_counter, index + 1)
 
     def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         before = len(self.guards)

@@ -75,9 +75,9 @@ TRANSFORMS = (
     ),
     Mutation(
         "a checkpoint takes one kept value for another",
-        f"{CHECKPOINT}:_assemble",
-        'Residual("extra", stored.index(var))',
-        'Residual("extra", len(stored) - 1 - stored.index(var))',
+        "thunder_fn.structured.recomputed:places_of",
+        'Residual("extra", extras[var.index])',
+        'Residual("extra", len(extras) - 1 - extras[var.index])',
         "checkpoint keeps gradients bitwise",
     ),
     Mutation(
