@@ -254,6 +254,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "load_rounded",
         "compose",
         "stay_away",
+        "disagree",
         "die",
         codes=(1, 7),
     )
@@ -319,5 +320,19 @@ def test_a_rank_that_dies_is_an_error_on_the_others(folder: Path) -> None:
 
 def test_a_rank_that_stays_away_is_an_error_on_the_others(folder: Path) -> None:
     error = (folder / "away_0.txt").read_text()
-    assert "rank 1 of 2 did not take part in time; the process is alive" in error
+    assert "rank 1 of 2 did not take part in time; the process is alive: computing\n" in error
     assert "in equation:" in error and "wait_tensor" in error
+
+
+def test_ranks_that_do_not_send_the_same_are_an_error(folder: Path) -> None:
+    """One of them says so before it sends; the other finds that nobody is there."""
+    errors = [(folder / f"disagrees_{rank}.txt").read_text() for rank in range(2)]
+    types = [f"all_gather_into_tensor of f32[{(width * width + width) // 2}]" for width in (8, 16)]
+    said = [f"rank {1 - rank} runs {types[1 - rank]} where this rank runs {types[rank]}\n" for rank in range(2)]
+    assert sum(text in error for text, error in zip(said, errors, strict=True)) == 1
+    assert all("in equation:" in error and "worker.py" in error for error in errors)
+
+
+def test_a_rank_that_dies_before_a_reduction_is_an_error_on_the_others(tmp_path: Path) -> None:
+    error, _ = launch(tmp_path, 2, "die_before_reducing", codes=(1, 7))
+    assert "_c10d_functional.wait_tensor.default: rank 1 of 2 cannot be reached" in error and "in equation:" in error

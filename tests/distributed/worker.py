@@ -229,6 +229,26 @@ def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
         (folder / f"away_{rank}.txt").write_text(str(error))
 
 
+def disagree(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The last rank has another model, in a group of its own: what it sends is not what the others expect."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    width = 8 + 8 * (rank == size - 1)
+    module = tfn.fsdp(tfn.jit(torch.nn.Linear(width, width)), DeviceMesh.from_group(group, "cpu"))
+    try:
+        module(torch.ones(1, width))
+    except DistributedError as error:
+        (folder / f"disagrees_{rank}.txt").write_text(str(error))
+
+
+def die_before_reducing(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The last rank ends before the gradients that were accumulated are reduced."""
+    module = tfn.fsdp(tfn.jit(model()), mesh)
+    with module.accumulate():
+        module(batches()[0][:, :-1]).square().mean().backward()
+        if rank == size - 1:
+            os._exit(7)
+
+
 def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """The last rank ends in the middle of training."""
     module = tfn.fsdp(tfn.jit(model()), mesh)
@@ -251,6 +271,8 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         load_rounded,
         compose,
         stay_away,
+        disagree,
+        die_before_reducing,
         die,
     )
 }

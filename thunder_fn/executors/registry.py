@@ -19,6 +19,7 @@ BUILTIN: dict[str, str] = {
     "nvfuser": "thunder_fn.executors.nvfuser",
     "cudagraphs": "thunder_fn.executors.cudagraphs",
     "quantized": "thunder_fn.rewrites.kernels",
+    "codes": "thunder_fn.rewrites.codes_kernels",
     "bitsandbytes": "thunder_fn.rewrites.bitsandbytes_kernels",
 }
 """Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""

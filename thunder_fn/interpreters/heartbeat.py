@@ -5,12 +5,17 @@ writes to the group's store, once a second, a number that grows and where its pr
 these: a rank whose number stands still is gone; one whose number grows but who is elsewhere keeps the others waiting.
 
 PyTorch ends a wait, at the latest after the process group's time-out; so nothing hangs, and each rank raises on its own.
+
+Ranks that run different programs send each other what the others do not expect, and a backend may abort the process for it. So
+the first collectives of each group are compared before they are sent: who comes first writes to the store what it sends, and
+who comes later sends the same or raises.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +23,15 @@ import torch.distributed as dist
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DistributedError, located
-from thunder_fn.trace import Equation
+from thunder_fn.trace import Equation, TensorType, Var
 
 SECONDS = 0.5
 PATIENCE = 4
 """A rank is gone whose number stands still for so many beats."""
 COMPUTING = "computing"
+WAIT = "_c10d_functional.wait_tensor.default"
+COMPARED = 100
+"""So many collectives of each group are compared."""
 
 
 class _Heart:
@@ -32,12 +40,32 @@ class _Heart:
     def __init__(self) -> None:
         self.where, self.lock = COMPUTING, threading.Lock()
         self.thread: threading.Thread | None = None
+        self.store: Any = None
+        self.counts = Counter[str]()
 
     def start(self) -> None:
         with self.lock:
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(target=self.beat, name="thunder_fn heartbeat", daemon=True)
                 self.thread.start()
+
+    def sends(self, equation: Equation) -> str | None:
+        """What another rank sends in place of this collective; None if that is the same, or is not known."""
+        if equation.op.name == WAIT:
+            return None
+        store, group = internals.default_store(), str(equation.args[-1])
+        if store is not self.store:
+            self.store, self.counts = store, Counter()
+        self.counts[group] += 1
+        if self.counts[group] > COMPARED or any(map(_has_symbols, equation.operands)):
+            return None
+        mine = _text(equation)
+        rank, _, theirs = (
+            store.compare_set(f"thunder_fn collective {group} {self.counts[group]}", "", f"{dist.get_rank()} {mine}")
+            .decode()
+            .partition(" ")
+        )
+        return None if theirs == mine else f"rank {rank} runs {theirs} where this rank runs {mine}"
 
     def beat(self) -> None:
         count = 0
@@ -66,13 +94,17 @@ def run_collective(run: Callable[..., Any], equation: Equation, text: str, *args
     if not (dist.is_available() and dist.is_initialized()):
         return run(*args, **kwargs)
     _heart.start()
-    _heart.where = equation.op.name
+    other = _heart.sends(equation)
+    if other is not None:
+        fix = "All ranks call the same functions on parameters of the same types, in the same order. Start all ranks again."
+        raise DistributedError(located(f"{equation.op}: {other}", equation=text, source=equation.source, fix=fix))
+    _heart.where = _text(equation)
     try:
         return run(*args, **kwargs)
     except RuntimeError as error:
         raise DistributedError(
             located(
-                f"{equation.op}: {_absent(equation.op.name)}",
+                f"{equation.op}: {_absent(_text(equation))}",
                 equation=text,
                 source=equation.source,
                 fix="The group cannot be used any more: end this process, and start all ranks again from a checkpoint.",
@@ -93,11 +125,24 @@ def _absent(collective: str) -> str:
     others = [rank for rank in range(size) if rank != dist.get_rank()]
     gone = [rank for rank in others if after[rank] is None or before[rank] == after[rank]]
     if gone:
-        return f"{_ranks(gone)} of {size} cannot be reached: the process ended, or its machine is cut off"
+        return (
+            f"{_ranks(gone)} of {size} cannot be reached: the process ended or stands still, or its machine is cut off"
+        )
     away = [rank for rank in others if not str(after[rank]).endswith(collective)]
     if away:
-        return f"{_ranks(away)} of {size} did not take part in time; the process is alive, {COMPUTING} or waiting elsewhere"
+        places = ", ".join(sorted({str(after[rank]).partition(" ")[2] for rank in away}))
+        return f"{_ranks(away)} of {size} did not take part in time; the process is alive: {places}"
     return f"the collective failed on rank {dist.get_rank()} of {size}, and all others are alive and take part"
+
+
+def _has_symbols(var: Var) -> bool:
+    return isinstance(var.type, TensorType) and not all(isinstance(size, int) for size in var.type.shape)
+
+
+def _text(equation: Equation) -> str:
+    """A collective and the type of what is sent, as all ranks write it."""
+    name = equation.op.name.removesuffix(".default").rpartition(".")[2]
+    return f"{name} of {', '.join(str(var.type) for var in equation.operands)}"
 
 
 def _seen(rank: int) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.heartbeat import WAIT as WAIT
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.rules import lowered
 from thunder_fn.trace import Equation, Literal, Trace, TraceBuilder, Var
@@ -23,7 +24,6 @@ Ranks = Sequence[Any]
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCE = "_c10d_functional.all_reduce.default"
-WAIT = "_c10d_functional.wait_tensor.default"
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda stacked: stacked.sum(0),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
 
+from thunder_fn.api.calling import apply
 from thunder_fn.rewrites.distributed import Fsdp, Group, collectives
 from thunder_fn.rewrites.prepared import Layout, Prepared
+from thunder_fn.rewrites.steps import traced
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
+from thunder_fn.trace import TensorType, Trace
 
 
 def global_norm(gradients: Prepared, norm_type: float = 2.0) -> torch.Tensor:
@@ -78,5 +82,14 @@ def _power(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
 
 
 def _over(group: Group, value: torch.Tensor, norm_type: float) -> torch.Tensor:
-    reduction = "max" if norm_type == math.inf else "sum"
-    return collectives.wait_tensor(collectives.all_reduce(value.reshape(1), reduction, group.name)).reshape(())
+    trace = _reduction(group, "max" if norm_type == math.inf else "sum", value.dtype, value.device)
+    (found,) = apply("norm_over_ranks", trace, [value], trace)
+    return found
+
+
+@cache
+def _reduction(group: Group, reduction: str, dtype: torch.dtype, device: torch.device) -> Trace:
+    def over_ranks(value: torch.Tensor) -> torch.Tensor:
+        return collectives.wait_tensor(collectives.all_reduce(value.reshape(1), reduction, group.name)).reshape(())
+
+    return traced(over_ranks, TensorType(dtype, (), device))

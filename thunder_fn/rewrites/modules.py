@@ -74,7 +74,7 @@ class RewrittenModule(torch.nn.Module):
         latest = self._latest
         if latest is not None and self._whole is None and current() is None and latest.holds():
             return latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
-        buffers = {name: getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names}
+        buffers = self._buffers_by_name()
         if self._whole is not None:
             return self._skeleton(self._whole, buffers, *args, **kwargs)
         function, jitted = self._chosen()
@@ -98,7 +98,7 @@ class RewrittenModule(torch.nn.Module):
             RewriteError: the parameters are not sharded over a mesh.
         """
         known = sharded_state(self._layout, self.parts())
-        known |= dict(zip(self._buffer_names, self._own_buffers(), strict=True))
+        known |= self._buffers_by_name()
         return {name: known[part] for name, part in self._named_parts(known)}
 
     def _named_parts(self, parts: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -143,7 +143,7 @@ class RewrittenModule(torch.nn.Module):
             if getattr(step, "beside", False):
                 module._take(self.parts())
             return module
-        buffers = dict(zip(self._buffer_names, self._own_buffers(), strict=True))
+        buffers = self._buffers_by_name()
         module = with_tensors(self._skeleton.module, lambda name, tensor: buffers.get(name, tensor))
         return RewrittenModule(module, steps, self._options, self.parts().with_step(step))
 
@@ -161,7 +161,7 @@ class RewrittenModule(torch.nn.Module):
 
     def calibrate(self, samples: Iterable[tuple[Any, ...]]) -> None:
         """Steps of activations from sample inputs, in place. See `Rewritten.calibrate`."""
-        buffers = dict(zip(self._buffer_names, self._own_buffers(), strict=True))
+        buffers = self._buffers_by_name()
         self._take(self._function().calibrate(self.parts(), ((buffers, *inputs) for inputs in samples)))
 
     def initialise(self, device: Any, init: Init | None = None) -> RewrittenModule:
@@ -193,16 +193,17 @@ class RewrittenModule(torch.nn.Module):
 
         Law: the gradients are those of the sum of all losses inside.
         """
-        function = self._function()
-        with torch.enable_grad():
-            whole = function.whole(self.parts())
-        self._whole = {name: value.detach().requires_grad_(value.requires_grad) for name, value in whole.items()}
+        parts = self.parts()
+        every, trained, pull = self._function().pulled_back(parts)
+        self._whole = {name: value.detach().requires_grad_(name in trained) for name, value in every.items()}
         try:
             yield
-            ready = [(whole[name], leaf.grad) for name, leaf in self._whole.items() if leaf.grad is not None]
+            found = {name: self._whole[name].grad for name in trained}
         finally:
             self._whole = None
-        torch.autograd.backward([value for value, _ in ready], [gradient for _, gradient in ready])
+        for name, gradient in pull(found).items():
+            held = parts[name].grad
+            parts[name].grad = gradient if held is None else held + gradient
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale gradients so that their norm, over all ranks, is at most max_norm; the norm before.
@@ -228,10 +229,10 @@ class RewrittenModule(torch.nn.Module):
     def _known(self) -> dict[str, torch.Tensor]:
         """The tensors of the module that was given, by the names under which they are listed."""
         with torch.no_grad():
-            return {**self.parts().restore(), **dict(zip(self._buffer_names, self._own_buffers(), strict=True))}
+            return {**self.parts().restore(), **self._buffers_by_name()}
 
-    def _own_buffers(self) -> list[torch.Tensor]:
-        return [getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names]
+    def _buffers_by_name(self) -> dict[str, torch.Tensor]:
+        return {name: getattr(self, _BUFFER + _slot(name)) for name in self._buffer_names}
 
     def extra_repr(self) -> str:
         """The class of the module that was given, and the parts."""
@@ -286,7 +287,7 @@ class RewrittenModule(torch.nn.Module):
             types = dict(zip(self._layout.names, self._layout.types, strict=True))
             given_types = {name: given[name].to(type.device, type.dtype) for name, type in types.items()}
             self._take(self.parts().renewed(given_types))
-            for name, value in zip(self._buffer_names, self._own_buffers(), strict=True):
+            for name, value in self._buffers_by_name().items():
                 value.copy_(given.get(name, value))
         return missing, unknown, wrong
 
@@ -305,7 +306,7 @@ class RewrittenModule(torch.nn.Module):
         if not wrong:
             own = split.only(name for name in given if name in types)
             self._take(own.prepare({name: given[name].reshape(static_shape(types[name])) for name in own.names}))
-            for name, value in zip(self._buffer_names, self._own_buffers(), strict=True):
+            for name, value in self._buffers_by_name().items():
                 value.copy_(given.get(name, value))
         return missing, unknown, wrong
 

@@ -8,7 +8,7 @@ new.restore()                # parameters again, under their own names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from thunder_fn.api.calling import Transformed, apply
+from thunder_fn.api.vjp import vjp
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.rewrite import Rewrite, Step
@@ -29,6 +30,7 @@ from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.rewrites.units import scheduled, then
 from thunder_fn.trace import Trace
 
+PullBack = Callable[[Mapping[str, torch.Tensor | None]], dict[str, torch.Tensor]]
 ORDER: tuple[type, ...] = (Lora, TensorParallel, Quantize, Fsdp, Ddp)
 """Which steps come first, in whatever order they were asked for: an adapter is added to a matrix, not to its codes, and a
 whole weight is quantised, not a rank's rows of it."""
@@ -80,6 +82,24 @@ class Rewritten(Transformed):
         """
         decode = params.layout.decode
         return pytree.unflatten(params.layout.spec, list(apply("whole", decode, list(params.values()), decode)))
+
+    def pulled_back(self, params: Prepared) -> tuple[dict[str, torch.Tensor], tuple[str, ...], PullBack]:
+        """What computations see of a dict of parameters, the names of those that parts which require grad stand for, and what
+        makes gradients of these (None for zero) gradients of the parts."""
+        own = {name: value.detach() for name, value in params.items() if value.requires_grad}
+        trained = tuple(name for name in params.layout.names if any(f"{part}.".startswith(f"{name}.") for part in own))
+
+        def seen(own: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+            whole = self.whole(params.replaced(own))
+            return {name: whole[name] for name in trained}, whole
+
+        some, pull, every = vjp(seen, own, has_aux=True)
+
+        def gradients(found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+            filled = {name: torch.zeros_like(some[name]) if g is None else g for name, g in found.items()}
+            return pull(filled)[0] if filled else {}
+
+        return every, trained, gradients
 
     def calibrate(self, params: Prepared, samples: Iterable[tuple[Any, ...]]) -> Prepared:
         """The parameters with steps of activations, as a scheme such as `int8_static` has them, from sample inputs.

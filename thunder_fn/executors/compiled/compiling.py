@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 from thunder_fn.executors.compiled import store
 from thunder_fn.executors.compiled.codegen import Code, Job, Kernel, RegionError
 from thunder_fn.executors.compiled.loops import generate
-from thunder_fn.executors.compiled.native import build, load
+from thunder_fn.executors.compiled.native import build, build_module, load
 from thunder_fn.executors.compiled.progress import Progress
 
 Function = Callable[..., Any]
+Functions = Mapping[str, Function]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Failed:
 
 _known: dict[Job, Function] = {}
 _kernels: dict[str, Function] = {}
+_written: dict[tuple[Kernel, ...], Functions | Failed] = {}
 _lock = threading.RLock()
 
 
@@ -35,6 +37,7 @@ def forget() -> None:
     with _lock:
         _known.clear()
         _kernels.clear()
+        _written.clear()
 
 
 def find(jobs: Iterable[Job]) -> dict[Job, Function]:
@@ -58,6 +61,24 @@ def compile_jobs(jobs: Iterable[Job]) -> dict[Job, Function | Failed]:
             with Progress(missing) as progress:
                 results |= _compile(missing, progress)
     return results
+
+
+def functions_of_kernels(kernels: tuple[Kernel, ...]) -> Functions | Failed:
+    """Kernels that Inductor has not written, as functions by their keys: from memory, from disk, or compiled in one module."""
+    with _lock:
+        if kernels not in _written:
+            _written[kernels] = store.read_kernels(kernels) or _functions_of(kernels)
+        return _written[kernels]
+
+
+def _functions_of(kernels: tuple[Kernel, ...]) -> Functions | Failed:
+    try:
+        with tempfile.TemporaryDirectory(prefix="thunder_fn_", ignore_cleanup_errors=True) as folder:
+            path = build_module(kernels, Path(folder))
+            store.write_kernels(kernels, path)
+            return load(path)
+    except (OSError, ImportError, RegionError) as error:
+        return Failed(f"{type(error).__name__}: {error}")
 
 
 def _compile(jobs: Sequence[Job], progress: Progress) -> dict[Job, Function | Failed]:

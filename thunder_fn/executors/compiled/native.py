@@ -148,6 +148,19 @@ def build(kernels: Sequence[Kernel], folder: Path) -> dict[str, Path]:
     return {kernel.key: target for group, target, _ in running for kernel in group}
 
 
+def build_module(kernels: Sequence[Kernel], folder: Path) -> Path:
+    """Compile kernels into one module in a folder.
+
+    Raises:
+        RegionError: as `build`.
+    """
+    name = module_name(kernels)
+    source, target = folder / f"{name}.cpp", folder / f"{name}.so"
+    source.write_text(module_source(kernels, name))
+    _finish(target, _start(internals.build_command(source, target)))
+    return target
+
+
 def _start(command: str) -> subprocess.Popen[str]:
     words = [word for word in shlex.split(command) if word not in ("-Wall", "-pedantic", "-g1")]
     try:

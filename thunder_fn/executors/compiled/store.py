@@ -20,7 +20,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,7 @@ import torch
 
 from thunder_fn import torch_internals_inductor as internals
 from thunder_fn.executors.compiled.codegen import Code, Job, Kernel
-from thunder_fn.executors.compiled.native import load
+from thunder_fn.executors.compiled.native import load, module_name
 from thunder_fn.executors.taking import taken_from
 from thunder_fn.trace import Equation, Literal, Trace, Var
 
@@ -197,6 +197,26 @@ def write(job: Job, code: Code, places: dict[str, Path]) -> None:
         text = json.dumps(entry)
         text = f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
         _put(folder / f"{job_key(job)}.json", lambda target: Path(target).write_text(text))
+    except OSError:
+        return
+
+
+def read_kernels(kernels: tuple[Kernel, ...]) -> Mapping[str, Callable[..., Any]] | None:
+    """A module of these kernels, if it is on disk and whole."""
+    path = root() / environment() / f"{module_name(kernels)}.so"
+    try:
+        return _load_whole(path, path.with_suffix(".digest").read_text())
+    except _NOT_WHOLE:
+        return None
+
+
+def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
+    """Keep a module of these kernels. Where the disk does not take it, nothing is kept."""
+    path, digest = root() / environment() / compiled.name, hashlib.sha256(compiled.read_bytes()).hexdigest()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _put(path, lambda target: shutil.copyfile(compiled, target))
+        _put(path.with_suffix(".digest"), lambda target: Path(target).write_text(digest))
     except OSError:
         return
 
