@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.errors import ExecutorError
-from thunder_fn.rewrites import SCHEMES, int4, kernels
+from thunder_fn.rewrites import SCHEMES, int4, kernels, packages
 from thunder_fn.rewrites.eight_bits import FP8, floats_of, fp8_dynamic_linear, int8_dynamic_linear
 from thunder_fn.rewrites.four_bits import kernel_block
 
@@ -122,16 +122,27 @@ def test_products_of_integers_and_of_eight_bit_floats_are_what_the_composites_me
         torch.testing.assert_close(found, composite(x, parts["values"], parts["scales"], bias), rtol=1e-4, atol=1e-4)
 
 
-# ---- bitsandbytes ----
+# ---- bitsandbytes and torchao ----
 
-HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
+HAS_BITSANDBYTES, HAS_TORCHAO = (importlib.util.find_spec(name) is not None for name in ("bitsandbytes", "torchao"))
 
 
-@pytest.mark.skipif(HAS_BITSANDBYTES, reason="bitsandbytes is installed")
-def test_without_bitsandbytes() -> None:
+@pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
+def test_without_the_package(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ExecutorError) as error:
-        tfn.jit(torch.sin, executors=["bitsandbytes"])
-    assert str(error.value) == ("the executor bitsandbytes needs the package of that name\n`pip install bitsandbytes`.")
+        packages.imported(package)
+    assert str(error.value) == (f"the executor {package} needs the package of that name\n`pip install {package}`.")
+
+
+@pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is not installed")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("count", [1, 5])
+def test_torchao(count: int) -> None:
+    q, x = quantised("int8_dynamic", 48, 64, torch.float32, executors=["torchao"]), torch.randn(count, 2, 64)
+    found = q(x)
+    assert "int8_dynamic(" in program(q)
+    torch.testing.assert_close(found, quantised("int8_dynamic", 48, 64, torch.float32)(x))
 
 
 @pytest.mark.skipif(not HAS_BITSANDBYTES, reason="bitsandbytes is not installed")

@@ -20,6 +20,7 @@ BUILTIN: dict[str, str] = {
     "cudagraphs": "thunder_fn.executors.cudagraphs",
     "quantized": "thunder_fn.rewrites.kernels",
     "codes": "thunder_fn.rewrites.codes_kernels",
+    "torchao": "thunder_fn.rewrites.torchao_kernels",
     "bitsandbytes": "thunder_fn.rewrites.bitsandbytes_kernels",
 }
 """Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""

@@ -10,40 +10,25 @@ Source: https://github.com/bitsandbytes-foundation/bitsandbytes, whose nf4 has t
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 from functools import cache
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
-from thunder_fn.errors import ExecutorError, located
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.rewrites.four_bits import NF4_BLOCK, nf4_linear, nf4_scales
 from thunder_fn.rewrites.kernels import row_count
+from thunder_fn.rewrites.packages import executor_of, imported
 from thunder_fn.rewrites.scheme import Bias
 
 PACKAGE = "bitsandbytes"
 
 
-def load() -> Any:
-    """The package, whose import registers its ops.
-
-    Raises:
-        ExecutorError: it is not installed.
-    """
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise ExecutorError(
-            located("the executor bitsandbytes needs the package of that name", fix="`pip install bitsandbytes`.")
-        )
-    return __import__(PACKAGE)
-
-
 @cache
 def _executor() -> OperatorExecutor:
-    load()
-    executor = OperatorExecutor(PACKAGE, version=importlib.metadata.version(PACKAGE), numerics="precision-changing")
+    imported(PACKAGE)  # which registers its ops
+    executor = executor_of(PACKAGE)
     matmul = executor.register_operator("nf4_matmul", like=nf4_linear, fn=_nf4)
     executor.register_implementation(nf4_linear, matmul, checker=suits)
     return executor

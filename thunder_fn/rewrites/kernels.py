@@ -31,6 +31,7 @@ from thunder_fn.rewrites.four_bits import int4_packed_linear
 from thunder_fn.rewrites.scheme import Bias, plus, rounded_rows
 
 aten = torch.ops.aten
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 FEW_ROWS = 8
 """Up to so many rows of activations reading eight-bit weights costs more than multiplying them, and PyTorch's int8 kernel is
 faster than decoding (one Zen 4 core, 1024 x 1024: 60 against 240 us for one row, 230 against 290 for 8, 450 against 380
@@ -79,11 +80,18 @@ def suits_int_mm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bi
     return x.device.type == "cpu" and row_count(x) > 0
 
 
-def int_mm_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-    """Sums of integers, exact, and then both scales."""
+def int_mm(codes: torch.Tensor, values: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Sums of products of integers, exact, in the steps of their rows."""
+    return aten._int_mm(codes, values) * steps
+
+
+def int_mm_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None, multiply: Multiply = int_mm
+) -> torch.Tensor:
+    """A product of integers, and then the scales of the weight."""
     codes, steps = rounded_rows(x, INT8_LARGEST)
     codes = torch.round(codes).clamp(-INT8_LARGEST, INT8_LARGEST).to(torch.int8)
-    y = aten._int_mm(codes, values.t()) * steps * scales
+    y = multiply(codes, values.t(), steps) * scales
     return plus(y.to(x.dtype).reshape(*x.shape[:-1], values.shape[0]), bias)
 
 
