@@ -178,8 +178,9 @@ def check_operands(equation: Equation, operands: tuple[Var, ...], body: Trace) -
         what = f"{equation.op}: the body takes {len(body.inputs)} inputs, but there are {len(operands)} operands"
         raise InvalidTrace(_at(what, equation, fix))
     for var, parameter in zip(operands, body.inputs, strict=True):
-        if var.type != parameter.type:
-            what = f"{equation.op}: the body takes {parameter}: {parameter.type}, but the operand {var} is {var.type}"
+        difference = _difference(var.type, parameter.type, ())
+        if difference is not None:
+            what = f"{equation.op}: the body takes {parameter}: {parameter.type}, but the operand {var} is {var.type}{difference}"
             raise TraceTypeError(_at(what, equation, fix))
 
 
@@ -203,6 +204,8 @@ def _difference(a: Type, b: Type, made: Collection[Any]) -> str | None:
     """
     if a == b:
         return None
+    if isinstance(a, NumberType) and isinstance(b, NumberType) and a.kind is b.kind and a.value is not None:
+        return None if a.value.value in made else ""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType) or replace(a, shape=b.shape) != b:
         return ""
     if len(a.shape) != len(b.shape):

@@ -12,17 +12,29 @@ from typing import Any
 import sympy
 
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.symbols import UNBOUND, Substitution, Symbol, compute, hint_of, made_by, symbols_of
+from thunder_fn.symbols import (
+    UNBOUND,
+    Substitution,
+    Symbol,
+    compute,
+    hint_of,
+    made_by,
+    symbols_in,
+    symbols_of,
+    unbound_symbols,
+)
 from thunder_fn.torch_internals import as_number
 from thunder_fn.trace import (
     Dim,
     Equation,
     Expr,
     Literal,
+    NumberType,
     TensorType,
     Trace,
     Type,
     Var,
+    canonical,
     subtraces,
     symbols_of_type,
 )
@@ -107,8 +119,28 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
 
 
 def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
-    """A function that gives symbols other names."""
-    return Substitution(lambda expr: Expr(expr.value.xreplace({old: new.value for old, new in names.items()}))).trace
+    """A function that gives sizes that are found in data other names.
+
+    Where a name is for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
+    """
+    exact = {size: name.value for size, name in names.items()}
+    bare = {size: name for size, name in exact.items() if size.is_Symbol}
+    rename, keep = (Substitution(lambda expr, to=to: Expr(expr.value.xreplace(to))) for to in (exact, bare))
+    compound = {name for size, name in exact.items() if size not in bare}
+
+    def equations(trace: Trace) -> Iterator[Equation]:
+        unbound = compound - set(symbols_in(tuple(map(rename.arg, trace.inputs))))
+        for equation in trace.equations:
+            new = rename.equation(equation)
+            bound = unbound & set(symbols_in(new.outputs))
+            unbound -= bound
+            yield replace(keep.equation(equation), outputs=new.outputs) if bound else new
+
+    def named(trace: Trace) -> Trace:
+        whole = rename.trace(trace)
+        return replace(whole, equations=tuple(equations(trace))) if compound else whole
+
+    return named
 
 
 def is_hinted(expr: Expr) -> bool:
@@ -116,9 +148,35 @@ def is_hinted(expr: Expr) -> bool:
     return all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
+def finds_numbers(trace: Trace) -> bool:
+    """Sizes or numbers in the trace are found in data."""
+    return any(not isinstance(symbol, Symbol) for equation in trace.equations for symbol in symbols_in(equation))
+
+
 def fixes_numbers(trace: Trace) -> bool:
     """A rule holds for one number only: what it was derived from took a symbol for the number of the moment."""
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)
+
+
+def is_positive(size: Expr) -> bool:
+    """It is a size of an input, which is no symbol where it is 0 or 1."""
+    return size.value.is_Symbol and isinstance(size.value, Symbol) and bool(size.value.is_positive)
+
+
+def close_symbols(trace: Trace) -> tuple[Trace, tuple[Expr, ...]]:
+    """The trace with a further input for each symbol that it takes from around it, and these symbols."""
+    unbound = unbound_symbols(trace)
+    if not unbound:
+        return trace, ()
+    bound = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+    numbers = tuple(Expr(symbol) for symbol in unbound)
+    extra = tuple(
+        Var(bound + i, NumberType(int if number.value.is_integer else float, number))
+        for i, number in enumerate(numbers)
+    )
+    inputs = (*trace.inputs, *extra)
+    closed = canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+    return closed, numbers
 
 
 # ---- what follows from constraints ----

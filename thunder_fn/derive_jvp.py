@@ -44,8 +44,16 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
             warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
             rule = _ask_forward_ad(single, active)
     except CANNOT:
-        return pinned(single) or decomposition(single)
+        return pinned(single) or _parts(single)
     return decomposition(single) if _reads_statistics(single, active, rule.trace) else rule
+
+
+def _parts(single: Trace) -> Trace | None:
+    """The op's decomposition; None where it asks for numbers that are found in data."""
+    try:
+        return decomposition(single)
+    except internals.NEEDS_A_NUMBER:
+        return None
 
 
 def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:

@@ -55,6 +55,19 @@ FloatFloorDiv = _step("FloatFloorDiv", "//", operator.floordiv, "Mul")
 FloatMod = _step("FloatMod", " % ", operator.mod, "Mul")
 FloatPower = _step("FloatPower", "**", operator.pow, "Pow")
 
+
+class IntDivision(FloatStepBase):
+    """`a / b` of ints, rounded once. PyTorch knows a division too, whose integral part it takes to be `a // b`."""
+
+    sign = "/"
+    precedence = PRECEDENCE["Mul"]
+
+    @classmethod
+    def eval(cls, *args: Any) -> Any:
+        """The number, where both operands are numbers."""
+        return sympy.Float(int(args[0]) / int(args[1])) if all(arg.is_number for arg in args) else None
+
+
 STEPS = {
     "add": FloatAdd,
     "sub": FloatSub,

@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 import sympy
 
 from thunder_fn.errors import InvalidTrace, TraceTypeError
-from thunder_fn.torch_internals import as_number
+from thunder_fn.torch_internals import as_number, number_said
 from thunder_fn.trace import (
     Equation,
     Expr,
@@ -36,7 +36,6 @@ from thunder_fn.trace import (
     Type,
     Var,
     as_dim,
-    canonical,
     subtraces,
     symbols_of_type,
 )
@@ -196,12 +195,23 @@ def symbols_read(trace: Trace) -> frozenset[sympy.Basic]:
     """The symbols that a program computes with: those in arguments, also in bodies, and outputs."""
     found = set(symbols_in(tuple(atom for atom in trace.outputs if isinstance(atom, Literal))))
     for equation in trace.equations:
-        literals = (equation.args, tuple(arg for _, arg in equation.kwargs))
-        found.update(symbols_in(_without_vars(literals)))
+        found.update(symbols_in(_without_vars(equation.args)))
+        found.update(symbols_of_options(equation))
         for body in equation.bodies:
             found |= symbols_read(body) & symbols_of(body)
             found.update(unbound_symbols(body))
     return frozenset(found)
+
+
+def symbols_of_options(equation: Equation) -> Iterator[sympy.Basic]:
+    """The symbols in an equation's keyword arguments; a loop of so many steps also needs to know the sizes of its results.
+
+    It may make none, and then it makes empty stacks.
+    """
+    own = tuple(symbols_in(_without_vars(tuple(arg for _, arg in equation.kwargs))))
+    yield from own
+    if own and equation.op.kind == "structured":
+        yield from symbols_in(equation.outputs)
 
 
 def _without_vars(arg: Any) -> Any:
@@ -216,8 +226,12 @@ def _bare(type: Type) -> Iterator[tuple[int | None, sympy.Basic]]:
         for dim, size in enumerate(type.shape):
             if isinstance(size, Expr) and size.value.is_Symbol:
                 yield dim, size.value
-    elif isinstance(type, NumberType) and isinstance(type.value, Expr) and type.value.value.is_Symbol:
-        yield None, type.value.value
+    elif isinstance(type, NumberType) and isinstance(type.value, Expr):
+        value = type.value.value
+        if type.kind is bool and isinstance(value, sympy.Eq) and value.rhs == 1:  # how PyTorch writes a flag
+            value = value.lhs
+        if value.is_Symbol:
+            yield None, value
 
 
 def binders(variables: Iterable[Var]) -> dict[sympy.Basic, tuple[Var, int | None]]:
@@ -238,7 +252,7 @@ def bind(variables: Sequence[Var], values: Sequence[Any]) -> dict[sympy.Basic, N
     """What the symbols are, given the values of the variables whose types bind them."""
     place = {var.index: value for var, value in zip(variables, values, strict=True)}
     return {
-        symbol: place[var.index] if dim is None else place[var.index].shape[dim]
+        symbol: number_said(place[var.index]) if dim is None else place[var.index].shape[dim]
         for symbol, (var, dim) in binders(variables).items()
     }
 
@@ -356,22 +370,6 @@ def replaced(expr: Expr, values: Values) -> Any:
     exact = {symbol: value.value if isinstance(value, Expr) else sympy.sympify(value) for symbol, value in used.items()}
     value = expr.value.xreplace(exact)
     return Expr(value) if value.free_symbols else as_number(value)
-
-
-def close_symbols(trace: Trace) -> tuple[Trace, tuple[Expr, ...]]:
-    """The trace with a further input for each symbol that it takes from around it, and these symbols."""
-    unbound = unbound_symbols(trace)
-    if not unbound:
-        return trace, ()
-    bound = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
-    numbers = tuple(Expr(symbol) for symbol in unbound)
-    extra = tuple(
-        Var(bound + i, NumberType(int if number.value.is_integer else float, number))
-        for i, number in enumerate(numbers)
-    )
-    inputs = (*trace.inputs, *extra)
-    closed = canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
-    return closed, numbers
 
 
 @_remembered

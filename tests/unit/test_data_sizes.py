@@ -49,6 +49,26 @@ def _routed(x: Tensor) -> Tensor:
     return torch.zeros_like(rows).index_add(0, chosen, torch.nn.functional.gelu(rows[chosen]))
 
 
+def _chosen(x: Tensor) -> Any:
+    return tfn.cond(x.sum() > 0, lambda x: (x[x > 0], x.sum()), lambda x: (x[x < 0].exp(), x.max()), (x,))
+
+
+def _chosen_alike(x: Tensor) -> Tensor:
+    """Both results have the size of one mask, in each branch, so that they can be added up."""
+
+    def of(mask: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        places = mask.nonzero()[:, 0]
+        return lambda x: (x[places], (x * 2)[places])
+
+    a, b = tfn.cond(x.sum() > 0, of(x > 0), of(x < 0), (x,))
+    return (a.sin() * b).sum()
+
+
+def _chosen_of_three(x: Tensor) -> Tensor:
+    branches = [lambda x: x[x > 0], lambda x: torch.cat([x[x < 0], x[:1]]), lambda x: x.exp()]
+    return tfn.switch((x > 0).sum() % 3, branches, (x,))
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0] * 2,
@@ -65,6 +85,35 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "repeat_interleave": lambda x: torch.repeat_interleave(x, (x > 0) + 1),
     "rows": _routed,
     "cond": lambda x: tfn.cond(x.sum() > 0, lambda x: x[x > 0].sum(), lambda x: x[x < 0].sum(), (x,)),
+    "cond of sizes": _chosen,
+    "cond of equal sizes": _chosen_alike,
+    "cond of numbers": lambda x: (
+        tfn.cond(x.sum() > 0, lambda x: (x > 0).sum().item(), lambda x: x.argmax().item(), (x,)) * x
+    ),
+    "cond in cond": lambda x: tfn.cond(
+        x[0] > 0, lambda x: tfn.cond(x[0] > 1, lambda x: x[x > 0], torch.exp, (x,)), lambda x: x[x < 0], (x,)
+    ),
+    "switch": _chosen_of_three,
+    "grad(cond)": tfn.grad(
+        lambda x: tfn.cond(x.sum() > 0, lambda x: (x[x > 0] ** 2).sum(), lambda x: x[x < 0].exp().sum(), (x,))
+    ),
+    "grad(cond of sizes)": tfn.grad(lambda x: _chosen(x)[0].sin().sum() * _chosen(x)[1]),
+    "grad(cond of equal sizes)": tfn.grad(_chosen_alike),
+    "grad(switch)": tfn.grad(lambda x: _chosen_of_three(x).sin().sum()),
+    "jvp(switch)": lambda x: tfn.jvp(_chosen_of_three, (x,), (x.cos(),)),
+    "hessian(switch)": tfn.hessian(lambda x: _chosen_of_three(x).pow(3).sum()),
+    "vmap(cond of sizes)": lambda x: tfn.vmap(
+        lambda row: tfn.cond(x.sum() > 0, lambda row: row[x > 0], lambda row: row[x < 0], (row,))
+    )(x.outer(x)),
+    "scan over what is found": lambda x: tfn.scan(lambda c, y: (c + y, c * y), torch.zeros(()), x[x > 0]),
+    "grad(map)": tfn.grad(lambda x: tfn.map(lambda row: row[row > 0].exp().sum(), torch.stack([x, -x])).sum()),
+    "fori_loop": lambda x: tfn.fori_loop(0, (x > 0).sum().item(), lambda i, y: y * 2 + i, x),
+    "vmap over what is found": lambda x: tfn.vmap(lambda row: row.softmax(0))(x.outer(x)[x > 0]),
+    "jacrev": lambda x: tfn.jacrev(lambda x: x[x > 0].sin())(x),
+    "flag": lambda x: ((x > 0).any().item(), x * (x > 0).all().item()),
+    "index": lambda x: x[(x > 0).sum().item() - 1],
+    "minimum": tfn.grad(lambda x: x[: torch.sym_min((x > 0).sum().item(), 3)].exp().sum()),
+    "jvp(slice)": lambda x: tfn.jvp(lambda x: x[(x > 0).sum().item() // 3 :].exp(), (x,), (x,)),
     "map": lambda x: tfn.map(lambda row: row[row > 0].sum(), torch.stack([x, -x])),
     "jit": lambda x: jit(lambda x: x[x > 0] * 2)(x).sum(),
     "grad": tfn.grad(lambda x: (x[x > 0] ** 2).sum() + (x[x < 0] ** 3).sum() * x[x < 0].shape[0]),
@@ -130,6 +179,28 @@ def test_what_is_checked_is_checked_in_every_call() -> None:
     same(g(INPUTS[1].flip(0)), f(INPUTS[1].flip(0)))
     with pytest.raises(RuntimeError, match=r"u0 < 3 does not hold.*\nfrom: .*test_data_sizes.py:\d+ in f"):
         g(INPUTS[0])
+
+
+def test_second_derivatives_of_norms_do_not_take_statistics_for_constants() -> None:
+    """PyTorch's forward formula of layer_norm's backward wants sizes that are numbers; its parts take means for constants."""
+    x, v = torch.tensor([1.0, -2, 3, 0.5, 4]).double(), torch.tensor([0.5, 1, -1, 2, 0.3]).double()
+    f = lambda x: torch.nn.functional.layer_norm(x.outer(x.sin())[x > 0], (5,)).sin().sum()
+    expected = torch.autograd.functional.hessian(f, x) @ v
+    for product in (lambda x: tfn.jvp(tfn.grad(f), (x,), (v,))[1], lambda x: tfn.vjp(tfn.grad(f), x)[1](v)[0]):
+        torch.testing.assert_close(jit(product)(x), expected)
+
+
+def test_choices_that_differ_between_examples_have_no_size() -> None:
+    one = lambda x: tfn.cond(x.sum() > 0, lambda x: torch.ones((x > 0).sum().item()), lambda x: x, (x,))
+    with pytest.raises(errors.VmapError, match=r"vmap: cond has a result whose size .* differs between examples"):
+        tfn.vmap(one)(torch.stack(INPUTS))
+
+
+def test_branches_have_to_agree_in_what_is_not_found_in_data() -> None:
+    with pytest.raises(errors.TraceTypeError, match=r"out: f32\[u\d\] from <lambda>, f64\[u\d\] from <lambda>"):
+        jit(lambda x: tfn.cond(x.sum() > 0, lambda x: x[x > 0], lambda x: x[x < 0].double(), (x,)))(INPUTS[0])
+    with pytest.raises(errors.TraceTypeError, match=r"out: f32\[2\] from <lambda>, f32\[3\] from <lambda>"):
+        jit(lambda x: tfn.cond(x.sum() > 0, lambda x: x[:2], lambda x: x[:3], (x,)))(INPUTS[0])
 
 
 def test_vmap_has_one_size_for_all_examples() -> None:

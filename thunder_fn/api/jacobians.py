@@ -145,9 +145,9 @@ def basis(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     chunks: list[torch.Tensor] = []
     start = 0
     for leaf in leaves:
-        eye = torch.zeros(total, leaf.numel(), dtype=leaf.dtype, device=leaf.device)
-        eye.diagonal(-start).fill_(1)
-        chunks.append(eye.reshape((total, *leaf.shape)))
+        own = torch.arange(start, start + leaf.numel(), device=leaf.device)
+        ones = torch.arange(total, device=leaf.device)[:, None] == own
+        chunks.append(ones.to(leaf.dtype).reshape((total, *leaf.shape)))
         start += leaf.numel()
     return chunks
 

@@ -150,7 +150,7 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
     shape = [size for index, size in enumerate(leaf.shape) if index != dim]
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
     with torch.no_grad():
-        example = leaf.as_strided(shape, stride) if leaf.shape[dim] and not is_tracer(leaf) else leaf.new_empty(shape)
+        example = leaf.as_strided(shape, stride) if not is_tracer(leaf) and leaf.shape[dim] else leaf.new_empty(shape)
     return example.requires_grad_() if leaf.requires_grad else example
 
 

@@ -80,7 +80,7 @@ def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple
         outputs = tuple(recorder.fresh(var.type) for var in equation.outputs)
         args = tuple(map_arg(read, arg) for arg in equation.args)
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-        recorder.scope.items.append(Leaf(equation.op, args, kwargs, outputs, equation.source, equation.bodies))
+        recorder.append(Leaf(equation.op, args, kwargs, outputs, equation.source, equation.bodies))
         env.update((var.index, new) for var, new in zip(equation.outputs, outputs, strict=True))
     known: dict[int, Any] = dict(enumerate((*inputs, *extra)))
     for atom in closed.outputs:
@@ -112,7 +112,7 @@ def bind_equation(
     source = user_source(recorder)
     if recorder.states and any(map(ops.draws_within, bodies)):
         recorder.draws += 1
-    recorder.scope.items.append(Leaf(op, args, kwargs, outputs, source, bodies))
+    recorder.append(Leaf(op, args, kwargs, outputs, source, bodies))
     return tuple(recorder.tracer_of(var) for var in outputs)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.floats import STEPS
+from thunder_fn.floats import STEPS, IntDivision
 
 Sym = (torch.SymInt, torch.SymFloat)
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor")
@@ -25,12 +27,17 @@ _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, f"{name}_" if name in ("and", "or") else name) for name in (*ARITHMETIC, *COMPARISONS)
 }
 _DIVISIONS = ("truediv", "floordiv", "mod")
+_OTHER = (complex, Decimal, np.generic, np.ndarray)
+"""Numbers beside which a symbol stands for its number."""
+
 _EXPONENT = 1000.0
 """Powers of two up to this one are floats."""
 
 
 def arithmetic(name: str, a: Any, b: Any) -> Any:
     """`a + b` and its like, one of which is symbolic. NotImplemented where Python's numbers are not all there is."""
+    if isinstance(a, _OTHER) or isinstance(b, _OTHER):
+        return _PYTHON[name](concrete(a), concrete(b))
     a, b = _number(a), _number(b)
     if a is None or b is None:
         return NotImplemented
@@ -42,6 +49,8 @@ def arithmetic(name: str, a: Any, b: Any) -> Any:
         return _PYTHON[name](type(concrete(a))(1), concrete(b))  # which raises
     if name in ("lshift", "rshift") and _holds(b, lambda: b < 0):
         return _PYTHON[name](1, -1)
+    if name == "truediv" and not _is_float(a) and not _is_float(b) and not (_is_natural(a) and _is_natural(b)):
+        return _computed(IntDivision(_exact(a), _exact(b)), name, a, b)
     if not _is_float(a) and not _is_float(b) and not (name == "pow" and _holds(b, lambda: b < 0)):
         return _of_torch(name, a, b)
     return _of_floats(name, a, b)
@@ -66,12 +75,26 @@ def _of_floats(name: str, a: Any, b: Any) -> Any:
         a, b = _power_operands(a, b)
         if not isinstance(a, Sym) and not isinstance(b, Sym):
             return a**b
+    hints = [_hint(value) for value in (a, b)]
+    if None not in hints and not math.isfinite(_PYTHON[name](*hints)):
+        return _PYTHON[name](concrete(a), concrete(b))
+    return _computed(STEPS[name](_as_float(a), _as_float(b)), name, a, b)
+
+
+def _computed(expr: Any, name: str, a: Any, b: Any) -> Any:
+    """The float of an expression, which is an operator on two numbers."""
     numbers = next(value.node.shape_env for value in (a, b) if isinstance(value, Sym))
     hints = [_hint(value) for value in (a, b)]
-    hint = None if None in hints else _PYTHON[name](*hints)
-    if isinstance(hint, float) and not math.isfinite(hint):
-        return _PYTHON[name](concrete(a), concrete(b))
-    return numbers.computed(STEPS[name](_as_float(a), _as_float(b)), hint)
+    return numbers.computed(expr, None if None in hints else _PYTHON[name](*hints))
+
+
+def _is_natural(value: Any) -> bool:
+    """An int that is known not to be negative, as sizes are."""
+    return bool(value.node.expr.is_nonnegative) if isinstance(value, Sym) else value >= 0
+
+
+def _exact(value: Any) -> Any:
+    return value.node.expr if isinstance(value, Sym) else sympy.Integer(value)
 
 
 def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
@@ -98,6 +121,8 @@ def _is_between(value: Any, low: float, high: float | None) -> bool:
 
 def compare(name: str, a: Any, b: Any) -> Any:
     """`a < b` and its like, one of which is symbolic."""
+    if isinstance(a, _OTHER) or isinstance(b, _OTHER):
+        return _PYTHON[name](concrete(a), concrete(b))
     a, b = _number(a), _number(b)
     if a is None or b is None:
         return NotImplemented
@@ -140,6 +165,11 @@ def _hint(value: Any) -> Any:
     return value.node.hint if isinstance(value, Sym) else value
 
 
+def is_found_in_data(value: Any) -> bool:
+    """A symbolic number of which only the program's data says what it is."""
+    return isinstance(value, Sym) and _hint(value) is None
+
+
 def _holds(value: Any, question: Callable[[], Any]) -> bool:
     """The answer to a question; what depends on data is not asked, the program raises where it does not hold."""
     return False if _hint(value) is None else bool(question())
@@ -152,7 +182,9 @@ def _as_float(value: Any) -> Any:
 
 
 def concrete(value: Any) -> Any:
-    """The number that a symbolic number stands for from now on."""
+    """The number that a symbolic number stands for from now on; anything else as it is."""
+    if isinstance(value, torch.SymBool):
+        return bool(value)
     if not isinstance(value, Sym):
         return value
     return int(value) if isinstance(value, torch.SymInt) else float(value)

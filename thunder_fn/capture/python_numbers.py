@@ -10,6 +10,7 @@ knows. What they compute is in `number_arithmetic.py`.
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.number_arithmetic import ARITHMETIC, COMPARISONS, arithmetic, compare, math_function
+from thunder_fn.capture.number_arithmetic import ARITHMETIC, COMPARISONS, arithmetic, compare, concrete, math_function
 from thunder_fn.trace import Dim, Expr, TensorType
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
@@ -56,12 +57,11 @@ class Int(torch.SymInt):
     def __hash__(self) -> int:
         return hash(int(self)) if _asked_by_user() else torch.SymInt.__hash__(self)
 
-    def __divmod__(self, other: Any) -> tuple[Any, Any]:
-        return self // other, self % other
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return self if ndigits is None or ndigits >= 0 else round(int(self), ndigits)
 
-    def bit_length(self) -> int:
-        """As of an int."""
-        return int(self).bit_length()
+    def __invert__(self) -> Any:
+        return -self - 1
 
 
 class Float(torch.SymFloat):
@@ -82,6 +82,10 @@ class Float(torch.SymFloat):
 
     def __hash__(self) -> int:
         return hash(float(self)) if _asked_by_user() else torch.SymFloat.__hash__(self)
+
+    def __round__(self, ndigits: Any = None) -> Any:
+        rounded = super().__round__  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+        return as_python(rounded(None if ndigits is None else concrete(ndigits)))
 
 
 class Bool(torch.SymBool):
@@ -107,7 +111,9 @@ class Bool(torch.SymBool):
         return int(bool(self))
 
 
-_UNARY = ("neg", "pos", "abs", "floor", "ceil", "trunc", "round", "invert")
+_UNARY = ("neg", "pos", "abs", "floor", "ceil", "trunc", "round")
+_DECIDED = ("as_integer_ratio", "bit_count", "bit_length", "hex", "is_integer", "to_bytes")
+"""Methods of Python's numbers that only a number can answer."""
 
 
 def _unary(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +127,7 @@ def _binary(
 
     def operate(self: Any, other: Any, *rest: Any) -> Any:
         if rest:
-            return pow(int(self), int(other), *rest)
+            return pow(concrete(self), concrete(other), *rest)
         result = compute(name, other, self) if is_mirrored else compute(name, self, other)
         if result is NotImplemented and otherwise is not None:
             result = otherwise(self, other)
@@ -130,21 +136,73 @@ def _binary(
     return operate
 
 
-for _kind, _base in ((Int, torch.SymInt), (Float, torch.SymFloat), (Bool, torch.SymBool)):
-    _kind.__name__ = _kind.__name__.lower()
-    for _name in _UNARY:
-        if hasattr(_base, f"__{_name}__"):
-            setattr(_kind, f"__{_name}__", _unary(getattr(_base, f"__{_name}__")))
-    for _compute, _names in ((arithmetic, ARITHMETIC), (compare, COMPARISONS)):
-        for _name in _names:
-            _before = getattr(_base, f"__{_name}__", None)
-            if _kind is Bool and _name in ("and", "or"):
-                setattr(_kind, f"__{_name}__", _unary(getattr(_base, f"__{_name}__")))
-                continue
-            setattr(_kind, f"__{_name}__", _binary(_compute, _name, _before, is_mirrored=False))
-            if _compute is arithmetic:
-                _before = getattr(_base, f"__r{_name}__", None)
-                setattr(_kind, f"__r{_name}__", _binary(_compute, _name, _before, is_mirrored=True))
+def _of_flags(name: str) -> Callable[..., Any]:
+    """`&` and its like on two flags, which give a flag; a flag beside a number is one."""
+
+    def operate(self: Any, other: Any) -> Any:
+        if name == "xor" or not isinstance(other, (bool, torch.SymBool)):
+            return getattr(operator, name)(bool(self), concrete(other))
+        return as_python(getattr(torch.SymBool, f"__{name.strip('_')}__")(self, other))
+
+    return operate
+
+
+def _divmod(self: Any, other: Any) -> tuple[Any, Any]:
+    return self // other, self % other
+
+
+def _rdivmod(self: Any, other: Any) -> tuple[Any, Any]:
+    return other // self, other % self
+
+
+def _decided(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(concrete(self), name)(*args, **kwargs)
+
+
+def _part(name: str, number: type) -> Any:
+    """A part of a number: the number itself, or what it is for all of them."""
+    value = getattr(number(1), name)
+    own = name in ("real", "numerator")
+    return property(lambda self: (int(bool(self)) if number is bool else self) if own else type(value)(value))
+
+
+def _on_arrays(self: Any, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    """NumPy computes with numbers."""
+    return getattr(function, method)(*map(concrete, inputs), **options)
+
+
+def _complete(kind: Any, base: Any, number: type) -> None:
+    """What Python's number has, for the class that stands for it."""
+    kind.__name__ = kind.__name__.lower()
+    kind.__divmod__, kind.__rdivmod__, kind.__array_ufunc__ = _divmod, _rdivmod, _on_arrays
+    kind.conjugate = lambda self: self.real
+    for name in ("real", "imag", "numerator", "denominator"):
+        if hasattr(number, name):
+            setattr(kind, name, _part(name, number))
+    for name in _DECIDED:
+        if hasattr(number, name):
+            setattr(kind, name, _decided(name))
+    for name in _UNARY:
+        if hasattr(base, f"__{name}__") and f"__{name}__" not in vars(kind):
+            setattr(kind, f"__{name}__", _unary(getattr(base, f"__{name}__")))
+    for compute, names in ((arithmetic, ARITHMETIC), (compare, COMPARISONS)):
+        for name in names:
+            before = getattr(base, f"__{name}__", None)
+            setattr(kind, f"__{name}__", _binary(compute, name, before, is_mirrored=False))
+            if compute is arithmetic:
+                before = getattr(base, f"__r{name}__", None)
+                setattr(kind, f"__r{name}__", _binary(compute, name, before, is_mirrored=True))
+
+
+_complete(Int, torch.SymInt, int)
+_complete(Float, torch.SymFloat, float)
+_complete(Bool, torch.SymBool, bool)
+for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
+    setattr(Bool, f"__{_name}__", lambda self, *args, name=f"__{_name}__": getattr(int(bool(self)), name)(*args))
+for _name in ("and_", "or_", "xor"):
+    _method = _of_flags(_name)
+    setattr(Bool, f"__{_name.strip('_')}__", _method)
+    setattr(Bool, f"__r{_name.strip('_')}__", _method)
 
 
 def as_python(value: Any) -> Any:

@@ -173,10 +173,11 @@ class Recorder:
         self.inputs.append(var)
         return tracer
 
-    def tracer_of(self, var: Var) -> torch.Tensor | None:
-        """A tracer for a variable that an equation binds; None for a result that is None."""
+    def tracer_of(self, var: Var) -> Any:
+        """A tracer for a variable that an equation binds, or its number; None for a result that is None."""
         if not isinstance(var.type, TensorType):
-            return None
+            number = var.type.value if isinstance(var.type, NumberType) else None
+            return None if number is None else as_python(self.mode.size(number))
         fake = internals.fake_of_type(self.mode, var.type)
         self.bind(fake, var)
         return internals.functionalize(fake, self.functional_mode)
@@ -327,14 +328,18 @@ class Recorder:
             self.draws += 1
         outputs = tuple(self.fresh(type_of_value(value)) for value in values)
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
-        self.scope.items.append(leaf)
+        self.append(leaf)
         if (op == ops.RESHAPE or ops.is_view(op)) and op != ops.STOP_GRADIENT and isinstance(new_args[0], Var):
             self.viewed.update((var.index, new_args[0]) for var in outputs)
-        if self.symbolic:
-            self.decisions.recorded(leaf)
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
         self.history.recorded(leaf)
+
+    def append(self, leaf: Leaf) -> None:
+        """A leaf is recorded; sizes and numbers that it finds in data are known from now on."""
+        self.scope.items.append(leaf)
+        if self.symbolic:
+            self.decisions.recorded(leaf)
 
     def bind(self, value: Any, var: Var) -> None:
         """`value`, a fake tensor, is what `var` stands for from now on."""

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from thunder_fn import ops
+from thunder_fn.constraints import close_symbols
 from thunder_fn.derive import alone
 from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.asking import TORCH, called, frozen, is_final, own_executors, shared_bodies
@@ -39,7 +40,7 @@ from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rules import lowered
-from thunder_fn.symbols import close_symbols, is_symbolic
+from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder, Var
 
 REGION = "region"

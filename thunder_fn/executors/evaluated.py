@@ -9,19 +9,19 @@ from functools import lru_cache, partial
 from typing import Any
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.constraints import close_symbols
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim
 from thunder_fn.structured.running import bodies_compiled_by
-from thunder_fn.symbols import close_symbols, symbols_in, symbols_of, symbols_read
+from thunder_fn.symbols import symbols_of, symbols_of_options, symbols_read
 from thunder_fn.trace import Equation, Trace
 
 
 def numbers_read(equation: Equation) -> tuple[str, ...]:
     """The symbols from outside that the function of a structured equation computes with."""
     found = {str(symbol) for body in equation.bodies for symbol in symbols_read(body) & symbols_of(body)}
-    own = symbols_in(tuple(arg for _, arg in equation.kwargs))
-    return tuple(sorted(found.union(map(str, own))))
+    return tuple(sorted(found.union(map(str, symbols_of_options(equation)))))
 
 
 def run_compiled(

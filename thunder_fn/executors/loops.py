@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import ops
+from thunder_fn.constraints import is_positive
 from thunder_fn.derive import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
 from thunder_fn.executors.names import tuple_text
@@ -36,7 +37,7 @@ from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.loop import SCAN, Loop
 from thunder_fn.structured.while_parts import WHILE, While
 from thunder_fn.symbols import finders, is_symbolic, mentions
-from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
+from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, canonical, num_vars, type_of
 
 if TYPE_CHECKING:
     from thunder_fn.executors.claims import Claimed
@@ -119,9 +120,22 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
     inside = [*block.statements(), *(f"y{i}.append({block.output(y)})" for i, y in enumerate(ys))]
     inside += _assign(map(str, carry), map(block.output, outputs))
     lines += _indented(inside or ["pass"])
-    stack, order = writer.bind(torch.stack, "stack", torch.stack), "[::-1]" if loop.reverse else ""
-    lines.append(f"return {tuple_text([*map(str, carry), *(f'{stack}(y{i}{order})' for i in range(len(ys)))])}")
+    stacks = (_stack(writer, f"y{i}", type_of(y), loop) for i, y in enumerate(ys))
+    lines.append(f"return {tuple_text([*map(str, carry), *stacks])}")
     return Function((*map(str, (*own, *carry)), *(f"x{var.index}" for var in xs)), tuple(lines))
+
+
+def _stack(writer: FunctionWriter, name: str, type: Type, loop: Loop) -> str:
+    """The stack of what the steps gave, empty where there was none."""
+    text = f"{writer.bind(torch.stack, 'stack', torch.stack)}({name}{'[::-1]' if loop.reverse else ''})"
+    if isinstance(loop.length, int) or is_positive(loop.length) or not isinstance(type, TensorType):
+        return text
+    empty, dtype, device = (
+        writer.bind(value, wanted, value)
+        for value, wanted in ((torch.empty, "empty"), (type.dtype, "dtype"), (type.device, "device"))
+    )
+    shape = tuple_text(["0", *map(str, type.shape)])
+    return f"{text} if {name} else {empty}({shape}, dtype={dtype}, device={device})"
 
 
 def _scan_header(loop: Loop, xs: Sequence[Var]) -> str:

@@ -10,7 +10,9 @@ What enters and leaves a loop or a custom rule keeps its type, and bodies are ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -164,7 +166,8 @@ class _Walk:
             return self._add(equation, operands, tuple(map(type_of, operands)))
         given = tuple(map(type_of, operands[len(operands) - len(equation.bodies[0].inputs) :]))
         bodies = [_retyped(body, given, self.dtype, inner) for body in equation.bodies]
-        types = tuple(_widest(column) for column in zip(*(body.output_types for body in bodies), strict=True))
+        columns = zip(equation.outputs, *(body.output_types for body in bodies), strict=True)
+        types = tuple(_widest(var.type, column) for var, *column in columns)
         return self._add(equation, operands, types, tuple(_ending_in(body, types) for body in bodies))
 
     def _add(
@@ -221,16 +224,10 @@ def _on(equation: Equation, operands: tuple[Atom, ...]) -> Equation:
     return Equation(equation.op, args, kwargs, equation.outputs, equation.bodies, equation.source)
 
 
-def _widest(types: tuple[Type, ...]) -> Type:
-    """The type that results of branches are cast to."""
-    first = types[0]
-    if not isinstance(first, TensorType):
-        return first
-    dtype = first.dtype
-    for type in types[1:]:
-        assert isinstance(type, TensorType), "branches agree in kind"
-        dtype = torch.promote_types(dtype, type.dtype)
-    return TensorType(dtype, first.shape, first.device)
+def _widest(type: Type, types: Sequence[Type]) -> Type:
+    """The type of a result, whose dtype is the one that those of the branches are cast to."""
+    dtypes = [branch.dtype for branch in types if isinstance(branch, TensorType)]
+    return replace(type, dtype=reduce(torch.promote_types, dtypes)) if isinstance(type, TensorType) else type
 
 
 def _ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from thunder_fn import ops
-from thunder_fn.constraints import fixes_numbers
+from thunder_fn.constraints import finds_numbers, fixes_numbers
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.derive_jvp import jvp_rule, missing_jvp
 from thunder_fn.errors import MissingRule
@@ -79,7 +79,7 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
         return rules_of(equation).jvp(equation, active)
     single = alone(equation)
     rule = jvp_rule(single, active)
-    if isinstance(rule, JvpRule) and fixes_numbers(rule.trace):
+    if fixes_numbers(rule.trace) if isinstance(rule, JvpRule) else _saves_for_constants(single):
         with suppress(MissingRule):
             return transposed_twice(single, active)
     if isinstance(rule, JvpRule):
@@ -91,6 +91,11 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
         return transposed_twice(single, active)
     except MissingRule:
         raise missing_jvp(single) from None
+
+
+def _saves_for_constants(single: Trace) -> bool:
+    """The parts of a backward take what the forward saved for constants; PyTorch's formula, which does not, wants numbers."""
+    return "_backward." in single.equations[0].op.name and finds_numbers(single)
 
 
 @memo(4096)

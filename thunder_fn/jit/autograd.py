@@ -18,6 +18,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
+from thunder_fn.constraints import close_symbols
 from thunder_fn.executors import Executor, Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline_into
@@ -25,7 +26,6 @@ from thunder_fn.interpreters.vjp import activity, split_vjp
 from thunder_fn.jit.nodes import Node, call
 from thunder_fn.jit.pieces import Pieces, pieces_of
 from thunder_fn.rules import Split
-from thunder_fn.symbols import close_symbols
 from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Var, type_of
 
 Mask = tuple[bool, ...]

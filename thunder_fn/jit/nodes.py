@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.constraints import close_symbols
 from thunder_fn.errors import located
 from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.jit.pieces import Piece, depends
 from thunder_fn.rules import Mask
-from thunder_fn.symbols import bind, close_symbols, is_symbolic, replaced
+from thunder_fn.symbols import bind, is_symbolic, replaced
 from thunder_fn.trace import Expr, Literal, Trace, TraceBuilder, canonical, vars_in
 
 if TYPE_CHECKING:

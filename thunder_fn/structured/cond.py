@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from thunder_fn import ops
-from thunder_fn.capture import TENSOR, current, pytree
+from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to, inline_into, is_kept
@@ -31,19 +32,18 @@ from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (
-    Bodies,
     agreed,
     body_activity,
     capture_bodies,
-    described_function,
     expand,
-    function_name,
     tensor_leaves,
     without_inputs,
 )
+from thunder_fn.structured.choice_types import check_branches, check_names, new_names, types_of_choice
 from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
 from thunder_fn.structured.loop import Loop, add_scan
 from thunder_fn.structured.running import body_function
+from thunder_fn.symbols import made_by
 from thunder_fn.trace import (
     Atom,
     Dim,
@@ -78,6 +78,7 @@ def cond_check_rule(equation: Equation) -> None:
     for body in equation.bodies:
         check_operands(equation, tuple(operands), body)
         check_types(equation, body.output_types, f"{body.name} gives")
+    check_names(equation)
 
 
 # ---- evaluate ----
@@ -87,7 +88,7 @@ def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any, **opt
     """Run the chosen body; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(pred, torch.Tensor):
-        return bind(recorder, COND, (pred, *operands), tuple(bodies), bodies[0].output_types, **options)
+        return _bind(recorder, COND, (pred, *operands), tuple(bodies), options)
     return body_function(bodies[0] if pred else bodies[1])(*operands)
 
 
@@ -95,8 +96,12 @@ def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, **
     """Run the chosen body, the index clamped; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(index, torch.Tensor):
-        return bind(recorder, SWITCH, (index, *operands), tuple(bodies), bodies[0].output_types, **options)
+        return _bind(recorder, SWITCH, (index, *operands), tuple(bodies), options)
     return body_function(bodies[min(max(int(index), 0), len(bodies) - 1)])(*operands)
+
+
+def _bind(recorder: Any, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...], options: dict[str, Any]) -> Any:
+    return bind(recorder, op, values, bodies, types_of_choice(bodies, new_names(recorder)), **options)
 
 
 # ---- jvp ----
@@ -140,6 +145,8 @@ def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:
 
 def cond_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """One choice for all examples stays a choice; a choice for each example becomes a select, or a loop if asked."""
+    if batched[0] and made_by(equation):
+        raise_size(equation)
     if batched[0]:
         by = _loop if equation.kwargs == LOOP else _select
         return by(equation, batched, size, randomness)
@@ -287,8 +294,8 @@ def cond(
 
     Args:
         pred: a bool, or a scalar tensor, which is true where it is not zero.
-        true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal types. They may
-            close over tensors, return their inputs and call anything that can be traced.
+        true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal types, sizes that a
+            branch finds in data aside. They may close over tensors, return their inputs and call anything traceable.
         operands: a tuple of pytrees.
         batched: what vmap makes of a pred for each example: "select" runs both branches on the batch and selects, "loop"
             goes from example to example and runs the one branch that each takes.
@@ -346,52 +353,8 @@ def _choose(
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
     check_branches(op, functions, bodies)
     values = (choice.reshape(()) if choice.ndim else choice, *tensor_leaves(operands), *bodies.closures)
-    results = bind(recorder, op, values, bodies.bodies, bodies.bodies[0].output_types, **options)
+    results = _bind(recorder, op, values, bodies.bodies, options)
     return bodies.captured[0].result(results)
-
-
-def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodies) -> None:
-    """The branches return the same structure with the same types and equal static values."""
-    first = bodies.captured[0]
-    for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
-        names = f"{described_function(functions[0])} and {described_function(function)}"
-        mine, its = f"{function_name(functions[0])}()", f"{function_name(function)}()"
-        difference = pytree.difference(first.out_spec, other.out_spec, mine, its)
-        if difference is not None:
-            what = f"{op}: the branches must return the same structure, but {difference}"
-            raise TraceTypeError(
-                located(
-                    f"{what}\nbranches:     {names}",
-                    source=user_source(),
-                    fix="Return the same tuples, lists and dicts from both; None stands for nothing.",
-                )
-            )
-        paths = pytree.paths(first.result(tuple(range(first.num_results))), "out")
-        different = [
-            f"  {path}: {mine} from {function_name(functions[0])}, {theirs} from {function_name(function)}"
-            for path, mine, theirs in zip(paths, _leaf_types(first), _leaf_types(other), strict=True)
-            if mine != theirs
-        ]
-        if different:
-            fix = (
-                "Return equal numbers, or tensors such as `torch.tensor(1)`."
-                if all("the value" in line for line in different)
-                else "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both have the same type."
-            )
-            raise TraceTypeError(
-                located(
-                    f"{op}: the branches must return equal types, but\n"
-                    + "\n".join(different)
-                    + f"\nbranches:     {names}",
-                    source=user_source(),
-                    fix=fix,
-                )
-            )
-
-
-def _leaf_types(captured: Any) -> list[str]:
-    types = iter(captured.trace.output_types)
-    return [str(next(types)) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
 
 
 divert("cond", cond)

@@ -7,12 +7,18 @@ own hold zeros. The backward makes the same choice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from thunder_fn import ops
+from thunder_fn.capture.decided import ASSERT
+from thunder_fn.constraints import equality, names_of, renamed
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp, zeros
 from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.structured.choice_types import names_in, types_of_choice
 from thunder_fn.structured.recomputed import found_again
-from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.symbols import symbols_of
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 
 
 def union(masks: Sequence[Mask]) -> Mask:
@@ -30,17 +36,15 @@ def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Seque
     """A trace of one choice between bodies, from the choice and the operands."""
     builder = TraceBuilder(equation.op.name)
     operands = tuple(builder.input(type) for type in input_types)
+    types = types_of_choice(bodies, names_in(equation, bodies))
     return builder.build(
-        builder.add(
-            equation.op, operands, bodies[0].output_types, kwargs=equation.kwargs, bodies=bodies, source=equation.source
-        )
+        builder.add(equation.op, operands, types, kwargs=equation.kwargs, bodies=bodies, source=equation.source)
     )
 
 
 def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split every branch; the backward makes the same choice."""
-    name = equation.op.name
-    splits = [found_again(split_vjp(body, wanted_inputs[1:], wanted_outputs), name) for body in equation.bodies]
+    splits = [_split_branch(equation, body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies]
     count = len(equation.outputs)
     slots, owned = _share_slots([split.forward.output_types[count:] for split in splits])
     forward_bodies = tuple(
@@ -72,6 +76,45 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     found = tuple(next(places) if flag else None for flag in gradients)
     skipped = (None,) * int(wanted_inputs[0])
     return Split(forward, backward, residuals, (*skipped, *found))
+
+
+def _split_branch(equation: Equation, body: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """The split of a branch, its backward on values of the equation's types, whose sizes have names of their own."""
+    split = split_vjp(body, wanted_inputs, wanted_outputs)
+    results, count = [var.type for var in equation.outputs], len(split.residuals)
+    wanted = [type for type, flag in zip(results, wanted_outputs, strict=True) if flag]
+    found = names_of(split.backward.input_types[count:], wanted)
+    outside = symbols_of(body)
+    rename = renamed({size: name for size, name in found.items() if size.is_Symbol and size not in outside})
+    backward = rename(split.backward)
+    backward = _on_types(backward, [*backward.input_types[:count], *wanted])
+    split = found_again(replace(split, forward=rename(split.forward), backward=backward), equation.op.name)
+    held = zip(split.residuals, split.backward.input_types, strict=False)
+    given = [results[place.index] if place.kind == "output" else type for place, type in held]
+    return replace(split, backward=_on_types(split.backward, [*given, *wanted]))
+
+
+def _on_types(trace: Trace, types: Sequence[Type]) -> Trace:
+    """The trace on inputs of other types, whose sizes are the same numbers: `f32[u2]` where it takes `f32[u0 + 1]`."""
+    if trace.input_types == tuple(types):
+        return trace
+    builder = TraceBuilder(trace.name)
+    inputs = [builder.input(type) for type in types]
+    resized = (
+        value if value.type == type else _resized(builder, value, type)
+        for value, type in zip(inputs, trace.input_types, strict=True)
+    )
+    return builder.build(inline_into(builder, trace, tuple(resized)))
+
+
+def _resized(builder: TraceBuilder, value: Var, type: Type) -> Var:
+    """A value whose sizes are those of the type, which is asserted."""
+    assert isinstance(value.type, TensorType) and isinstance(type, TensorType), "only tensors have gradients"
+    for known, size in zip(value.type.shape, type.shape, strict=True):
+        if known != size:
+            relation = equality(known, size)
+            builder.add(ASSERT, (Literal(relation), Literal(f"cond: {relation} does not hold")), ())
+    return builder.add(ops.RESHAPE, (value, tuple(map(Literal, type.shape))), (type,))[0]
 
 
 def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list[int]]]:

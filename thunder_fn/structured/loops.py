@@ -14,6 +14,7 @@ import torch
 
 from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.number_arithmetic import is_found_in_data
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, kind_of, located
 from thunder_fn.structured.bodies import (
@@ -327,7 +328,7 @@ def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *
     Law: equals the Python loop, under every transform.
 
     Args:
-        lo, hi: ints, which give a `scan`, or scalar tensors of ints, which give a `while_loop`.
+        lo, hi: ints, which give a `scan`, or what data says, as scalar tensors or items, which give a `while_loop`.
         unroll: as in `scan`; where lo and hi are ints.
 
     Source: jax.lax.fori_loop.
@@ -339,7 +340,7 @@ def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *
             raise TraceTypeError(
                 located(f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}", source=user_source())
             )
-    if isinstance(lo, Tensor) or isinstance(hi, Tensor):
+    if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
         return _while_counted(lo, hi, body, init)
     steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)
 
@@ -355,7 +356,7 @@ def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: A
     from thunder_fn.structured.while_loop import while_loop
 
     first = lo.reshape(()).to(torch.int64) if isinstance(lo, Tensor) else torch.tensor(lo)
-    last = hi.reshape(()) if isinstance(hi, Tensor) else hi
+    last = hi.reshape(()) if isinstance(hi, Tensor) else torch.tensor(hi)
 
     @standing_for(body)
     def step(i: Tensor, value: Any) -> tuple[Tensor, Any]:

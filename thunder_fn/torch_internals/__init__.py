@@ -83,6 +83,7 @@ from thunder_fn.torch_internals.numbers import (
     Numbers,
     as_number,
     expression_text,
+    number_said,
     to_float,
 )
 from thunder_fn.torch_internals.optimizers import make_optimizer_state
@@ -164,6 +165,7 @@ __all__ = [
     "allocations",
     "arrives_as",
     "as_number",
+    "number_said",
     "autocast_off",
     "autocast_ops",
     "autograd_as_usual",

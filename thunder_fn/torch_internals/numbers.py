@@ -95,6 +95,18 @@ class Numbers(ShapeEnv):
             self.var_to_range[size.node.expr] = ValueRanges(self.least_size, int_oo)
         return size
 
+    def found(self, kind: type) -> Expr:
+        """A new symbol for a number that something finds in data."""
+        with self.ignore_fresh_unbacked_symbols():
+            number = self.create_unbacked_symfloat() if kind is float else self.create_unbacked_symint()
+        return Expr(number.node.expr)
+
+    def found_size(self) -> Expr:
+        """A new symbol for a size that something finds in data."""
+        size = self.found(int)
+        self.var_to_range[size.value] = ValueRanges(self.least_size, int_oo)  # pyright: ignore[reportArgumentType]
+        return size
+
     def _constrain_range_for_size(self, a: Any, min: int | None = None, max: int | None = None) -> None:
         """What bounds a size; a rule is derived as if it were two or more, whatever there is room for."""
         super()._constrain_range_for_size(a, min, None if max is not None and max < self.least_size else max)
@@ -146,6 +158,14 @@ def as_number(value: Any) -> bool | int | float:
     if value in (sympy.true, sympy.false):
         return bool(value)
     return int(value) if value.is_integer else float(value)
+
+
+def number_said(value: Any) -> Any:
+    """What a symbol is where the number that binds it has this value. A flag of PyTorch's while it traces is `u0 == 1`."""
+    if isinstance(value, torch.SymBool):
+        relation = value.node.expr
+        return Expr(relation.lhs if isinstance(relation, sympy.Eq) and relation.rhs == 1 else relation)
+    return int(value) if isinstance(value, bool) else value
 
 
 def to_float(value: Any) -> Any:

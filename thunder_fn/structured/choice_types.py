@@ -1,0 +1,188 @@
+"""The types of what a choice gives, where branches find sizes and numbers in data.
+
+    v5: f32[u2] = cond(v4, v0)      true gives f32[u0], false f32[u1]
+
+A size that one branch at least finds in data is a size of its own for the equation, which binds it. Results whose sizes
+are the same ones in every branch share it, so that what is added up in a branch can be added up behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from thunder_fn.capture import TENSOR, pytree
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.constraints import is_hinted
+from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.structured.bodies import Bodies, described_function, function_name
+from thunder_fn.symbols import made_by, symbols_of
+from thunder_fn.trace import Dim, Equation, Expr, NumberType, Op, TensorType, Trace, Type
+
+Sizes = tuple[Dim | None, ...]
+"""What one size is in each branch; None for a number that no symbol says."""
+
+
+Name = Callable[[Sizes, Type], Expr]
+"""Gives the name of a size, or number, of a result of this type."""
+
+
+def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:
+    """The branches' result types, with names for the sizes and numbers that a branch finds in data."""
+    has_name = _has_name(bodies)
+    columns = zip(*(body.output_types for body in bodies), strict=True)
+    return tuple(
+        _with_sizes(column[0], [name(sizes, column[0]) if has_name(sizes) else sizes[0] for sizes in _sizes(column)])
+        for column in columns
+    )
+
+
+def agree(column: Sequence[Type], bodies: Sequence[Trace]) -> bool:
+    """The results of the branches in one place can be results of a choice: they differ in what is found in data only."""
+    has_name, first = _has_name(bodies), column[0]
+    if any(_kind(type) != _kind(first) for type in column):
+        return False
+    return all(len(set(sizes)) == 1 or has_name(sizes) for sizes in _sizes(column))
+
+
+def _kind(type: Type) -> object:
+    """A type without its sizes. Which of two flags a flag is, is no number that a symbol could be."""
+    match type:
+        case TensorType():
+            return type.dtype, type.device, len(type.shape)
+        case NumberType() if type.kind in (int, float):
+            return type.kind
+        case _:
+            return type
+
+
+def _has_name(bodies: Sequence[Trace]) -> Callable[[Sizes], bool]:
+    """Whether sizes, one for each body, are one of the choice's own: a body finds one, or data says which one it is."""
+    outer = [symbols_of(body) for body in bodies]
+
+    def has_name(sizes: Sizes) -> bool:
+        found = [size for size in sizes if isinstance(size, Expr) and not is_hinted(size)]
+        pairs = zip(sizes, outer, strict=True)
+        is_inner = any(isinstance(size, Expr) and not size.value.free_symbols <= known for size, known in pairs)
+        return is_inner or (len(set(sizes)) > 1 and bool(found))
+
+    return has_name
+
+
+def _sizes(column: Sequence[Type]) -> Iterator[Sizes]:
+    """The sizes of one result in all branches, dim by dim; of a number the number."""
+    if isinstance(column[0], TensorType):
+        yield from zip(*(type.shape for type in column if isinstance(type, TensorType)), strict=True)
+    elif isinstance(column[0], NumberType):
+        yield tuple(type.value for type in column if isinstance(type, NumberType))
+
+
+def _with_sizes(type: Type, sizes: Sequence[Dim | None]) -> Type:
+    match type:
+        case TensorType():
+            return replace(type, shape=tuple(size for size in sizes if size is not None))
+        case NumberType():
+            return NumberType(type.kind, sizes[0] if isinstance(sizes[0], Expr) else None)
+        case _:
+            return type
+
+
+# ---- what the user's branches give ----
+
+
+def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodies) -> None:
+    """The branches return the same structure with the same types and equal static values."""
+    first = bodies.captured[0]
+    for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
+        names = f"{described_function(functions[0])} and {described_function(function)}"
+        mine, its = f"{function_name(functions[0])}()", f"{function_name(function)}()"
+        difference = pytree.difference(first.out_spec, other.out_spec, mine, its)
+        if difference is not None:
+            what = f"{op}: the branches must return the same structure, but {difference}"
+            raise TraceTypeError(
+                located(
+                    f"{what}\nbranches:     {names}",
+                    source=user_source(),
+                    fix="Return the same tuples, lists and dicts from both; None stands for nothing.",
+                )
+            )
+        paths = pytree.paths(first.result(tuple(range(first.num_results))), "out")
+        both = first.trace, other.trace
+        different = [
+            f"  {path}: {mine} from {function_name(functions[0])}, {theirs} from {function_name(function)}"
+            for path, mine, theirs in zip(paths, _leaf_types(first), _leaf_types(other), strict=True)
+            if mine != theirs and (isinstance(mine, str) or isinstance(theirs, str) or not agree((mine, theirs), both))
+        ]
+        if different:
+            fix = (
+                "Return equal numbers, or tensors such as `torch.tensor(1)`."
+                if all("the value" in line for line in different)
+                else "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both have the same type."
+            )
+            raise TraceTypeError(
+                located(
+                    f"{op}: the branches must return equal types, but\n"
+                    + "\n".join(different)
+                    + f"\nbranches:     {names}",
+                    source=user_source(),
+                    fix=fix,
+                )
+            )
+
+
+def _leaf_types(captured: Any) -> list[Type | str]:
+    types = iter(captured.trace.output_types)
+    return [next(types) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
+
+
+# ---- names ----
+
+
+def new_names(recorder: Recorder) -> Name:
+    """Symbols of the capture at hand: one for all that are equal in every branch."""
+    known: dict[Sizes, Expr] = {}
+
+    def name(sizes: Sizes, type: Type) -> Expr:
+        if sizes not in known:
+            numbers = recorder.mode.numbers
+            known[sizes] = numbers.found(type.kind) if isinstance(type, NumberType) else numbers.found_size()
+        return known[sizes]
+
+    return name
+
+
+def names_in(equation: Equation, bodies: Sequence[Trace]) -> Name:
+    """The equation's names, where new branches give its results first. A batch dim may stand before a result's dims."""
+    known: dict[Sizes, Expr] = {}
+    columns = zip(*(body.output_types for body in bodies), strict=True)
+    for var, column in zip(equation.outputs, columns, strict=False):
+        if _rank(var.type) <= _rank(column[0]):
+            pairs = zip(reversed(list(_sizes((var.type,)))), reversed(list(_sizes(column))), strict=False)
+            known.update((sizes, size) for (size,), sizes in pairs if isinstance(size, Expr))
+    return lambda sizes, _: known[sizes]
+
+
+def _rank(type: Type) -> int:
+    return len(type.shape) if isinstance(type, TensorType) else 0
+
+
+def check_names(equation: Equation) -> None:
+    """Raise where a size that the equation binds is not one size in each branch.
+
+    Raises:
+        TraceTypeError: two results of a branch have different sizes under one name.
+    """
+    made = made_by(equation)
+    known: dict[object, Sizes] = {}
+    columns = zip(*(body.output_types for body in equation.bodies), strict=True)
+    for var, column in zip(equation.outputs, columns, strict=True):
+        for (size,), sizes in zip(_sizes((var.type,)), _sizes(column), strict=True):
+            if isinstance(size, Expr) and size.value in made and known.setdefault(size.value, sizes) != sizes:
+                what = f"{equation.op}: {size} would be {_text(known[size.value])} and {_text(sizes)} in the branches"
+                raise TraceTypeError(located(what, source=equation.source))
+
+
+def _text(sizes: Sizes) -> str:
+    return " or ".join(map(str, sizes))
