@@ -261,6 +261,30 @@ def test_copies(scheme: str) -> None:
         torch.testing.assert_close(other(x), y, rtol=0, atol=0)
 
 
+class Twice(nn.Module):
+    """A module that is there under two names, one of its tensors in a place of another module, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again, self.other = self.first, nn.Linear(4, 4)
+        self.other.weight = self.first.weight
+        self.scale = self.same = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.again(self.first(x)) * self.scale + self.same)
+
+
+def test_a_module_that_is_there_twice_keeps_no_tensor_of_a_call() -> None:
+    """As `torch.func.functional_call` alone would."""
+    module, x = Twice(), torch.randn(2, 4)
+    for q in (tfn.quantize(module, "int8"), tfn.quantize(tfn.jit(module), "int8")):
+        y = q(x)
+        torch.testing.assert_close(copy.deepcopy(q)(x), y, rtol=0, atol=0)
+        assert list(q.state_dict()) == list(module.state_dict())
+        torch.testing.assert_close(q.restored()(x), y)
+
+
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_an_adapter_leaves_codes_as_they_are(scheme: str) -> None:
     q, x = tfn.quantize(tfn.jit(nn.Linear(64, 32)), scheme), torch.randn(3, 64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -23,6 +23,19 @@ def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], to
     return copy.deepcopy(module, memo)
 
 
+def places_of(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
+    """One name for each place where a module holds a tensor, and the name under which that is listed.
+
+    A module that is there twice has its places once: `functional_call` would put a tensor there twice, and leave it there.
+    """
+    listed = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    for path, child in module.named_modules():
+        params = child.named_parameters(recurse=False, remove_duplicate=False)
+        buffers = child.named_buffers(recurse=False, remove_duplicate=False)
+        for own, tensor in (*params, *buffers):
+            yield (f"{path}.{own}" if path else own), listed[id(tensor)]
+
+
 class Skeleton:
     """A module without tensors, as a function of its parameters, its buffers and its arguments."""
 
@@ -31,11 +44,14 @@ class Skeleton:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = with_tensors(module, lambda _, tensor: torch.empty_like(tensor, device="meta"))
         self.__name__ = type(module).__name__
+        self.places = tuple(places_of(self.module))
 
     def __call__(
         self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any
     ) -> Any:
-        return torch.func.functional_call(self.module, {**params, **buffers}, args, kwargs)
+        given = {**params, **buffers}
+        tensors = {place: given[name] for place, name in self.places if name in given}
+        return torch.func.functional_call(self.module, tensors, args, kwargs, tie_weights=False)
 
 
 class OnState:
