@@ -30,6 +30,14 @@ UNARY: dict[str, Callable[[Any], Any]] = {
         name: lambda a, name=name: getattr(math, name)(a)
         for name in ("sqrt", "log", "exp", "sin", "asin", "cosh", "tanh", "floor", "ceil")
     },
+    **{f"{f.__name__} of a third": lambda a, f=f: f(a / 3) for f in (math.trunc, math.floor, math.ceil)},
+    "tens": lambda a: round(a, -1),
+    "tenths": lambda a: round(a, 1),
+    "power modulo": lambda a: pow(a, 2, 7) if isinstance(a, int) else a,
+    "quotient and rest": lambda a: divmod(17, a)[0],
+    "parts": lambda a: a.real + a.imag,
+    "complement": lambda a: ~a if isinstance(a, int) else a,
+    "imaginary": lambda a: (a * 1j).imag,
     "neg": operator.neg,
     "abs": abs,
     "round": round,
@@ -78,3 +86,13 @@ def law_numbers_are_pythons(case: NumberCalls) -> None:
     for call in case.calls:
         mine, its = ([(type(value), repr(value)) for value in run(*call)] for run in (g, f))
         holds(mine == its, f"{case.steps} of {call} gives {mine}, in Python {its}")
+
+
+NUMBERS = (
+    NumberCalls((("floordiv", 0, 1),), ((-1, 0), (5, 3), (0, 0))),
+    NumberCalls((("sqrt", 0, 0),), ((2.0, 0), (-2.0, 0), (-1.0, 0), (4.0, 0))),
+    NumberCalls((("copysign", 1, 0),), ((0.0, 1), (-0.0, 1))),
+    NumberCalls((("add", 0, 1), ("sub", 2, 1)), ((1e-20, 1.0), (2.3, 1e17))),
+    NumberCalls((("trunc of a third", 0, 0), ("tens", 0, 0)), ((5, 0), (-1, 0), (16, 0))),
+)
+"""What planted bugs are looked for in."""

@@ -227,3 +227,21 @@ def law_jit_is_eager(case: Calls) -> None:
     for sizes, n, is_transposed in case.calls:
         args = arguments(sizes, n, is_transposed=is_transposed)
         _close(g(*args), f(*args))
+
+
+# ---- what planted bugs are looked for in ----
+
+_DECIDING = ("norm", "branch", "halves", "number")
+RESIZED = tuple(
+    Resized((name,), (4, 3, 2), second, (2.5, 0.5)) for name in _DECIDING for second in ((3, 4, 2), (5, 5, 3))
+)
+PROMOTED = tuple(Promoted((name,), (4, 3, 2), 2.5) for name in STEPS)
+CALLS = tuple(
+    Calls(
+        (name,),
+        tuple(((rows, 3, 2), n, rows == 5) for rows, n in ((4, 2.5), (3, 0.5), (5, 2.5), (1, 0.5), (6, 2.5))),
+        cache,
+    )
+    for name in (*_DECIDING, "strides")
+    for cache in ("symbolic values", "constant values")
+)

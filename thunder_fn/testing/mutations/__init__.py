@@ -23,7 +23,8 @@ from thunder_fn.testing.mutations.planting import (
     OutdatedMutation as OutdatedMutation,
     planted as planted,
 )
+from thunder_fn.testing.mutations.symbolic import SYMBOLIC
 from thunder_fn.testing.mutations.transforms import TRANSFORMS
 
-MUTATIONS: tuple[Mutation, ...] = (*PLAIN, *TRANSFORMS, *CONTROL)
+MUTATIONS: tuple[Mutation, ...] = (*PLAIN, *TRANSFORMS, *CONTROL, *SYMBOLIC)
 """The bugs, by what they edit. Every one is caught by the law that it names, in the fast profile."""

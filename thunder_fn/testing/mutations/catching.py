@@ -5,13 +5,23 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from thunder_fn.testing.laws import LAWS, Law
+from thunder_fn.testing.laws import LAWS
 from thunder_fn.testing.laws.pairs import PAIRS
+from thunder_fn.testing.laws.python_numbers import NUMBERS, law_numbers_are_pythons
+from thunder_fn.testing.laws.symbolic import (
+    CALLS,
+    PROMOTED,
+    RESIZED,
+    law_hints_change_nothing,
+    law_jit_is_eager,
+    law_symbolic_is_static,
+)
 from thunder_fn.testing.mutations.planting import Mutation, planted
 from thunder_fn.testing.seeds import SEEDS
 from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
@@ -19,8 +29,22 @@ from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
 EXAMPLES = 300
 """How many traces a law may look at to catch a bug."""
 
-KNOWN: dict[str, Law] = LAWS | {f"{first} and {second}": law for (first, second), law in PAIRS.items()}
-"""The laws of single traces and of pairs of transforms."""
+OF_SYMBOLS: dict[str, tuple[Callable[[Any], None], Sequence[Any]]] = {
+    "a symbolic trace is static ones": (law_symbolic_is_static, RESIZED),
+    "hints change nothing": (law_hints_change_nothing, PROMOTED),
+    "jit is eager": (law_jit_is_eager, CALLS),
+    "numbers are Python's": (law_numbers_are_pythons, NUMBERS),
+}
+"""The laws of what has symbols, each with the cases in which bugs are looked for."""
+
+KNOWN: dict[str, Any] = {
+    **LAWS,
+    **{f"{first} and {second}": law for (first, second), law in PAIRS.items()},
+    **{name: law for name, (law, _) in OF_SYMBOLS.items()},
+}
+"""The laws of single traces, of pairs of transforms, and of symbols."""
+
+_CASES = dict(OF_SYMBOLS.values())
 
 
 @functools.lru_cache(maxsize=4)
@@ -53,21 +77,21 @@ def corpus(count: int) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def counterexample_in(law: Law, case: Case) -> str | None:
-    """What a law says of a trace that breaks it, None if it does not."""
+def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
+    """What a law says of a trace, or another case, that breaks it, None if it does not."""
     try:
-        law(case.trace, case.inputs)
+        law(*((case.trace, case.inputs) if isinstance(case, Case) else (case,)))
     except Exception as error:  # noqa: BLE001 - a planted bug may raise anything
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def counterexample(law: Law, mutation: Mutation | None = None, *, count: int = EXAMPLES) -> str | None:
+def counterexample(law: Callable[..., None], mutation: Mutation | None = None, *, count: int = EXAMPLES) -> str | None:
     """What a law says, with a bug planted, of the first of so many traces that breaks it; None if none of them does.
 
     The traces are there before the bug: it would get into derivatives that are part of a trace, and stay.
     """
-    drawn = corpus(count)
+    drawn = _CASES.get(law) or corpus(count)
     with planted(mutation) if mutation is not None else nullcontext():
         found = (counterexample_in(law, case) for case in drawn)
         return next((said for said in found if said is not None), None)

@@ -1,0 +1,48 @@
+"""Bugs in symbols, in what is decided about them, in guards, and in arithmetic."""
+
+from __future__ import annotations
+
+from thunder_fn.testing.mutations.planting import Mutation
+
+SYMBOLS, FAMILIES, GUARDS = "thunder_fn.symbols", "thunder_fn.jit.families", "thunder_fn.jit.guards"
+ARITHMETIC = "thunder_fn.capture.number_arithmetic"
+
+STATIC, EAGER, PYTHON = "a symbolic trace is static ones", "jit is eager", "numbers are Python's"
+
+SYMBOLIC = (
+    Mutation("constraints are not looked at", f"{SYMBOLS}:_specialize", "values) is False", "values) is None", STATIC),
+    Mutation("each symbol is the first dim", f"{SYMBOLS}:bind", ".shape[dim]", ".shape[0]", STATIC),
+    Mutation("values are off by one", f"{SYMBOLS}:_items", "as_dim(value))", "as_dim(value + 1))", STATIC),
+    Mutation(
+        "a decision is taken for its opposite",
+        f"{FAMILIES}:Class.find",
+        "(type(answer), answer)",
+        "(bool, True)",
+        EAGER,
+    ),
+    Mutation(
+        "symbols are read from each other's places",
+        f"{FAMILIES}:Class.find",
+        "in self.places]",
+        "in self.places[::-1]]",
+        EAGER,
+    ),
+    Mutation(
+        "call paths do not ask what was decided",
+        f"{GUARDS}:_symbols",
+        "for decision in entry.decisions]",
+        "for decision in entry.decisions[:0]]",
+        EAGER,
+    ),
+    Mutation(
+        "all layouts are alike",
+        f"{FAMILIES}:_leaf_class",
+        "return sizes, stride_pattern(leaf.shape, leaf.stride())",
+        "return sizes",
+        EAGER,
+    ),
+    Mutation("divisors are not asked about", f"{ARITHMETIC}:_holds", "is None else", "is value or True else", PYTHON),
+    Mutation("roots are not asked about", f"{ARITHMETIC}:math_function", "math.isfinite(limit)", "False", PYTHON),
+    Mutation("-0.0 is 0.0", f"{ARITHMETIC}:is_plain", "(value != 0 or", "(True or", PYTHON),
+    Mutation("floats are reals", f"{ARITHMETIC}:_is_float", "return not ", "return value is Sym and ", PYTHON),
+)
