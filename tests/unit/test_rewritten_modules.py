@@ -295,6 +295,20 @@ def test_an_adapter_leaves_codes_as_they_are(scheme: str) -> None:
     torch.testing.assert_close(adapted(x), q(x))
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4", "nf4"])
+def test_trained_adapters_stay_beside_weights_that_are_quantised(scheme: str) -> None:
+    adapted, x = tfn.lora(nn.Linear(64, 32), 2), torch.randn(3, 64)
+    weight = adapted.parts()["weight"].detach().clone()
+    with torch.no_grad():
+        adapted.parts()["weight.lora_b"].normal_()
+    q = tfn.quantize(adapted, scheme)
+    for name in ("weight.lora_a", "weight.lora_b"):
+        assert torch.equal(q.parts()[name], adapted.parts()[name])
+    base = SCHEMES[scheme].decode(SCHEMES[scheme].encode(weight), (32, 64), torch.float32)
+    low = q.parts()["weight.lora_b"] @ q.parts()["weight.lora_a"]
+    torch.testing.assert_close(q(x), F.linear(x, base + low, adapted.parts()["bias"]), rtol=1e-3, atol=1e-3)
+
+
 def test_steps_of_activations_stay_with_other_weights() -> None:
     q, x = tfn.lora(tfn.quantize(nn.Linear(64, 32), "int8_static"), 2), torch.randn(3, 64)
     q.calibrate([(x,)])

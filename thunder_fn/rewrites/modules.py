@@ -17,11 +17,10 @@ from thunder_fn.jit import Jitted, Options
 from thunder_fn.jit.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
 from thunder_fn.rewrites.initialising import Init, initialised
-from thunder_fn.rewrites.prepared import Layout, Prepared, for_pickle, from_pickle, is_adapter
+from thunder_fn.rewrites.prepared import Layout, Prepared, for_pickle, from_pickle, is_adapter, moved_part
 from thunder_fn.rewrites.rewritten import Rewritten, with_kernels
 from thunder_fn.rewrites.sharded_state import sharded_state, split_of, whole_tensor
 from thunder_fn.rewrites.skeleton import OnState, Skeleton, with_tensors
-from thunder_fn.rewrites.steps import ADAPTERS
 from thunder_fn.trace import static_shape, type_of_value
 
 _BUFFER = "buffer "
@@ -139,13 +138,21 @@ class RewrittenModule(torch.nn.Module):
         parameters that they stand for."""
         steps = Rewritten(self._skeleton, self._steps).with_step(step).steps
         if steps != (*self._steps, step):
-            module = RewrittenModule(self.restored(), steps, self._options)
-            if getattr(step, "beside", False):
-                module._take(self.parts())
-            return module
+            return self._carried(RewrittenModule(self.restored(), steps, self._options), getattr(step, "beside", False))
         buffers = self._buffers_by_name()
         module = with_tensors(self._skeleton.module, lambda name, tensor: buffers.get(name, tensor))
         return RewrittenModule(module, steps, self._options, self.parts().with_step(step))
+
+    def _carried(self, module: RewrittenModule, beside: bool) -> RewrittenModule:
+        """The module with the adapters of this one, and the codes too if its last step is beside weights. Adapters that it has in
+        other shapes stay merged."""
+        parts, shapes = self.parts(), module._layout.part_shapes
+        kept = {name: value for name, value in parts.items() if beside or is_adapter(name)}
+        if all(shapes.get(name) == tuple(value.shape) for name, value in kept.items()):
+            if kept and not beside:
+                module._take(module._layout.prepare(parts.without_adapters().restore()))
+            module._take(kept)
+        return module
 
     def merge(self) -> dict[str, torch.Tensor]:
         """Add the adapters of `lora` to their matrices, in place; the adapters as they were. See `Prepared.merge`."""
@@ -336,9 +343,9 @@ class RewrittenModule(torch.nn.Module):
         types = layout.rewrite.prepare.output_types
         for (name, part), type in zip(stored.items(), types, strict=True):
             if isinstance(part, torch.nn.Parameter):
-                setattr(self, _slot(name), _moved(part, type))
+                setattr(self, _slot(name), moved_part(part, type))
             else:
-                self.register_buffer(_slot(name), _moved(part, type))
+                self.register_buffer(_slot(name), moved_part(part, type))
         for name in self._buffer_names:
             slot = _BUFFER + _slot(name)
             setattr(self, slot, fn(getattr(self, slot)))
@@ -351,26 +358,9 @@ class RewrittenModule(torch.nn.Module):
         parts, shapes = self.parts(), self._layout.part_shapes
         if shapes == layout.part_shapes:
             return dict(parts)
-        none = {name: torch.zeros_like(value) for name, value in parts.items() if name.endswith(ADAPTERS[1])}
         with torch.no_grad():
-            again = layout.prepare({name: fn(value) for name, value in parts.replaced(none).restore().items()})
+            again = layout.prepare({name: fn(value) for name, value in parts.without_adapters().restore().items()})
         return {name: parts[name] if shapes.get(name) == again[name].shape else again[name] for name in again}
-
-
-def _moved(part: torch.Tensor, type: Any) -> torch.Tensor:
-    """A part where its type says; without values where it had none."""
-    data = part.data
-    new = (
-        torch.empty_like(data, device=type.device, dtype=type.dtype)
-        if data.is_meta
-        else data.to(type.device, type.dtype)
-    )
-    if not isinstance(part, torch.nn.Parameter):
-        return new
-    if data.is_meta:
-        return torch.nn.Parameter(new, requires_grad=part.requires_grad)
-    part.data = new  # optimizers hold the parameter
-    return part
 
 
 def _slot(name: str) -> str:

@@ -155,6 +155,10 @@ class Prepared(Mapping[str, torch.Tensor]):
         """Other values of the parameters in these steps. Steps of activations stay."""
         return self.layout.prepare(params).replaced(self.calibrated)
 
+    def without_adapters(self) -> Prepared:
+        """The same with adapters that add nothing."""
+        return self.replaced({name: torch.zeros_like(v) for name, v in self.items() if name.endswith(ADAPTERS[1])})
+
     def with_step(self, step: Step) -> Prepared:
         """These parts with one more step, which works on them as they are."""
         before = self.layout.rewrite
@@ -202,6 +206,22 @@ def for_pickle(values: Mapping[str, Any]) -> dict[str, Any]:
 def from_pickle(values: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that `for_pickle` was given."""
     return {key: v.integers.view(v.dtype) if isinstance(v, Bits) else v for key, v in values.items()}
+
+
+def moved_part(part: torch.Tensor, type: Any) -> torch.Tensor:
+    """A part where its type says; without values where it had none."""
+    data = part.data
+    new = (
+        torch.empty_like(data, device=type.device, dtype=type.dtype)
+        if data.is_meta
+        else data.to(type.device, type.dtype)
+    )
+    if not isinstance(part, torch.nn.Parameter):
+        return new
+    if data.is_meta:
+        return torch.nn.Parameter(new, requires_grad=part.requires_grad)
+    part.data = new  # optimizers hold the parameter
+    return part
 
 
 def is_adapter(name: str) -> bool:
