@@ -42,10 +42,29 @@ _CONFIG: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class WrapperCode:
-    """What Inductor writes: a module with kernels and a function `call(args)`."""
+    """What Inductor writes: a module with kernels and a function `call(args)`; its matrix products by the buffers they fill."""
 
     text: str
     constants: dict[str, torch.Tensor]
+    products: Mapping[str, ProductCall]
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """The layout of a tensor of float32 on the CPU."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCall:
+    """`mm(left, right, out=out)` or `addmm(start, left, right, out=out)`."""
+
+    start: Dense | None
+    left: Dense
+    right: Dense
+    out: Dense
 
 
 def strided_fakes(layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]]) -> list[Any]:
@@ -100,7 +119,34 @@ def wrapper_code(
         with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]):
             lowering.run(*fakes)
             text: Any = lowering.codegen()[0]
-    return WrapperCode(text.value, dict(lowering.constants))
+    return WrapperCode(text.value, dict(lowering.constants), _products(lowering.operations))
+
+
+def _products(operations: Sequence[Any]) -> dict[str, ProductCall]:
+    """Matrix products of float32 on the CPU, of sizes that are known."""
+    from torch._inductor.ir import ExternKernelOut
+
+    found = dict[str, ProductCall]()
+    for operation in operations:
+        name = getattr(operation, "python_kernel_name", None)
+        if not isinstance(operation, ExternKernelOut) or name not in ("extern_kernels.mm", "extern_kernels.addmm"):
+            continue
+        layouts = [_dense(value) for value in (*operation.inputs, operation)]
+        if None not in layouts and all(operation.kwargs.get(key, 1) == 1 for key in ("alpha", "beta")):
+            *start, left, right, out = layouts
+            found[operation.get_name()] = ProductCall(start[0] if start else None, left, right, out)  # type: ignore[arg-type]
+    return found
+
+
+def _dense(value: Any) -> Dense | None:
+    """The layout of a value of Inductor's, None if it is not of float32 on the CPU or not known."""
+    numbers = (*value.get_size(), *value.get_stride())
+    if value.get_dtype() != torch.float32 or value.get_device().type != "cpu":
+        return None
+    if not all(getattr(number, "is_Integer", isinstance(number, int)) for number in numbers):
+        return None
+    count = len(value.get_size())
+    return Dense(tuple(map(int, numbers[:count])), tuple(map(int, numbers[count:])))
 
 
 def _decomposed(graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode) -> torch.fx.GraphModule:
@@ -205,6 +251,12 @@ def gemm_address(dtype: torch.dtype) -> int:
     except (StopIteration, OSError, AttributeError):
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def processor_name() -> str:
+    """What the processor calls itself; Intel where this release of PyTorch does not tell."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return str(capabilities.get("cpu_name", "Intel"))
 
 
 def cpu_capability() -> str:

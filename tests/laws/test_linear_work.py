@@ -13,11 +13,11 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.derive import vjp_rule
-from thunder_fn.interpreters import jvp as forward, simplify, vjp as reverse, vmap as batching
+from thunder_fn.interpreters import activity, jvp as forward, simplify, vjp as reverse, vmap as batching
 from thunder_fn.trace import subtraces
 
 MEMOS: tuple[Any, ...] = (
-    *(reverse.split_vjp, reverse.activity, forward.push_forward, batching.batch, simplify.dce_to),
+    *(reverse.split_vjp, activity.activity, forward.push_forward, batching.batch, simplify.dce_to),
     vjp_rule,
 )
 Function = Callable[[torch.Tensor], torch.Tensor]

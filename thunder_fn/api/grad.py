@@ -11,6 +11,7 @@ import torch
 from thunder_fn.api.calling import Transformed, apply, described, tensors_of, transformed, write_back
 from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.failures import check_argument, source_of
+from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, kind_of, located
@@ -36,7 +37,7 @@ class Grad(Transformed):
         check_loss(captured, self.has_aux, self.fn, self.__name__)
         inputs = tensors_of(captured, args, kwargs)
         wanted = input_mask(captured, args, kwargs, wrt)
-        new = reverse.grad_and_value(captured.trace, wanted)
+        new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
         outputs = apply(self.__name__, new, inputs, captured.trace)
         count = sum(wanted)
         write_back(captured, inputs, outputs[count + captured.num_results :])

@@ -10,6 +10,7 @@ import torch
 
 from thunder_fn.api.calling import apply, described, main_only, main_output, write_back
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable, kind_of
 from thunder_fn.interpreters import vjp as reverse
@@ -98,7 +99,8 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     types = captured.trace.output_types
     wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
     wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
-    split = self_contained(reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs))
+    split = reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused())
+    split = self_contained(split)
     outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
     count = len(captured.trace.outputs)
     residuals = split.residual_values(leaves, outputs)

@@ -17,12 +17,12 @@ from thunder_fn import derive
 from thunder_fn.benchmarks.harness import OURS, Result, once, single
 from thunder_fn.benchmarks.models import GPT, gpt_loss, jax_gpt_loss, params_of
 from thunder_fn.derive import is_differentiable
-from thunder_fn.interpreters import simplify, vjp
+from thunder_fn.interpreters import activity, simplify, vjp
 from thunder_fn.trace import Trace
 
 MEMOS: tuple[Any, ...] = (
     *(derive.vjp_rule, derive.differentiable_outputs, simplify.dce_to, simplify.inline),
-    *(vjp.activity, vjp.split_vjp, vjp.vjp, vjp.grad_and_value),
+    *(activity.activity, vjp.split_vjp, vjp.vjp, vjp.grad_and_value),
 )
 CAPTURE, GRADIENT, KNOWN = "capture", "gradient of the trace, nothing known", "gradient of the trace, one layer known"
 

@@ -30,6 +30,7 @@ class Rewrite(Hashable, Protocol):
 
 
 _rewrite: ContextVar[Rewrite | None] = ContextVar("thunder_fn_rewrite", default=None)
+_fused: ContextVar[bool] = ContextVar("thunder_fn_fused", default=False)
 
 
 @contextmanager
@@ -40,6 +41,21 @@ def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
         yield
     finally:
         _rewrite.reset(token)
+
+
+@contextmanager
+def to_be_fused(flag: bool) -> Generator[None]:
+    """Inside, an executor that fuses is going to run what is captured, or none is; derivatives choose what they keep by that."""
+    token = _fused.set(flag)
+    try:
+        yield
+    finally:
+        _fused.reset(token)
+
+
+def is_to_be_fused() -> bool:
+    """What is captured here will be fused."""
+    return _fused.get()
 
 
 def rewritten(trace: Trace, recorder: Recorder) -> Trace:
@@ -58,7 +74,7 @@ def _bound_bodies(scope: Scope) -> Iterator[Trace]:
 
 
 def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Remember what a function that captures returns, apart for each context: lookasides and rewrites."""
+    """Remember what a function that captures returns, apart for each context: lookasides, rewrites, fusing."""
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
         @lru_cache(maxsize)
@@ -67,7 +83,7 @@ def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P
 
         @wraps(f)
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-            return remembered((_rewrite.get(), chosen_lookasides()), *args, **kwargs)
+            return remembered((_rewrite.get(), _fused.get(), chosen_lookasides()), *args, **kwargs)
 
         asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
         return asked

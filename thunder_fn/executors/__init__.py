@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thunder_fn.executors.asking import TORCH
-from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics
+from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics, any_fuses
 from thunder_fn.executors.claims import Claimed, Decision, claim
 from thunder_fn.executors.compiled import backend, bisect, inductor, wait
 from thunder_fn.executors.registry import deregister_executor, get_executor, list_executors, register_executor
@@ -18,6 +18,7 @@ __all__ = [
     "FusionExecutor",
     "Numerics",
     "Program",
+    "any_fuses",
     "backend",
     "bisect",
     "claim",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -307,6 +307,10 @@ class FusionExecutor(Executor):
         reason = self.supports(equation)
         return FUSE if reason is None else NOT_REGISTERED if reason == NOT_REGISTERED.reason else Refused(reason)
 
+    def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
+        """Equations of a flat trace, by position, that are regions of their own, whatever is around them."""
+        return ()
+
     def is_worth(self, region: Trace) -> bool:
         """The region has enough ops that compute something to be compiled."""
         return sum(size_of(equation) for equation in region.equations if not ops.is_view(equation.op)) >= self.min_size
@@ -329,6 +333,11 @@ class FusionExecutor(Executor):
         if known is None:
             known = self._programs.setdefault(region, self.fuse(region))
         return known
+
+
+def any_fuses(executors: Iterable[Executor]) -> bool:
+    """One of the executors compiles regions."""
+    return any(isinstance(executor, FusionExecutor) for executor in executors)
 
 
 def _check_callable(value: Any, where: str) -> None:

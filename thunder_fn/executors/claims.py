@@ -171,9 +171,10 @@ class _Claiming:
         return self.unfolded(part, shared)
 
     def fused(self, part: Part, fusion: FusionExecutor) -> Part:
-        wanted = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
-        groups, small = list[tuple[int, ...]](), list[Equation]()
-        found = partition(part.trace, wanted)
+        fusible = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
+        groups = [group for group in fusion.apart(part.trace) if all(fusible[position] for position in group)]
+        apart, small = {position for group in groups for position in group}, list[Equation]()
+        found = partition(part.trace, [flag and place not in apart for place, flag in enumerate(fusible)])
         for group, body in zip(found, bodies_of(part.trace, found, REGION), strict=True):
             if fusion.is_worth(body):
                 groups.append(group)

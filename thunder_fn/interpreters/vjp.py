@@ -9,82 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thunder_fn import ops
-from thunder_fn.derive import alone, differentiable_outputs, is_differentiable, vjp_rule
+from thunder_fn.derive import alone, vjp_rule
+from thunder_fn.interpreters.activity import activity, contributions, usefulness
+from thunder_fn.interpreters.lean import lean
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
-from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, num_vars
+from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = ops.aten
 
 
 @memo(16384)
-def activity(trace: Trace, wanted_inputs: Mask) -> Mask:
-    """For each variable by index: does it depend, differentiably, on a wanted input?"""
-    active = [False] * num_vars(trace)
-    for var, wanted in zip(trace.inputs, wanted_inputs, strict=True):
-        active[var.index] = wanted and is_differentiable(var.type)
-    for equation in trace.equations:
-        operands = tuple(active[var.index] for var in equation.operands)
-        if ops.is_constant(equation.op) or not any(operands):
-            continue
-        if equation.op.kind == "composite":
-            inner = activity(equation.body, operands)
-            flags = tuple(_flag(inner, atom) for atom in equation.body.outputs)
-        elif equation.op.kind == "structured":
-            flags = rules_of(equation).activity(equation, operands)
-        else:
-            flags = differentiable_outputs(alone(equation), operands)
-        for var, flag in zip(equation.outputs, flags, strict=True):
-            active[var.index] = flag
-    return tuple(active)
-
-
-def _flag(flags: Mask, atom: Atom) -> bool:
-    return isinstance(atom, Var) and flags[atom.index]
-
-
-def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
-    """For each variable: is it active, and does a wanted output depend on it?"""
-    useful = [False] * len(active)
-
-    def mark(atom: Atom) -> None:
-        if isinstance(atom, Var) and active[atom.index]:
-            useful[atom.index] = True
-
-    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
-        if wanted:
-            mark(atom)
-    for equation in reversed(trace.equations):
-        if not ops.is_constant(equation.op) and any(useful[var.index] for var in equation.outputs):
-            for var in equation.operands:
-                mark(var)
-    return tuple(useful)
-
-
-@memo(16384)
-def contributions(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> tuple[int, ...]:
-    """For each input: how many cotangents are summed up for it, those inside of composites counted."""
-    active = activity(trace, wanted_inputs)
-    useful = usefulness(trace, active, wanted_outputs)
-    counts = [0] * len(active)
-    for equation in trace.equations:
-        operands = tuple(active[var.index] and useful[var.index] for var in equation.operands)
-        outputs = tuple(useful[var.index] for var in equation.outputs)
-        if not any(operands) or not any(outputs):
-            continue
-        is_composite = equation.op.kind == "composite"
-        inner = contributions(equation.body, operands, outputs) if is_composite else (1,) * len(operands)
-        for var, flag, count in zip(equation.operands, operands, inner, strict=True):
-            counts[var.index] += count if flag else 0
-    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
-        if wanted and isinstance(atom, Var):
-            counts[atom.index] += 1
-    return tuple(counts[var.index] for var in trace.inputs)
-
-
-@memo(16384)
-def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: Mask = ()) -> Split:
+def split_vjp(
+    trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: Mask = (), *, fused: bool = False
+) -> Split:
     """Split a trace for reverse mode.
 
     Args:
@@ -94,6 +33,7 @@ def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: M
         seeded: one per input, none for no input; True where the backward is given, last, what the gradient is added
             to. Autograd adds up one cotangent after the other, whatever modules they come from, and so must we if
             sums are to round as eager's do.
+        fused: what works element by element will be fused, so the backward computes again what is cheap (`lean.py`).
 
     Returns:
         The split: `forward` has the trace's inputs and its outputs followed by the extra residuals.
@@ -118,10 +58,12 @@ def split_vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: M
         operands = tuple(active[var.index] and useful[var.index] for var in equation.operands)
         outputs = tuple(useful[var.index] for var in equation.outputs)
         if any(operands) and any(outputs):
-            steps.append(_forward_step(forward, env, equation, operands, outputs, transposed))
+            split = split_of(equation, operands, outputs, transposed, fused=fused)
+            steps.append(_forward_step(forward, env, equation, operands, outputs, split))
         else:
             _bind(env, equation.outputs, forward.copy(equation, lambda var: env[var.index]))
-    return _backward(trace, forward, env, steps, wanted_inputs, wanted_outputs, useful, seeded)
+    split = _backward(trace, forward, env, steps, wanted_inputs, wanted_outputs, useful, seeded, fused)
+    return lean(split) if fused else split
 
 
 class _Step:
@@ -143,15 +85,22 @@ def _bind(env: dict[int, Atom], variables: tuple[Var, ...], values: tuple[Atom, 
     env.update((var.index, value) for var, value in zip(variables, values, strict=True))
 
 
-def split_of(equation: Equation, operands: Mask, outputs: Mask, transposed: frozenset[int] = frozenset()) -> Split:
+def split_of(
+    equation: Equation,
+    operands: Mask,
+    outputs: Mask,
+    transposed: frozenset[int] = frozenset(),
+    *,
+    fused: bool = False,
+) -> Split:
     """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
     if equation.op.kind == "composite":
-        return split_vjp(equation.body, operands, outputs)
+        return split_vjp(equation.body, operands, outputs, fused=fused)
     if equation.op.kind == "structured":
         return rules_of(equation).split(equation, operands, outputs)
     layouts = tuple(var.index in transposed for var in equation.operands)
     rule = vjp_rule(alone(equation), operands, outputs, layouts if any(layouts) else ())
-    return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs)
+    return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs, fused=fused)
 
 
 def _forward_step(
@@ -160,9 +109,8 @@ def _forward_step(
     equation: Equation,
     operands: Mask,
     outputs: Mask,
-    transposed: frozenset[int],
+    split: Split,
 ) -> _Step:
-    split = split_of(equation, operands, outputs, transposed)
     read: Callable[[Var], Arg] = lambda var: env[var.index]
     arguments = tuple(env[var.index] for var in equation.operands)
     if split.num_extra == 0 and _computes_the_same(equation, split.forward):
@@ -192,6 +140,7 @@ def _backward(
     wanted_outputs: Mask,
     useful: Mask,
     seeded: Mask,
+    fused: bool,
 ) -> Split:
     backward = TraceBuilder(f"{trace.name}_backward")
     cotangents: dict[int, Atom] = {}
@@ -230,7 +179,7 @@ def _backward(
             given.append(backward.fresh(type_of_cotangent(var)))
             accumulate(var, given[-1])
     for step in reversed(steps):
-        _backward_step(backward, step, cotangents, residual, accumulate)
+        _backward_step(backward, step, cotangents, residual, accumulate, fused)
     gradients = [cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
     backward.inputs = [*carried.values(), *given]
     return _finish(trace, forward, backward, env, carried, gradients)
@@ -248,6 +197,7 @@ def _backward_step(
     cotangents: dict[int, Atom],
     residual: Callable[[Atom], Atom],
     accumulate: Callable[[Var, Atom], None],
+    fused: bool,
 ) -> None:
     wanted = [var for var, flag in zip(step.equation.outputs, step.outputs, strict=True) if flag]
     given = [cotangents.get(var.index) for var in wanted]
@@ -261,7 +211,8 @@ def _backward_step(
     split, asked = step.split, [var for var, flag in zip(step.equation.operands, step.operands, strict=True) if flag]
     if step.equation.op.kind == "composite":
         seeded = _seeded(step, cotangents)
-        split = split_vjp(step.equation.body, step.operands, step.outputs, seeded) if any(seeded) else split
+        if any(seeded):
+            split = split_vjp(step.equation.body, step.operands, step.outputs, seeded, fused=fused)
         seeds = [var for var, flag in zip(step.equation.operands, seeded, strict=True) if flag]
         op = ops.composite(f"{ops.short_name(step.equation.op)}_backward")
         arguments += tuple(cotangents.pop(var.index) for var in seeds)
@@ -382,13 +333,13 @@ def pull_back(
 
 
 @memo(1024)
-def grad_and_value(trace: Trace, wanted_inputs: Mask) -> Trace:
+def grad_and_value(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) -> Trace:
     """A trace of the gradients of the first output, a scalar, followed by all outputs.
 
-    Law: equals `vjp` with a cotangent of one for output 0.
+    Law: equals `vjp` with a cotangent of one for output 0. `fused` is as for `split_vjp`.
     """
     wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
-    split = split_vjp(trace, wanted_inputs, wanted_outputs)
+    split = split_vjp(trace, wanted_inputs, wanted_outputs, fused=fused)
     builder = TraceBuilder(f"grad_{trace.name}")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     results = inline_into(builder, split.forward, inputs)

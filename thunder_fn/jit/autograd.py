@@ -19,10 +19,11 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import close_symbols
-from thunder_fn.executors import Executor, Program, lower
+from thunder_fn.executors import Executor, Program, any_fuses, lower
+from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline_into
-from thunder_fn.interpreters.vjp import activity, split_vjp
+from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.jit.nodes import Node, call
 from thunder_fn.jit.pieces import Pieces, pieces_of
 from thunder_fn.rules import Split
@@ -191,7 +192,7 @@ class Bridge:
     @cached_property
     def split(self) -> Split:
         """The trace in two: forward and backward."""
-        split = split_vjp(self.trace, self.wanted, self.active)
+        split = split_vjp(self.trace, self.wanted, self.active, fused=any_fuses(self.executors))
         made("split", split.forward, self.trace)
         return split
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -24,11 +24,11 @@ from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
 from thunder_fn.capture.recorded import Decision
-from thunder_fn.capture.rewriting import rewritten_by
+from thunder_fn.capture.rewriting import rewritten_by, to_be_fused
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import HostRandomWarning, JitError, kind_of, located
-from thunder_fn.executors import Executor, Program, lower
+from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.reuse import is_dense
 from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.evaluate import evaluate
@@ -137,8 +137,10 @@ def capture_call(
     on_raise: Callable[[Captured], None] | None = None,
 ) -> tuple[Captured, list[Trace]]:
     """What is captured of a call: its trace, and the trace after each of the transforms. `on_raise` as for `capture`."""
-    rewrite = options.rewrite()
-    with lookasides(options.lookasides), nullcontext() if rewrite is None else rewritten_by(rewrite):
+    with lookasides(options.lookasides), ExitStack() as stack:
+        if (rewrite := options.rewrite()) is not None:
+            stack.enter_context(rewritten_by(rewrite))
+            stack.enter_context(to_be_fused(any_fuses(options.chosen_executors())))
         captured = capture(with_statics(f, call), call.args, call.kwargs, symbolic=symbolic, on_raise=on_raise)
     return captured, transformed(captured.trace, options)
 

@@ -108,6 +108,11 @@ def is_followed(tensor: torch.Tensor) -> bool:
     return True
 
 
+def is_kept_by_autograd(tensor: torch.Tensor) -> bool:
+    """Something besides Python holds the very tensor, as a graph does that saved it."""
+    return tensor._use_count() != 1
+
+
 def is_exclusive(tensor: torch.Tensor) -> bool:
     """No other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
     storage = tensor.untyped_storage()

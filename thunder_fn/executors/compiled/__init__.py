@@ -17,6 +17,7 @@ import types
 from dataclasses import replace
 
 from thunder_fn.executors.base import RunFunction
+from thunder_fn.executors.compiled.added_rows import AddedRows, added_rows, is_added_rows
 from thunder_fn.executors.compiled.backends import Backend, backend
 from thunder_fn.executors.compiled.programs import Region, Staged, has_regions
 from thunder_fn.executors.compiled.regions import RegionCompiler, bisect
@@ -42,8 +43,14 @@ class Inductor(RegionCompiler):
             return "Inductor does not compile complex numbers"
         return super().refused(var)
 
+    def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
+        """Rows that are added to a matrix: where that lies decides how."""
+        return added_rows(trace)
+
     def compile(self, region: Trace) -> RunFunction:
         """The region: compiled when a program that has it knows its layouts."""
+        if is_added_rows(region):
+            return AddedRows(region)
         found = Region(region)
         return found.on_torch if found.has_private_outputs() else found
 

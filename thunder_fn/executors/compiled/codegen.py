@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 
 from thunder_fn import ops, torch_internals_inductor as internals
+from thunder_fn.executors.compiled.products import NAME, SOURCE, TYPES, Products, arguments_of, is_faster_here
 from thunder_fn.symbols import Symbol, compute, symbols_in, symbols_of
 from thunder_fn.torch_internals import Numbers, OpOverload
 from thunder_fn.trace import (
@@ -73,10 +75,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A C++ function `kernel` and the types of its parameters."""
+    """A C++ function `kernel` and the types of its parameters. One that many regions call has a module of its own."""
 
     types: tuple[str, ...]
     source: str
+    alone: bool = False
 
     @property
     def key(self) -> str:
@@ -111,8 +114,8 @@ def _explicit(equation: Equation) -> Equation:
     return replace(equation, kwargs=tuple(given.items()))
 
 
-def generate(job: Job) -> Code:
-    """Inductor's code for a region.
+def generate(job: Job, *, own_products: bool = False) -> Code:
+    """Inductor's code for a region; if so, with a kernel of our own for matrix products, where that is faster.
 
     Raises:
         RegionError: Inductor's code is not in the form that is known here, or its outputs lie otherwise than eager's.
@@ -131,7 +134,9 @@ def generate(job: Job) -> Code:
     wrapper = internals.wrapper_code(
         job.region.to_fx(), internals.strided_fakes(layouts), job.threads, copy_expanded_targets
     )
-    return cut_out(wrapper.text, wrapper.constants)
+    calls = wrapper.products if own_products and is_faster_here() else {}
+    found = {name: arguments_of(call, job.threads) for name, call in calls.items()}
+    return cut_out(wrapper.text, wrapper.constants, {name: given for name, given in found.items() if given})
 
 
 def _symbolic_code(job: Job) -> Code:
@@ -251,18 +256,20 @@ def _is_view(target: OpOverload) -> bool:
 # ---- reading Inductor's module ----
 
 
-def cut_out(text: str, constants: dict[str, torch.Tensor]) -> Code:
-    """The function, what it uses and the kernels of a module that Inductor wrote.
+def cut_out(
+    text: str, constants: dict[str, torch.Tensor], products: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+) -> Code:
+    """The function, what it uses and the kernels of a module that Inductor wrote. `products` are those to do ourselves.
 
     Raises:
         RegionError: the module is not of the known form.
     """
     module = ast.parse(text)
-    kernels = dict(_kernels(module))
+    kernels = dict(_kernels(module)) | {NAME: Kernel(TYPES, SOURCE, alone=True)}
     call = next((node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
     if call is None:
         raise RegionError("Inductor's module has no function `call`")
-    function = _spread(call)
+    function = _spread(Products(products).visit(call))
     used = _names(function)
     defined: list[ast.stmt] = []
     for node in reversed(module.body):

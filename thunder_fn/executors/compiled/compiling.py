@@ -112,10 +112,16 @@ def _built(codes: dict[Job, Code]) -> dict[Job, Function | Failed]:
     kernels: list[Kernel] = [kernel for code in codes.values() for _, kernel in code.kernels]
     try:
         with tempfile.TemporaryDirectory(prefix="thunder_fn_", ignore_cleanup_errors=True) as folder:
-            places = build(kernels, Path(folder)) if kernels else {}
+            alone = (kernel for kernel in kernels if kernel.alone)
+            places = {kernel.key: path for kernel in alone if (path := store.kept((kernel,))) is not None}
+            missing = {kernel: None for kernel in kernels if kernel.key not in places}
+            places |= build(tuple(missing), Path(folder)) if missing else {}
             for path in sorted(set(places.values())):
                 functions = load(path)
                 _kernels.update({key: functions[key] for key, place in places.items() if place == path})
+            for kernel in missing:
+                if kernel.alone:
+                    store.write_kernels((kernel,), places[kernel.key])
             for job, code in codes.items():
                 store.write(job, code, places)
     except (OSError, ImportError) as error:

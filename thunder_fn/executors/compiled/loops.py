@@ -25,7 +25,7 @@ def generate(job: Job) -> Code:
         Exception: whatever Inductor raises.
     """
     if not is_loop(job.region):
-        return generate_region(job)
+        return generate_region(job, own_products=True)
     try:
         return in_cpp(*_with_codes(Plan.of(job, has_sums=True), job))
     except NotCpp:

@@ -129,11 +129,13 @@ def build(kernels: Sequence[Kernel], folder: Path) -> dict[str, Path]:
         RegionError: the compiler is missing, fails or is killed; says what it said.
     """
     distinct = list({kernel.key: kernel for kernel in kernels}.values())
-    length = sum(len(kernel.source) for kernel in distinct)
+    together = [kernel for kernel in distinct if not kernel.alone]
+    length = sum(len(kernel.source) for kernel in together)
     count = max(1, min(os.cpu_count() or 1, length // _ENOUGH))
+    groups = [*split_evenly(together, count), *([kernel] for kernel in distinct if kernel.alone)]
     running: list[tuple[list[Kernel], Path, subprocess.Popen[str]]] = []
     try:
-        for group in split_evenly(distinct, count):
+        for group in groups:
             name = module_name(group)
             source, target = folder / f"{name}.cpp", folder / f"{name}.so"
             source.write_text(module_source(group, name))

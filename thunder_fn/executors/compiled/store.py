@@ -221,6 +221,12 @@ def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
         return
 
 
+def kept(kernels: tuple[Kernel, ...]) -> Path | None:
+    """Where a module of these kernels is on disk, if it is whole."""
+    path = root() / environment() / f"{module_name(kernels)}.so"
+    return path if read_kernels(kernels) is not None else None
+
+
 def _put(path: Path, fill: Callable[[str], Any]) -> None:
     """Make a file all at once."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")

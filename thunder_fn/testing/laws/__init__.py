@@ -39,6 +39,7 @@ from thunder_fn.testing.laws.interpreters import (
     laws_of,
 )
 from thunder_fn.testing.laws.reverse import (
+    law_fused_split_keeps_gradients,
     law_split_is_vjp,
     law_stop_gradient_stops,
     law_unused_inputs_get_zeros,
@@ -87,6 +88,7 @@ GROUPS: dict[str, dict[str, Law]] = {
         "vjp is autograd": law_vjp_is_autograd,
         "vjp is adjoint of jvp": law_vjp_is_adjoint_of_jvp,
         "split is vjp": law_split_is_vjp,
+        "fused split keeps gradients": law_fused_split_keeps_gradients,
         "unused inputs get zeros": law_unused_inputs_get_zeros,
         "stop_gradient stops": law_stop_gradient_stops,
     },

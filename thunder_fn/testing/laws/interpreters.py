@@ -92,9 +92,9 @@ def fakes(trace: Trace) -> Inputs:
     return tuple(torch.zeros(static_shape(type), dtype=type.dtype) for type in types)
 
 
-def split(trace: Trace) -> Split:
+def split(trace: Trace, *, fused: bool = False) -> Split:
     """The split of a trace for all gradients that there are."""
-    return reverse.split_vjp(trace, wanted_inputs(trace), wanted_outputs(trace))
+    return reverse.split_vjp(trace, wanted_inputs(trace), wanted_outputs(trace), fused=fused)
 
 
 def pull(trace: Trace) -> Trace:
@@ -189,6 +189,7 @@ INTERPRETERS: dict[str, Interpreter] = {
     "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True),
     "fx": Interpreter(lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True, covers=is_flat),
     "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
+    "split_vjp, fused": Interpreter(lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)),
     "vjp": Interpreter(_alone(pull)),
     "grad_and_value": Interpreter(_alone(grad)),
     "jvp": Interpreter(_alone(push)),

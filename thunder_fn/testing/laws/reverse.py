@@ -135,6 +135,21 @@ def law_split_is_vjp(trace: Trace, inputs: Inputs) -> None:
         close(alone, want[rank : rank + 1], tolerance(trace), f"the gradient of input {position} alone", trace=trace)
 
 
+def law_fused_split_keeps_gradients(trace: Trace, inputs: Inputs) -> None:
+    """What a fused backward computes again are the bits that it would have been given, and it is given no more."""
+    plain, fused = split(trace), split(trace, fused=True)
+    cotangents, count = random_like(trace), len(trace.outputs)
+    found, given = list[Values](), list[int]()
+    for one in (plain, fused):
+        outputs = run(one.forward, inputs)
+        residuals = one.residual_values(inputs, outputs)
+        found.append((*outputs[:count], *run(one.backward, (*residuals, *cotangents))))
+        given.append(sum(value.nbytes for value in residuals if isinstance(value, torch.Tensor)))
+    agree(found[1], found[0], "the values and gradients of the fused split", trace=trace, backward=fused.backward)
+    holds(given[1] <= given[0], f"{given[1]} bytes of residuals, {given[0]} unfused", trace=trace)
+    holds(not draws(fused.backward), "the fused backward draws random numbers", backward=fused.backward)
+
+
 def law_unused_inputs_get_zeros(trace: Trace, inputs: Inputs) -> None:
     """Further inputs that nothing reads get gradients of zeros, and the others keep theirs."""
     extra = TensorType(torch.float64, (2,))

@@ -38,7 +38,7 @@ PLAIN = (
     Mutation("the loss has a cotangent of two", f"{VJP}:ones", "type, 1)", "type, 2)", "second order is symmetric"),
     Mutation(
         "only first operands are useful",
-        f"{VJP}:usefulness",
+        "thunder_fn.interpreters.activity:usefulness",
         "for var in equation.operands:",
         "for var in equation.operands[:1]:",
         "vjp is adjoint of jvp",
