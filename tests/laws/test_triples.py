@@ -12,7 +12,7 @@ from thunder_fn.testing.strategies import Case
 pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
 
 MOVERS = ("vjp", "jvp", "vmap")
-NAMES = st.sampled_from((*MOVERS, *MOVERS, *KEEPERS))
+NAMES = st.sampled_from((*MOVERS, *MOVERS, *KEEPERS, "autocast"))
 
 
 def test_the_names_are_those_of_the_matrix() -> None:

@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         TREE
     ),
     "out_dims": lambda f: f.vmap(twice, out_dims=(1, {"k": -1}))(X),
+    "out_dims of one result": lambda f: f.vmap(lambda v: v * 2, out_dims=(1,))(X),
     "out_dims None": lambda f: f.vmap(lambda v: (v, torch.ones(2)), out_dims=(0, None))(X),
     "unbatched output": lambda f: f.vmap(lambda v: torch.ones(2))(X),
     "keywords": lambda f: f.vmap(lambda v, k: v * k)(X, k=X[0]),

@@ -93,7 +93,7 @@ class Vmap(Transformed):
     def _joined(self, parts: list[Any]) -> Any:
         columns = zip(*(pytree.flatten(part)[0] for part in parts), strict=True)
         spec = pytree.flatten(parts[0])[1]
-        dims = spread_prefix(self.out_dims, spec, "out_dims", "out")
+        dims = spread_over_result(self.out_dims, spec)
         joined = [
             column[0] if dim is None or not isinstance(column[0], torch.Tensor) else torch.cat(column, dim)
             for column, dim in zip(columns, dims, strict=True)
@@ -245,10 +245,20 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
     return sizes[0][2]
 
 
+def spread_over_result(out_dims: Any, spec: pytree.PyTreeSpec) -> list[Any]:
+    """One entry of out_dims for each leaf of the result; `(1,)` is 1 where the result is one tensor, as in torch.func.
+
+    Raises:
+        ValueError: they do not fit; names the first place.
+    """
+    is_single = spec.is_leaf() and isinstance(out_dims, tuple) and len(out_dims) == 1
+    return spread_prefix(out_dims[0] if is_single else out_dims, spec, "out_dims", "out")
+
+
 def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | None]:
     """One dim or None for each tensor of the result."""
     try:
-        spread = spread_prefix(out_dims, captured.out_spec, "out_dims", "out")
+        spread = spread_over_result(out_dims, captured.out_spec)
     except ValueError as error:
         raise VmapError(f"{name}: out_dims must be a prefix of the structure of the result, but {error}") from None
     return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
