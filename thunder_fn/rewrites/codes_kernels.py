@@ -21,7 +21,7 @@ from thunder_fn.executors.compiled.compiling import Failed, functions_of_kernels
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.rewrites.eight_bits import FP8, fp8_linear, int8_linear
 from thunder_fn.rewrites.four_bits import NF4_BLOCK, int4_linear, nf4_linear
-from thunder_fn.rewrites.kernels import FEW_ROWS, row_count
+from thunder_fn.rewrites.kernels import FEW_ROWS, row_count, suits_int8
 from thunder_fn.rewrites.scheme import Bias, plus
 
 EXECUTOR = OperatorExecutor("codes", version="1", numerics="precision-changing")
@@ -244,7 +244,8 @@ def _suits(x: torch.Tensor) -> bool:
 
 
 def _suits_bytes(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
-    return _suits(x)
+    """Where PyTorch has no kernel, which is called with less ado."""
+    return _suits(x) and not suits_int8(x, values, scales, bias)
 
 
 def _suits_fp8(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
