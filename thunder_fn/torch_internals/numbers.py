@@ -114,7 +114,7 @@ class Numbers(ShapeEnv):
     def _know_made(self, symbol: Any) -> None:
         """New symbols get other names than one that depends on data."""
         self.var_to_stack[symbol] = CapturedTraceback.extract()  # which an error shows
-        index = int(symbol.name.split("_")[0].lstrip("zuf"))  # u0_1 is a copy of u0
+        index = int(symbol.name.split("_")[0].lstrip("zufs"))  # u0_1 is a copy of u0
         if symbol.is_integer:
             self.unbacked_symint_counter = max(self.unbacked_symint_counter, index + 1)
         else:
