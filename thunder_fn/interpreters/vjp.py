@@ -15,7 +15,7 @@ from thunder_fn.interpreters.lean import lean
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
-from thunder_fn.trace import Arg, Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.trace import Arg, Atom, Constant, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = ops.aten
 
@@ -147,26 +147,12 @@ def _backward(
     constants = {constant.var.index: constant for constant in forward.constants}
     carried: dict[int, Var] = {}
     shapes = reshaped_inputs(forward)
-    again: dict[int, Atom] = {}
 
     def accumulate(var: Var, value: Atom) -> None:
         known = cotangents.get(var.index)
         cotangents[var.index] = value if known is None else add(backward, known, value)
 
-    def residual(atom: Atom) -> Atom:
-        if not isinstance(atom, Var):
-            return atom
-        if atom.index in constants:
-            constant = constants[atom.index]
-            return backward.constant(constant.tensor, constant.var.type, owned=constant.owned)
-        if atom.index in shapes:
-            if atom.index not in again:
-                maker = shapes[atom.index]
-                _bind(again, maker.outputs, backward.copy(maker, residual))
-            return again[atom.index]
-        if atom.index not in carried:
-            carried[atom.index] = backward.fresh(atom.type)
-        return carried[atom.index]
+    residual = _Residuals(backward, constants, shapes, carried)
 
     given: list[Var] = []
     for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
@@ -183,6 +169,35 @@ def _backward(
     gradients = [cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
     backward.inputs = [*carried.values(), *given]
     return _finish(trace, forward, backward, env, carried, gradients)
+
+
+class _Residuals:
+    """Reads values of the forward in the backward, by `residual(atom)`. An object: a function that calls itself is a cycle."""
+
+    def __init__(
+        self,
+        backward: TraceBuilder,
+        constants: dict[int, Constant],
+        shapes: dict[int, Equation],
+        carried: dict[int, Var],
+    ) -> None:
+        self.backward, self.constants, self.shapes, self.carried = backward, constants, shapes, carried
+        self.again: dict[int, Atom] = {}
+
+    def __call__(self, atom: Atom) -> Atom:
+        if not isinstance(atom, Var):
+            return atom
+        if atom.index in self.constants:
+            constant = self.constants[atom.index]
+            return self.backward.constant(constant.tensor, constant.var.type, owned=constant.owned)
+        if atom.index in self.shapes:
+            if atom.index not in self.again:
+                maker = self.shapes[atom.index]
+                _bind(self.again, maker.outputs, self.backward.copy(maker, self))
+            return self.again[atom.index]
+        if atom.index not in self.carried:
+            self.carried[atom.index] = self.backward.fresh(atom.type)
+        return self.carried[atom.index]
 
 
 def type_of_cotangent(atom: Atom) -> TensorType:
