@@ -24,6 +24,7 @@ from thunder_fn.constraints import equals_hint, is_hinted, names_of, renamed
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.statistics import STATISTICS, with_own_statistics
 from thunder_fn.symbols import hint_of, is_symbolic
 from thunder_fn.trace import (
     Atom,
@@ -121,7 +122,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
             found = _named(
                 _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call), single, wanted_inputs
             )
-            if equation.op.name not in ONCE:
+            if equation.op.name not in ONCE and equation.op.name not in STATISTICS:
                 return found
             return _twofold(found, _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call, again=True))
         except MissingRule:
@@ -209,6 +210,8 @@ def _ask_autograd(
         results = call(equation, lambda var: tracers[var.index])
         outputs = tuple(_atom(recorder, result) for result in results)
         forward_items = len(recorder.root.items)
+        if again and equation.op.name in STATISTICS:
+            results = with_own_statistics(recorder, equation, lambda var: tracers[var.index]) or results
         chosen = [result for result, wanted in zip(results, wanted_outputs, strict=True) if wanted]
         given = [recorder.input_of_type(_tensor_type(result)) for result in chosen]
         useful = [(result, ct) for result, ct in zip(chosen, given, strict=True) if result.requires_grad]

@@ -29,6 +29,7 @@ from thunder_fn.derive import (
 )
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import JvpRule, Mask
+from thunder_fn.statistics import STATISTICS, with_own_statistics
 from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import TensorType, Trace, Var
 
@@ -39,6 +40,9 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     name = single.equations[0].op.name
     if not name.startswith("aten.") or name in NOT_PUSHED:
         return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
+    own = _own_statistics(single)
+    if own is not None:
+        return own
     try:
         with warnings.catch_warnings():  # PyTorch's own table of decompositions is scripted when it is first used
             warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
@@ -46,6 +50,18 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     except CANNOT:
         return pinned(single) or _parts(single)
     return decomposition(single) if _reads_statistics(single, active, rule.trace) else rule
+
+
+def _own_statistics(single: Trace) -> Trace | None:
+    """The backward of a normalization in other leaves, its statistics computed anew; None for other ops."""
+    (equation,) = single.equations
+    if equation.op.name not in STATISTICS:
+        return None
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
+    with recorder.running():
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        results = with_own_statistics(recorder, equation, lambda var: tracers[var.index])
+        return None if results is None else close_recording(recorder, list(results), equation.op.name)
 
 
 def _parts(single: Trace) -> Trace | None:

@@ -167,3 +167,64 @@ def test_second_derivatives_of_fused_ops(name: str) -> None:
     for hvp in (forward_reverse, reverse_reverse, tfn.grad(push(loss))):
         torch.testing.assert_close(hvp(x), second, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(tfn.vmap(hvp)(x[None])[0], second, rtol=1e-4, atol=1e-6)
+
+
+# ---- third derivatives of normalizations, which PyTorch has wrong: its formulas take saved statistics for constants ----
+
+
+def normal(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    centred = x - x.mean(dims, keepdim=True)
+    return centred / (centred.square().mean(dims, keepdim=True) + 1e-5).sqrt()
+
+
+SCALES, SHIFTS = torch.tensor([0.7, 1.3, 0.9]).double(), torch.tensor([0.1, -0.4, 0.2]).double()
+NORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "layer_norm": (
+        lambda x: nn.functional.layer_norm(x, (3,), SCALES, SHIFTS),
+        lambda x: normal(x, (-1,)) * SCALES + SHIFTS,
+    ),
+    "layer_norm of two dims": (lambda x: nn.functional.layer_norm(x, (4, 3)), lambda x: normal(x, (-2, -1))),
+    "instance_norm": (nn.functional.instance_norm, lambda x: normal(x, (-1,))),
+    "batch_norm": (
+        lambda x: nn.functional.batch_norm(x, None, None, training=True),
+        lambda x: normal(x, (0, 2)),
+    ),
+    "group_norm": (
+        lambda x: nn.functional.group_norm(x, 2),
+        lambda x: normal(x.unflatten(1, (2, 2)), (-2, -1)).flatten(1, 2),
+    ),
+}
+
+
+def along(lib: Any, f: Callable[[Tensor], Tensor], v: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The derivative of a scalar function along v, by either mode."""
+    return {
+        "grad": lambda x: (lib.grad(f)(x) * v).sum(),
+        "jvp": lambda x: lib.jvp(f, (x,), (v,))[1],
+    }
+
+
+@pytest.mark.parametrize("modes", ("grad grad grad", "grad jvp grad", "jvp grad grad", "jvp jvp grad", "jvp grad jvp"))
+@pytest.mark.parametrize("name", NORMS)
+def test_third_derivatives_of_normalizations(name: str, modes: str) -> None:
+    torch.manual_seed(0)
+    x, v = torch.randn(2, 2, 4, 3).double()
+    found = []
+    for lib, f in zip((tfn, torch.func), NORMS[name], strict=True):
+        third: Callable[[Tensor], Tensor] = lambda x, f=f: (f(x) ** 3).sum()
+        for mode in reversed(modes.split()):
+            third = along(lib, third, v)[mode]
+        found.append(third(x))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_second_derivatives_of_normalizations_are_eager_s(dtype: torch.dtype) -> None:
+    """To the bit: what differentiates further is not what computes."""
+    x, w = torch.randn(5, 8, dtype=dtype), torch.rand(8, dtype=dtype)
+    f: Any = lambda x, w: nn.functional.layer_norm(x, (8,), w).sin().sum()
+    squares: Any = lambda grads: sum(grad.float().square().sum() for grad in grads)
+    found = tfn.grad(lambda x, w: squares(tfn.grad(f, (0, 1))(x, w)), (0, 1))(x, w)
+    leaves = [leaf.clone().requires_grad_() for leaf in (x, w)]
+    squares(torch.autograd.grad(f(*leaves), leaves, create_graph=True)).backward()
+    assert all(torch.equal(a, leaf.grad) for a, leaf in zip(found, leaves, strict=True) if leaf.grad is not None)
