@@ -349,3 +349,14 @@ def test_packed_sequences() -> None:
         assert torch.equal(twice.data, 2 * expected.data)
     assert cache_info(jitted).misses == 1
     assert jit(lambda x: torch.zeros(2, rnn.pack_padded_sequence(x, lengths).batch_sizes[0]))(x).shape == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:std:UserWarning")
+def test_a_divisor_that_is_found_to_be_zero() -> None:
+    """PyTorch's formula for the gradient of std divides by one less than the number of rows, as C++ divides."""
+    x, f = torch.randn(4, 3), jit(tfn.grad(lambda x, mask: x[mask].std(0).sum()))
+    for mask in (torch.tensor([True, False, True, True]), torch.tensor([True, False, False, False])):
+        leaf = x.clone().requires_grad_()
+        leaf[mask].std(0).sum().backward()
+        torch.testing.assert_close(f(x, mask), leaf.grad, equal_nan=True)
+    assert cache_info(f).misses == 1

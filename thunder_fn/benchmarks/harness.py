@@ -119,7 +119,8 @@ def command() -> str:
     words, program = sys.argv[1:], Path(sys.argv[0])
     if "--json" in words:
         words = words[: words.index("--json")] + words[words.index("--json") + 2 :]
-    return " ".join(["python -m thunder_fn" if program.name == "__main__.py" else program.name, *words])
+    package = "thunder_fn.benchmarks" if program.parent.name == "benchmarks" else "thunder_fn"
+    return " ".join([f"python -m {package}" if program.name == "__main__.py" else program.name, *words])
 
 
 def machine() -> dict[str, str]:

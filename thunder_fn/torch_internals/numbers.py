@@ -192,6 +192,12 @@ class ExpressionPrinter(PythonPrinter):
     def _print_FloatStepBase(self, expr: Any) -> str:
         return expr.text(self)
 
+    def _print_FloatTrueDiv(self, expr: Any) -> str:
+        """A division that PyTorch's C++ made: of a divisor of zero it makes an infinity or NaN, where Python raises."""
+        above, below = (self.parenthesize(arg, PRECEDENCE["Atom"] - 0.5) for arg in expr.args)
+        quotient = f"{above} / {below}"
+        return f"({quotient})" if expr.args[1].is_zero is False else f"({quotient} if {below} else {above}*math.inf)"
+
     def _print_ToFloat(self, expr: Any) -> str:
         return f"float({self._print(expr.args[0])})"
 
