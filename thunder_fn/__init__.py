@@ -51,7 +51,13 @@ from thunder_fn.rewrites import (
     quantize as quantize,
     tensor_parallel as tensor_parallel,
 )
-from thunder_fn.structured import batch_norm as _batch_norm, exported as _exported, flex_attention as _flex_attention  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
+from thunder_fn.structured import (
+    batch_norm as _batch_norm,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
+    exported as _exported,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    flex_attention as _flex_attention,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    recurrent as _recurrent,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    transformer_encoder as _transformer_encoder,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+)
 from thunder_fn.structured.checkpoint import checkpoint as checkpoint
 from thunder_fn.structured.checkpoint_name import checkpoint_name as checkpoint_name
 from thunder_fn.structured.cond import cond as cond, switch as switch

@@ -1,4 +1,4 @@
-"""Batching rules for symbolic sizes, of ops where functorch's take sizes for numbers; and of collectives, for which it has none.
+"""Batching rules of ops where functorch's take symbolic sizes for numbers; and of ops for which it has none, such as collectives.
 
 Each is the op itself on operands in another shape: a pool of a batch of images is a pool of more images, and a
 convolution with a weight for each example one with more groups.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thunder_fn import ops
 from thunder_fn.torch_internals import OpOverload
-from thunder_fn.trace import Equation, TensorType, Var, vars_in
+from thunder_fn.trace import Equation, Literal, TensorType, Var, vars_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def of_all_elements(batch: Batch, x: Tensor, *rest: Any) -> Tensor:
 
 
 def of_more_images(batch: Batch, *args: Any, **kwargs: Any) -> Any:
-    """Pools: examples of images are images."""
+    """Pools, and attention without a mask and dropout: examples of images are images."""
     count = next(batch.wide(arg).shape[1] for arg in args if isinstance(arg, Tensor))
     folded = [batch.wide(arg).flatten(0, 1) if isinstance(arg, Tensor) else arg for arg in args]
     results = ops.flatten_result(batch.op(*folded, **kwargs))
@@ -171,6 +171,10 @@ _INDEXED = {
 }
 _SCATTERS = ("scatter.src", "scatter.value", "scatter.reduce", "scatter_add.default", "scatter_reduce.two")
 
+_ATTENTION = tuple(f"aten._scaled_dot_product_flash_attention_for_cpu{end}.default" for end in ("", "_backward"))
+"""PyTorch 2.11 has no rules for them."""
+_WITHOUT_DROPOUT = (Literal(0.0), Literal(False), Literal(True))
+
 _COLLECTIVES = {
     f"{ops.COLLECTIVES}{name}.default": rule
     for name, rule in (
@@ -186,6 +190,7 @@ KNOWN = frozenset(
         *_POOLS,
         *_INDEXED,
         *_COLLECTIVES,
+        *_ATTENTION,
         *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")),
     )
 ) | {"aten.convolution_backward.default"}
@@ -199,6 +204,10 @@ def rule_of(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> Cal
         return None
     if name in _COLLECTIVES:
         return _COLLECTIVES[name]
+    if name in _ATTENTION:
+        settings = [arg for arg in equation.args if not isinstance(arg, Var)]
+        is_masked = any(isinstance(arg, Var) for _, arg in equation.kwargs)
+        return None if is_masked or not all(arg in _WITHOUT_DROPOUT for arg in settings) else of_more_images
     if name in _POOLS:
         return of_more_images if batch.rank(first) == _POOLS[name] + 2 else of_an_image_each
     if name in _INDEXED:

@@ -158,6 +158,30 @@ def fixes_numbers(trace: Trace) -> bool:
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)
 
 
+def pinned(single: Trace) -> Trace | None:
+    """The equation with the numbers of the moment for symbols among its scalars, which holds for these only.
+
+    For the few formulas of PyTorch's that look at a number, such as the derivative of `x ** n`. None if there are none.
+    """
+    (equation,) = single.equations
+    scalars: list[Any] = [*equation.args, *(arg for _, arg in equation.kwargs)]
+    found = dict.fromkeys(arg.value for arg in scalars if _is_symbol(arg))
+    if not found or not all(map(is_hinted, found)):
+        return None
+
+    def number(arg: Any) -> Any:
+        return Literal(hint_of(arg.value)) if _is_symbol(arg) else arg
+
+    args, kwargs = tuple(map(number, equation.args)), tuple((key, number(arg)) for key, arg in equation.kwargs)
+    new = Equation(equation.op, args, kwargs, equation.outputs, source=equation.source)
+    constraints = tuple(map(equals_hint, found))
+    return Trace(single.inputs, (new,), single.outputs, constraints=constraints)
+
+
+def _is_symbol(arg: Any) -> bool:
+    return isinstance(arg, Literal) and isinstance(arg.value, Expr)
+
+
 def is_positive(size: Expr) -> bool:
     """It is a size of an input, which is no symbol where it is 0 or 1."""
     return size.value.is_Symbol and isinstance(size.value, Symbol) and bool(size.value.is_positive)

@@ -20,16 +20,15 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.constraints import equals_hint, is_hinted, names_of, renamed
+from thunder_fn.constraints import fixes_numbers, names_of, pinned, renamed
 from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.statistics import STATISTICS, with_own_statistics
-from thunder_fn.symbols import hint_of, is_symbolic
+from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import (
     Atom,
     Equation,
-    Expr,
     Literal,
     TensorType,
     Trace,
@@ -129,13 +128,28 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
             raise
         except CANNOT as error:
             reasons.append(error)
-    found = pinned(single) or decomposition(single)
+    found = pinned(single)
+    if found is not None and not _has_formula(found, wanted_inputs, wanted_outputs):
+        found = None
+    try:
+        found = found or decomposition(single)
+    except MissingRule:  # of an op that it consists of
+        found = None
     if found is None:
-        raise MissingRule(
-            f"vjp: PyTorch has neither a derivative nor a decomposition for {equation.op}\n"
-            f"from:         {equation.source}\n{type(reasons[0]).__name__}: {reasons[0]}"
-        ) from reasons[0]
+        what = f"vjp: PyTorch has neither a derivative nor a decomposition for {equation.op}"
+        why = f"{type(reasons[0]).__name__}: {reasons[0]}"
+        raise MissingRule(located(what, source=equation.source, fix=why)) from reasons[0]
     return found
+
+
+def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> bool:
+    """Autograd differentiates the one equation of the trace."""
+    (equation,) = trace.equations
+    try:
+        _ask_autograd(alone(equation), wanted_inputs, wanted_outputs, (), call_differentiable)
+    except CANNOT:
+        return False
+    return True
 
 
 def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
@@ -168,6 +182,8 @@ def _twofold(computed: Split, differentiated: Split) -> Split:
         return computed
     if differentiated.num_extra or computed.gradients != differentiated.gradients:
         return differentiated
+    if fixes_numbers(computed.backward) and not fixes_numbers(differentiated.backward):
+        return differentiated
     residuals = tuple(dict.fromkeys((*computed.residuals, *differentiated.residuals)))
     types = {
         residual: type
@@ -188,7 +204,8 @@ def _on_residuals(split: Split, residuals: tuple[Residual, ...], inputs: tuple[V
     own = dict(zip(split.residuals, trace.inputs, strict=False))
     spare = range(-1, -1 - len(residuals), -1)
     given = (own.get(r) or Var(i, var.type) for i, r, var in zip(spare, residuals, inputs, strict=False))
-    return canonical((*given, *trace.inputs[count:]), trace.equations, trace.outputs, trace.constants, name=trace.name)
+    taken = (*given, *trace.inputs[count:])
+    return canonical(taken, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
 
 
 def _ask_autograd(
@@ -316,33 +333,6 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
     reads = {var.index: var for equation in kept for var in equation.operands}
     reads |= {var.index: var for var in wanted if var.index not in reads}
     return kept, list(reads.values())
-
-
-# ---- symbols ----
-
-
-def pinned(single: Trace) -> Trace | None:
-    """The equation with the numbers of the moment for symbols among its scalars, which holds for these only.
-
-    For the few formulas of PyTorch's that look at a number, such as the derivative of `x ** n`. None if there are none.
-    """
-    (equation,) = single.equations
-    scalars: list[Any] = [*equation.args, *(arg for _, arg in equation.kwargs)]
-    found = dict.fromkeys(arg.value for arg in scalars if _is_symbol(arg))
-    if not found or not all(map(is_hinted, found)):
-        return None
-
-    def number(arg: Any) -> Any:
-        return Literal(hint_of(arg.value)) if _is_symbol(arg) else arg
-
-    args, kwargs = tuple(map(number, equation.args)), tuple((key, number(arg)) for key, arg in equation.kwargs)
-    new = Equation(equation.op, args, kwargs, equation.outputs, source=equation.source)
-    constraints = tuple(map(equals_hint, found))
-    return Trace(single.inputs, (new,), single.outputs, constraints=constraints)
-
-
-def _is_symbol(arg: Any) -> bool:
-    return isinstance(arg, Literal) and isinstance(arg.value, Expr)
 
 
 # ---- decompositions ----

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal as Choice, TypeAlias
 
@@ -49,6 +51,33 @@ KERNELS: dict[str, Answer] = {
 """Kernels without a rule of their own: functions that have one (matmul, conv2d, linalg.svd) are captured as these."""
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A composite of ours that autocast takes for one op in lower precision, as it takes `linear`.
+
+    Args:
+        function: what it does.
+        casts: the parameters that are cast; others, such as scales, are part of how a weight is stored.
+    """
+
+    function: Callable[..., Any]
+    casts: tuple[str, ...]
+
+
+LAYERS: dict[str, Layer] = {}
+"""By the names of the composites."""
+
+
+def cast_operands(equation: Equation) -> tuple[bool, ...]:
+    """For each operand, whether an answer about the equation goes for it."""
+    layer = LAYERS.get(equation.op.name)
+    if layer is None:
+        return (True,) * len(equation.operands)
+    names = inspect.signature(layer.function).parameters
+    given = (*zip(names, equation.args, strict=False), *equation.kwargs)
+    return tuple(name in layer.casts for name, arg in given if isinstance(arg, Var))
+
+
 def is_eligible(type: Type, device: torch.device) -> bool:
     """Autocast casts the floating tensors on its device, but not those in double precision."""
     return (
@@ -68,11 +97,13 @@ def device_of(equation: Equation) -> torch.device | None:
 def autocast_policy(equation: Equation) -> Answer:
     """What `torch.autocast` does to the arguments of an op, on the device of its operands.
 
-    It is asked about leaves and about calls of torch functions; of other composites it knows nothing.
+    It is asked about leaves, about calls of torch functions and about `LAYERS`; of other composites it knows nothing.
     """
     device = device_of(equation)
     if device is None or not any(is_eligible(var.type, device) for var in equation.operands):
         return None
+    if equation.op.name in LAYERS:
+        return "lower"
     name = aten_name(equation)
     if name not in internals.autocast_ops(device.type):
         return KERNELS.get(name)
@@ -121,10 +152,11 @@ def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
 
 
 def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
-    """The op of a leaf, or the torch function of a call, as a function of how to read variables."""
+    """The op of a leaf, the torch function of a call, or what a layer does, as a function of how to read variables."""
     if equation.op.kind == "leaf":
         return functools.partial(call_leaf, equation)
-    function: Any = functools.reduce(getattr, equation.op.name.split(".")[1:], torch)
+    layer = LAYERS.get(equation.op.name)
+    function: Any = layer.function if layer else functools.reduce(getattr, equation.op.name.split(".")[1:], torch)
 
     def call(read: Callable[[Var], Any]) -> Any:
         args = [python_arg(arg, read) for arg in equation.args]

@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.constraints import names_of, renamed
+from thunder_fn.constraints import names_of, pinned, renamed
 from thunder_fn.decompositions import NOT_PUSHED
 from thunder_fn.derive import (
     CANNOT,
@@ -25,7 +25,6 @@ from thunder_fn.derive import (
     differentiable_outputs,
     ill_defined,
     is_differentiable,
-    pinned,
 )
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import JvpRule, Mask

@@ -18,9 +18,9 @@ from thunder_fn import derive, ops, torch_internals as internals
 from thunder_fn.batching import KNOWN, Batch, rule_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
-from thunder_fn.constraints import equations_between, fixes_numbers
+from thunder_fn.constraints import equations_between, fixes_numbers, pinned
 from thunder_fn.decompositions import NOT_BATCHED
-from thunder_fn.derive import call_leaf, close_recording, decomposition, pinned
+from thunder_fn.derive import call_leaf, close_recording, decomposition
 from thunder_fn.errors import located
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import is_symbolic, made_by
@@ -90,6 +90,9 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     if rule is not None:
         found = _parts(single) if fixes_numbers(rule) and not ops.draws(equation) else None
         return found if found is not None and _is_better(found) else VmapRule(rule)
+    known = _known_rule(single, batched, size) if equation.op.name in KNOWN and not asked else None
+    if known is not None:
+        return VmapRule(known)
     found = None if ops.draws(equation) else pinned(single) or _parts(single)
     if found is not None:
         return found

@@ -192,7 +192,7 @@ class RegionWarning(UserWarning):
 
 
 class HooksWarning(UserWarning):
-    """A jitted module has a submodule whose backward hooks autograd has to run, so it runs as the module does."""
+    """A jitted module has a submodule whose hooks no trace has, so it runs as the module does."""
 
 
 def page_of(kind: type[BaseException]) -> str:

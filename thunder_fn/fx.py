@@ -23,6 +23,7 @@ from thunder_fn.check import fake_result, types_in
 from thunder_fn.errors import CaptureError, MissingRule, kind_of, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.rules import lowered
+from thunder_fn.symbols import symbols_in, without_vars
 from thunder_fn.torch_internals import FakeTensorMode, OpOverload, detect_fake_mode
 from thunder_fn.trace import (
     Arg,
@@ -52,7 +53,7 @@ def to_fx(trace: Trace) -> torch.fx.GraphModule:
     Law: ``to_fx(t)(*xs)`` is bitwise ``evaluate(t, xs)``.
 
     Raises:
-        MissingRule: the trace has a structured op, which has no ATen overload.
+        MissingRule: the trace has a structured op, which has no ATen overload, or a number that is not known yet.
     """
     graph = torch.fx.Graph()
     inputs = [_placeholder(graph, var) for var in trace.inputs]
@@ -76,6 +77,8 @@ def _inline(graph: torch.fx.Graph, trace: Trace, inputs: list[Any], constants: d
         if body is not None:
             env.extend(_inline(graph, body, [env[var.index] for var in equation.operands], constants))
         elif equation.op.kind == "leaf":
+            if _symbols_of_numbers(equation):
+                raise _not_a_number(equation)
             env.extend(_call(graph, equation, env))
         else:
             raise _not_a_call(equation)
@@ -89,6 +92,19 @@ def _not_a_call(equation: Equation) -> MissingRule:
     if equation.op.name == "carry_at":
         what = "carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows, which no graph has"
         fix = "Give the loop max_steps=, or run the trace with the torch executor."
+    return MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
+
+
+def _symbols_of_numbers(equation: Equation) -> set[Any]:
+    """The symbols in arguments that are numbers, not in the sizes of tensors."""
+    return set(symbols_in(without_vars((equation.args, tuple(arg for _, arg in equation.kwargs)))))
+
+
+def _not_a_number(equation: Equation) -> MissingRule:
+    """The error for an argument that is an expression over symbols, which a graph of calls does not know."""
+    names = ", ".join(sorted(map(str, _symbols_of_numbers(equation))))
+    what = f"{equation.op}: to_fx cannot express a number that depends on {names}"
+    fix = "Run the trace with an executor; or trace the function with static sizes and numbers, and keep `.item()` out of it."
     return MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector waits while a program is made.
+"""Python's garbage collector waits while a function is captured and a program is made.
 
 Nearly all that is made then stays alive, and each collection goes through everything that PyTorch's modules hold: a quarter
 of the time that a training step takes to trace.

@@ -5,6 +5,7 @@ The optimizer's own code runs on copies of the parameters; under capture it is f
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -39,10 +40,14 @@ EACH_ON_ITS_OWN = frozenset(getattr(torch.optim, name) for name in _NAMES if has
 
 STARTS_AT_ZERO = frozenset(
     getattr(torch.optim, name)
-    for name in ("Adadelta", "Adafactor", "Adam", "AdamW", "Adamax", "Muon", "RAdam")
+    for name in ("Adadelta", "Adafactor", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop")
     if hasattr(torch.optim, name)
 )
-"""Optimizers whose first step makes a state of zeros, whatever its gradients and options: they have it from the start."""
+"""Optimizers whose first step makes a state of zeros and ones, whatever its gradients and options: they start with it."""
+
+
+DECIDE_BY_VALUES = frozenset(getattr(torch.optim, name) for name in ("ASGD", "RAdam"))
+"""Optimizers that ask for numbers in their state, unless they are `capturable`: a trace computes with tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,8 @@ class FunctionalOptimizer:
         optimizer = self._made(leaves)
         if self.make in STARTS_AT_ZERO:
             internals.make_optimizer_state(optimizer)
+        if self._has_momentum_of_zeros:
+            optimizer.state.update({leaf: {"momentum_buffer": torch.zeros_like(leaf)} for leaf in leaves})
         entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves]
         return _stored(entries, [False] * len(entries), None)
 
@@ -161,8 +168,11 @@ class FunctionalOptimizer:
         rank 0 for one is an input like any other: the step is not traced again when its value changes.
 
         Raises:
-            OptimizerError: the optimizer has no such option.
+            OptimizerError: the optimizer has no such option, or it cannot change.
         """
+        if "dampening" in changed and self._has_momentum_of_zeros:
+            what = "SGD's dampening cannot change: the first step leaves it out, and this state starts with a momentum of zeros"
+            raise OptimizerError(f"{what}\nGive `functional_optimizer` a dampening that is not 0.")
         leaves, spec = pytree.flatten(params)
         gradients: list[Any] = spec.flatten_up_to(grads)
         entries, step = state["params"], state["step"]
@@ -175,6 +185,12 @@ class FunctionalOptimizer:
                 new, after = self._step(leaves, gradients, entries, step, changed)
             given = zip(gradients, entries, strict=True)
             return pytree.unflatten(spec, new), _stored(after, [_is_alone(*one, step) for one in given], step)
+
+    @property
+    def _has_momentum_of_zeros(self) -> bool:
+        """The first step's momentum, which is the gradient, is what follows from zeros too: it is not dampened."""
+        options = dict(self.options)
+        return self.make is torch.optim.SGD and bool(options.get("momentum")) and not options.get("dampening")
 
     def _step_of_one(
         self, leaf: torch.Tensor, gradient: torch.Tensor | None, entry: dict[str, Any], *rest: Any
@@ -208,6 +224,8 @@ class FunctionalOptimizer:
         optimizer = self.make(leaves, **{key: value for key, value in self.options if key not in tensors})
         for group in optimizer.param_groups:
             plain = {key: False for key in IMPLEMENTATIONS if key in group}
+            if self.make in DECIDE_BY_VALUES and current() is not None:
+                plain["capturable"] = True
             group.update(plain | _known({**tensors, **changed}, group, optimizer))
         return optimizer
 
@@ -246,7 +264,10 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
     Returns:
         A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam and
         others that start from zeros has its structure from the start. Where the first step makes a state of its own, as that
-        of SGD with momentum does, the state before it is empty and a jitted step is traced twice.
+        of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is empty and a jitted step is traced twice.
+
+    Raises:
+        OptimizerError: the optimizer's step calls the loss itself, as that of LBFGS does.
 
     Example:
         >>> sgd = functional_optimizer(torch.optim.SGD, lr=0.1)
@@ -254,6 +275,10 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
         >>> sgd.update(params, {"w": torch.ones(2)}, state)[0]["w"]
         tensor([0.9000, 0.9000])
     """
+    closure = inspect.signature(getattr(make, "step", lambda: None)).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        what = f"functional_optimizer: a step of {make.__name__} calls the loss itself, and is no function of gradients"
+        raise OptimizerError(f"{what}\nUse the optimizer as it is, on the parameters of a jitted module.")
     return FunctionalOptimizer(make, tuple(sorted(options.items())))
 
 
@@ -266,4 +291,48 @@ def _known(changed: dict[str, Any], group: dict[str, Any], optimizer: torch.opti
     return changed
 
 
+def _adafactor(
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    row_vars: Sequence[Any],
+    col_vars: Sequence[Any],
+    variances: Sequence[Any],
+    state_steps: Sequence[torch.Tensor],
+    *,
+    d: float,
+    lr: Any,
+    beta2_decay: float,
+    weight_decay: float,
+    eps1: float | None,
+    eps2: float,
+    maximize: bool,
+    **scaling: Any,
+) -> None:
+    """PyTorch's steps of Adafactor with the numbers that it asks for as tensors.
+
+    Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5.
+    """
+    for param, given, row, column, variance, step in zip(
+        params, grads, row_vars, col_vars, variances, state_steps, strict=True
+    ):
+        grad, least, root = -given if maximize else given, eps1 or torch.finfo(param.dtype).eps, param.numel() ** 0.5
+        step += 1
+        share = (step**beta2_decay).to(param.dtype)
+        rate = torch.minimum(1 / step**0.5, torch.as_tensor(lr, dtype=step.dtype, device=step.device))
+        scale: Any = (param.norm(2).double() / root).clamp_min(eps2) * rate
+        if weight_decay:
+            param.mul_(1 - lr * weight_decay)
+        if grad.dim() > 1:
+            for mean, dim in ((row, -1), (column, -2)):
+                squares = torch.linalg.vector_norm(grad, dim=dim, keepdim=True).square().div(grad.shape[dim])
+                mean.lerp_(squares, share)
+            estimate = (row @ column).div(row.mean(dim=-2, keepdim=True).clamp(min=least))
+        else:
+            estimate = variance.lerp_(grad * grad, share).clone()
+        update = estimate.clamp(min=least * least).rsqrt() * grad
+        clipped = (update.norm(2).double() / (root * d)).clamp_min(1.0)
+        param.add_(update, alpha=-scale / clipped)
+
+
 divert("optimizer scalar dtype", lambda is_fused=None: torch.float64)
+divert("adafactor", _adafactor)

@@ -195,7 +195,7 @@ def symbols_read(trace: Trace) -> frozenset[sympy.Basic]:
     """The symbols that a program computes with: those in arguments, also in bodies, and outputs."""
     found = set(symbols_in(tuple(atom for atom in trace.outputs if isinstance(atom, Literal))))
     for equation in trace.equations:
-        found.update(symbols_in(_without_vars(equation.args)))
+        found.update(symbols_in(without_vars(equation.args)))
         found.update(symbols_of_options(equation))
         for body in equation.bodies:
             found |= symbols_read(body) & symbols_of(body)
@@ -208,15 +208,16 @@ def symbols_of_options(equation: Equation) -> Iterator[sympy.Basic]:
 
     It may make none, and then it makes empty stacks.
     """
-    own = tuple(symbols_in(_without_vars(tuple(arg for _, arg in equation.kwargs))))
+    own = tuple(symbols_in(without_vars(tuple(arg for _, arg in equation.kwargs))))
     yield from own
     if own and equation.op.kind == "structured":
         yield from symbols_in(equation.outputs)
 
 
-def _without_vars(arg: Any) -> Any:
+def without_vars(arg: Any) -> Any:
+    """An argument without its variables: the literals and expressions in it."""
     if isinstance(arg, tuple):
-        return tuple(map(_without_vars, arg))
+        return tuple(map(without_vars, arg))
     return () if isinstance(arg, Var) else arg
 
 

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,22 +99,37 @@ def wrapper_code(
     fakes: Sequence[Any],
     threads: int,
     improve: Callable[[torch.fx.Graph], None] = lambda graph: None,
+    donated: Collection[int] = (),
 ) -> WrapperCode:
     """Lower a graph of functional ATen calls to Inductor's code for inputs like these fakes. Compiles nothing.
 
     Args:
         graph: a graph module, or a function that calls ATen.
         improve: changes the graph after it was decomposed.
+        donated: inputs, by place, whose memory the code may write results to.
     """
     with warnings.catch_warnings(action="ignore"):  # what PyTorch deprecates in itself is no user's business
         from torch._inductor.graph import GraphLowering
+        from torch._inductor.ir import DonatedBuffer, InputBuffer, TensorBox
         from torch._inductor.virtualized import V
+
+    class Lowering(GraphLowering):
+        """Knows of donated inputs, which PyTorch's lowering has in backwards only."""
+
+        def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:
+            result: Any = super().placeholder(target, args, kwargs)
+            name = self.graph_input_names[-1]
+            if self.placeholder_idx in donated and isinstance(self.graph_inputs_original.get(name), InputBuffer):
+                box: Any = TensorBox.create(DonatedBuffer(name=name, layout=result.get_layout()))
+                self.graph_inputs[name], self.graph_inputs_original[name] = box, box.data.data
+                return box
+            return result
 
     with _LOCK, warnings.catch_warnings(action="ignore"), _compiling(fakes, threads) as mode:
         graph_module = _decomposed(graph, fakes, mode)
         improve(graph_module.graph)
         _passes(graph_module, fakes)
-        lowering = GraphLowering(graph_module, example_inputs=list(fakes), shape_env=mode.shape_env, is_inference=True)
+        lowering = Lowering(graph_module, example_inputs=list(fakes), shape_env=mode.shape_env, is_inference=True)
         lowering.freeze_runtime_asserts()
         with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]):
             lowering.run(*fakes)
@@ -262,6 +277,11 @@ def processor_name() -> str:
 def cpu_capability() -> str:
     """What kernels for this machine may use, as PyTorch names it."""
     return torch.backends.cpu.get_cpu_capability()
+
+
+def multiplies_integers() -> bool:
+    """The processor multiplies and adds bytes in vectors of 64 (AVX-512 VNNI), and PyTorch may use these."""
+    return cpu_capability() == "AVX512" and torch.cpu._is_vnni_supported()
 
 
 @contextlib.contextmanager

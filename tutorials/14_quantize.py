@@ -62,7 +62,8 @@ for name in ("int8", "int4", "nf4", "fp8"):
 # %% [markdown]
 # ## Modules
 #
-# A rewritten module is called as the original is, and its state has the original's names, shapes and dtypes.
+# A rewritten module is called as the original is, and its state has the original's names, shapes and dtypes. A jitted one
+# runs its linear layers with kernels that read codes, where the machine has any: PyTorch's own, or C++ that is compiled once.
 
 # %%
 model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 32))

@@ -9,22 +9,58 @@
 # %% [markdown]
 # # Train on many ranks
 #
-# `fsdp` shards parameters over the ranks of a mesh. This is a script for `torchrun --nproc-per-node 2 train.py`:
-#
-# ```python
-# dist.init_process_group("gloo")  # "nccl" on GPUs
-# mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-# model = tfn.fsdp(tfn.jit(model), mesh)
-# optimizer = torch.optim.AdamW(model.parameters())  # this rank's rows
-# for x, y in batches:  # this rank's batches
-#     F.cross_entropy(model(x), y).backward()
-#     model.clip_grad_norm_(1.0)  # of all ranks
-#     optimizer.step()
-#     optimizer.zero_grad()
-# torch.distributed.checkpoint.save(model.sharded_state_dict(), checkpoint_id="saved")  # any number of ranks may load it
-# ```
-#
+# `fsdp` shards parameters over the ranks of a mesh. Every rank runs one script, here for twenty steps on batches of its own:
+
+# %%
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+import thunder_fn as tfn
+
+dist.init_process_group("gloo")  # "nccl" on GPUs
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+torch.manual_seed(0)  # all ranks begin with the same parameters
+model = tfn.fsdp(tfn.jit(nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))), mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)  # of this rank's rows
+torch.manual_seed(1 + dist.get_rank())
+for step in range(20):
+    x = torch.randn(5, 6)  # this rank's batch
+    loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
+    loss.backward()
+    model.clip_grad_norm_(1.0)  # of all ranks
+    optimizer.step()
+    optimizer.zero_grad()
+state = {"model": model.sharded_state_dict(), "optimizer": model.sharded_optimizer_state_dict(optimizer)}
+with tfn.rewrites.watched("save"):  # an error names the ranks that are lost
+    dcp.save(state, checkpoint_id=sys.argv[1])  # any number of ranks may load it
+if dist.get_rank() == 0:
+    print(f"{dist.get_world_size()} ranks, loss {loss.item():.3f}, rank 0 has", *(tuple(p.shape) for p in model.parameters()))
+dist.destroy_process_group()
+"""
+with tempfile.TemporaryDirectory() as folder:
+    script = Path(folder) / "train.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]  # `torchrun --nproc-per-node 2`
+    done = subprocess.run([*torchrun, str(script), f"{folder}/saved"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(Path(folder, "saved").glob("*.distcp"))
+print(done.stdout)
+assert "rank 0 has (4,) (4, 6) (2,) (2, 7)" in done.stdout
+
+# %% [markdown]
 # What happens is in the trace, so it can be looked at, and run, without any other rank: here the ranks are **simulated**.
+# `simulated(n)` are n ranks that are not there, and `evaluate_ranks` runs a trace on all of them in step: the reference to which
+# real ones are compared, and a way to debug a sharded function in one process.
 
 # %%
 import torch
@@ -32,8 +68,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.interpreters.ranks import evaluate_ranks
-from thunder_fn.rewrites import simulated
+from thunder_fn.rewrites import evaluate_ranks, simulated
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))

@@ -219,6 +219,13 @@ def test_misuse() -> None:
         )
     with pytest.raises(RewriteError, match=r"fsdp: zero is 2 or 3, given 1"):
         tfn.fsdp(loss, simulated(2)[0], zero=1)
+    for precision in ("bf16", torch.float8_e4m3fn):
+        with pytest.raises(
+            RewriteError, match=rf"fsdp: precision is a floating dtype of 16 bits or more, given {precision!r}"
+        ):
+            tfn.fsdp(loss, simulated(2)[0], precision=precision)
+    with pytest.raises(RewriteError, match=r"fsdp: offload is True or False, given 'cpu'"):
+        tfn.fsdp(loss, simulated(2)[0], offload="cpu")
     with pytest.raises(RewriteError, match=r"a rank lies between 0 and the number of ranks, given 2 of 2"):
         Group("g", 2, 2)
 
@@ -243,7 +250,7 @@ def launch(folder: Path, size: int, *scenarios: str, codes: tuple[int, ...] = (0
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks and then two wrote. The last scenario of the two kills one."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch(folder, 4, "fsdp_losses", "save_shares", "save_codes")
+    launch(folder, 4, "fsdp_losses", "save_shares", "save_codes", "save_half")
     first, second = launch(
         folder,
         2,
@@ -252,6 +259,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "load_shares",
         "load_codes",
         "load_rounded",
+        "resume",
         "compose",
         "stay_away",
         "disagree",
@@ -298,6 +306,7 @@ def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(folder: Path, tmp_path
     worker.load(mesh, 0, 1, folder)
     worker.load_shares(mesh, 0, 1, folder)
     worker.load_codes(mesh, 0, 1, folder)
+    worker.resume(mesh, 0, 1, folder)
     dist.destroy_process_group()
     state = torch.load(folder / "fsdp_0.pt")[2]
     for name in ("loaded_2_0.pt", "loaded_2_1.pt", "loaded_1_0.pt"):

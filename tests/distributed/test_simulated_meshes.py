@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.benchmarks.distributed import Hardware, extrapolated, step_trace
+from thunder_fn.benchmarks.distributed import Hardware, extrapolated, plan, step_trace
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.ranks import evaluate_ranks
+from thunder_fn.interpreters.ranks import GATHER, SCATTER, evaluate_ranks
 from thunder_fn.rewrites import Prepared, clip_by_global_norm, simulated, simulated_mesh
+from thunder_fn.rules import lowered
 
 PLAN = {
     "embedding.weight": "embedding",
@@ -167,6 +168,33 @@ def test_parameters_travel_in_another_precision() -> None:
         torch.testing.assert_close(whole, expected, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.parametrize("transform", [tfn.fsdp, tfn.ddp, lambda f, mesh: tfn.fsdp(f, mesh, precision=torch.float16)])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_gradients_whose_sum_is_no_float16(transform: Any, size: int) -> None:
+    dtype = torch.float32 if transform not in (tfn.fsdp, tfn.ddp) else torch.float16
+    functions = [transform(lambda p, x: (p["w"] * x).sum(), group) for group in simulated(size)]
+    params, x = {"w": torch.ones(3, dtype=dtype)}, torch.full((3,), 3e4, dtype=dtype)
+    for whole, _ in gradients(functions, params, [x] * size):
+        torch.testing.assert_close(whole["w"], x, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("transform", [tfn.fsdp, tfn.ddp])
+def test_gradients_of_complex_parameters_are_means_too(transform: Any) -> None:
+    def f(params: Any, x: torch.Tensor) -> torch.Tensor:
+        return (params["w"] * x).abs().square().sum()
+
+    params = {"w": torch.randn(5, dtype=torch.complex128)}
+    xs = [torch.randn(5, dtype=torch.float64) for _ in range(3)]
+    functions = [transform(f, group) for group in simulated(3)]
+    shards = [q.prepare(params) for q in functions]
+    trace = tfn.trace(tfn.grad(functions[0]), shards[0], xs[0])
+    mean = torch.stack([tfn.grad(f)(params, x)["w"] for x in xs]).mean(0)
+    for q, (found,) in zip(
+        functions, evaluate_ranks(trace, [[s["w"], x] for s, x in zip(shards, xs, strict=True)]), strict=True
+    ):
+        torch.testing.assert_close(found, q.prepare({"w": mean})["w"])
+
+
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 def test_clipping_by_the_norm_of_all_ranks(norm_type: float) -> None:
     groups, partitions = simulated_mesh(data=2, tensor=2)
@@ -242,11 +270,37 @@ def test_gradients_of_each_example(kind: str) -> None:
 
 
 def test_a_plan_that_says_nothing() -> None:
-    with pytest.raises(RewriteError) as error:
-        tfn.tensor_parallel(lambda p: p, simulated(2)[0], {"*": "diagonal"})
-    assert str(error.value) == (
-        "tensor_parallel: a weight is split by column, row, embedding, sequence; given 'diagonal'"
-    )
+    loss, params, _ = problem(5)
+    group = simulated(2)[0]
+    for make, text in (
+        (
+            lambda: tfn.tensor_parallel(loss, group, {"*": "diagonal"}),
+            "tensor_parallel: a weight is split by column, row, embedding, sequence; given 'diagonal'",
+        ),
+        (
+            lambda: tfn.tensor_parallel(loss, group, ["column"]),
+            "tensor_parallel: a plan is a dict of patterns on names and how the parameters are split, given a list\n"
+            'Write `{"*.up.weight": "column", "*.down.weight": "row"}`.',
+        ),
+        (
+            lambda: tfn.tensor_parallel(loss, group, {"embeding.weight": "embedding"}).prepare(params),
+            "tensor_parallel: the plan's 'embeding.weight' matches no parameter\n"
+            "There are embedding.weight, layers.1.down.weight, layers.0.down.weight.",
+        ),
+    ):
+        with pytest.raises(RewriteError) as error:
+            make()
+        assert str(error.value) == text
+
+
+@pytest.mark.parametrize("again", [tfn.fsdp, tfn.ddp, lambda f, mesh: tfn.tensor_parallel(f, mesh, PLAN)])
+def test_ranks_that_share_parameters_already(again: Any) -> None:
+    """A witness: each would take its rows of another shard, and none of them would be gathered with its own."""
+    loss, group = problem(5)[0], simulated(2)[0]
+    with pytest.raises(
+        RewriteError, match=r"the 2 ranks of this mesh hold the parameters by fsdp already\nPass each its own dim"
+    ):
+        again(tfn.fsdp(loss, group), group)
 
 
 # ---- modules ----
@@ -310,13 +364,30 @@ def test_what_cannot_initialise_itself() -> None:
 # ---- the plan ----
 
 
-def test_the_plan_counts_what_the_trace_sends_and_computes() -> None:
-    ranks, width, layers, context = 8, 128, 2, 16
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+def test_the_plan_is_the_closed_form_of_rings(ranks: int) -> None:
+    """Bytes: of each shard ranks - 1 copies, to gather all, to gather again what backwards read, to reduce. Seconds: bytes at the
+    rate of the slowest link and, for each collective, the latency of its hops. Operations: six for a number and a token."""
+    width, layers, context, hardware = 128, 1, 16, Hardware()
     trace = step_trace(ranks, layers, width, context)
-    found = extrapolated(trace, ranks, Hardware(latency=0.0))
-    matrices = layers * 12 * width**2 + 32000 * width  # those of the blocks, and the head
-    attention = layers * 4 * context * width
-    assert found.flops == pytest.approx(2 * context * (3 * matrices + 3 * attention), rel=0.3)
-    held = found.parameter_bytes * ranks
-    assert 2.5 * held * (ranks - 1) / ranks < found.wire_bytes < 3.1 * held * (ranks - 1) / ranks
+    found = extrapolated(trace, ranks, hardware)
+    sent = [e for e in all_equations(trace) if e.op.name in (GATHER, SCATTER)]
+    tables = [-(-rows // ranks) * width * 2 for rows in (32000, context)]  # embeddings, which no backward reads
+    shards = found.parameter_bytes - 8 * context  # without the tokens
+    assert found.wire_bytes == (ranks - 1) * (3 * shards - sum(tables))
+    hops = 7 if ranks == 8 else 7 + ranks // 8 - 1
+    rate = hardware.inside if ranks == 8 else hardware.across
+    assert found.communicating == pytest.approx(found.wire_bytes / rate + len(sent) * hops * hardware.latency)
+    matrices = layers * 12 * width**2 + 32000 * width
+    assert found.flops == 6 * context * matrices + 12 * layers * context**2 * width
     assert max(found.computing, found.communicating) <= found.seconds <= found.computing + found.communicating
+
+
+def test_the_plan_has_a_word_above_each_number() -> None:
+    _, _, *table = plan((8,), layers=1, width=128)
+    assert [len(line) for line in table] == [2 + 11 + 12 * 8] * 2
+
+
+def all_equations(trace: Any) -> list[Any]:
+    bodies = [(equation, lowered(equation)) for equation in trace.equations]
+    return [one for equation, body in bodies for one in ([equation] if body is None else all_equations(body))]

@@ -36,9 +36,20 @@ def batches() -> torch.Tensor:
 
 def train(module: torch.nn.Module, rank: int, size: int, steps: int = STEPS) -> list[float]:
     """The losses of this rank's share of each batch."""
-    optimizer = torch.optim.AdamW((p for p in module.parameters() if p.requires_grad), lr=1e-2)
+    return go_on(module, adam(module), rank, size, batches()[:steps])
+
+
+def adam(module: torch.nn.Module) -> torch.optim.Optimizer:
+    """Of what is trained."""
+    return torch.optim.AdamW((p for p in module.parameters() if p.requires_grad), lr=1e-2)
+
+
+def go_on(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int, every: torch.Tensor
+) -> list[float]:
+    """Train on this rank's share of batches."""
     losses: list[float] = []
-    for tokens in batches()[:steps]:
+    for tokens in every:
         own = tokens.chunk(size)[rank]
         loss = F.cross_entropy(module(own[:, :-1]).flatten(0, 1), own[:, 1:].flatten())
         optimizer.zero_grad()
@@ -73,6 +84,40 @@ def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     again.load_state_dict(state)  # DTensors
     assert all(torch.equal(value, again.parts()[name]) for name, value in module.parts().items())
     torch.save(module.state_dict(), folder / f"loaded_{size}_{rank}.pt")
+
+
+def save_half(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Save the parameters and what the optimizer keeps after half of the steps."""
+    module = tfn.fsdp(tfn.jit(model()), mesh)
+    optimizer = adam(module)
+    go_on(module, optimizer, rank, size, batches()[: STEPS // 2])
+    optimizer.param_groups[0]["lr"] = 5e-3
+    state = {"model": module.sharded_state_dict(), "optimizer": module.sharded_optimizer_state_dict(optimizer)}
+    with tfn.rewrites.watched("save"):
+        dcp.save(state, checkpoint_id=folder / "half")
+
+
+def resume(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Go on with what another number of ranks saved, read in place or given as DTensors; the losses are those of one process."""
+    module, again = tfn.fsdp(tfn.jit(model()), mesh), tfn.fsdp(model(), mesh)
+    optimizer, another = adam(module), adam(again)
+    state = {"model": module.sharded_state_dict(), "optimizer": module.sharded_optimizer_state_dict(optimizer)}
+    dcp.load(state, checkpoint_id=folder / "half")
+    module.load_optimizer_state_dict(optimizer, state["optimizer"])
+    again.load_optimizer_state_dict(another, state["optimizer"])
+    for one, other in zip(module.parameters(), again.parameters(), strict=True):
+        assert optimizer.state[one]["step"] == another.state[other]["step"] == STEPS // 2
+        assert torch.equal(optimizer.state[one]["exp_avg_sq"], another.state[other]["exp_avg_sq"])
+    whole = model()
+    whole_optimizer = adam(whole)
+    go_on(whole, whole_optimizer, 0, 1, batches()[: STEPS // 2])
+    for each in (whole_optimizer, optimizer):
+        assert each.param_groups[0]["lr"] == (1e-2 if each is whole_optimizer else 5e-3)
+    whole_optimizer.param_groups[0]["lr"] = 5e-3
+    left = batches()[STEPS // 2 :]
+    go_on(module, optimizer, rank, size, left)
+    go_on(whole, whole_optimizer, 0, 1, left)
+    torch.testing.assert_close(module.state_dict(), whole.state_dict(), rtol=1e-6, atol=1e-6)
 
 
 PLAN = {"*.up.weight": "column", "*.down.weight": "row", "tokens.weight": "embedding", "*norm.*": "sequence"}
@@ -269,6 +314,8 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         load_shares,
         load_codes,
         load_rounded,
+        save_half,
+        resume,
         compose,
         stay_away,
         disagree,

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn import grad, jit
 from thunder_fn.errors import ExecutorError, JitError, RegionWarning, VerificationError
-from thunder_fn.executors import FusionExecutor, get_executor, list_executors
+from thunder_fn.executors import FusionExecutor, backend, get_executor, list_executors
 from thunder_fn.executors.cudagraphs import CudaGraphs
 from thunder_fn.executors.sdpa import BACKENDS, choose_kernel
 from thunder_fn.extend import OperatorExecutor
@@ -269,8 +269,91 @@ def test_verify_sees_regions_gradients_and_loops() -> None:
     with pytest.raises(VerificationError, match=r"^verify: output 0 of bad_fusion_0, which bad runs"):
         loss.backward()
     loop = jit(lambda x: tfn.fori_loop(0, 2, lambda i, y: y.cos(), x), executors=[bad], verify=True)
-    with pytest.raises(VerificationError, match=r"^verify: output 0 of the program program differs"):
+    with pytest.raises(VerificationError, match=r"^verify: output 0 of bad_fusion_0, which bad runs"):
         loop(torch.ones(2))
+
+
+def off_by(amount: float) -> tuple[Any, ...]:
+    """A compiler of regions that adds something to every float: as an executor, and as a backend of torch.compile."""
+
+    def off(run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *xs: tuple(y + amount if y.is_floating_point() else y for y in run(*xs))
+
+    ex = FusionExecutor("off", fuse=lambda region: off(lambda *xs: tfn.evaluate(region, xs)), min_size=1)
+    for op in (torch.mul, torch.add):
+        ex.register_supported(op)
+    return ex, backend(lambda graph, inputs: off(graph))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "amount"), [(torch.float64, 1e-9), (torch.float32, 1e-2), (torch.float32, 2e-4), (torch.float16, 0.2)]
+)
+@pytest.mark.parametrize("kind", ["plain", "loop", "branch"])
+def test_verify_sees_small_errors_wherever_they_are(kind: str, dtype: torch.dtype, amount: float) -> None:
+    """A compiler does not change the precision of float32, whatever its label allows it to do to halves."""
+    step = lambda x: x * 1.0001 + 0.5
+    f = {
+        "plain": step,
+        "loop": lambda x: tfn.fori_loop(0, 3, lambda i, x: step(x), x),
+        "branch": lambda x: tfn.cond(x.sum() > 0, step, lambda x: x * 1, (x,)),
+    }[kind]
+    x = torch.linspace(4.5, 5.5, 12, dtype=dtype)
+    for ex in off_by(amount):
+        with pytest.raises(VerificationError, match=rf"^verify: output 0 of {ex.name}_fusion_0, which {ex.name} runs"):
+            jit(f, executors=[ex], verify=True)(x)
+    for ex in off_by(0.0):
+        assert torch.equal(jit(f, executors=[ex], verify=True)(x), f(x))
+
+
+def test_verify_allows_what_the_last_bits_of_operands_do() -> None:
+    """Differences of nearly equal numbers, and comparisons of equal ones: both orders of computing them are as right."""
+    x = torch.tensor([1e6, 0.3, -1e6, 0.7]) * torch.linspace(1, 2, 50)[:, None]
+    cases = (
+        (lambda x: (x * 1.7).sum(1), lambda x: (x.double() * 1.7).sum(1).float()),
+        (lambda x: x * 3 / 3 >= x, lambda x: torch.ones_like(x, dtype=torch.bool)),
+    )
+    for like, fn in cases:
+        ex = OperatorExecutor("ex")
+        op = ex.register_operator("op", like=like, fn=fn)
+        assert not torch.equal(like(x), fn(x)), "else there is nothing to allow"
+        assert torch.equal(jit(lambda x, op=op: op(x), executors=[ex], verify=True)(x), fn(x))
+    ex = OperatorExecutor("ex")
+    op = ex.register_operator("op", like=lambda x: x.sum(1) > 0, fn=lambda x: x.sum(1) < 0)
+    with pytest.raises(VerificationError, match=r"50 of 50 elements differ$|elements differ\nin equation"):
+        jit(lambda x: op(x), executors=[ex], verify=True)(x)
+
+
+def test_verify_of_programs_with_symbols() -> None:
+    """Sizes and numbers that are symbols, in a loop too, and a size that is found in data."""
+    good, bad = (OperatorExecutor(name) for name in ("good", "bad"))
+    for ex, factor in ((good, 1.0), (bad, 1.01)):
+        sine = ex.register_operator("sine", like=torch.sin, fn=lambda x, factor=factor: x.sin() * factor)
+        ex.register_implementation(torch.sin, execution_transform=sine)
+    plain = lambda x, n: (x * n).sin() * 2 + n
+    loop = lambda x, n: tfn.fori_loop(0, 2, lambda i, y: plain(y, n), x)
+    found = lambda x, n: (x[x > 0] * n).sin()
+    for f in (plain, loop, found):
+        g = jit(f, executors=[good], verify=True, cache="symbolic values")
+        for n in (2, 3, 5):
+            x = torch.randn(n, 4)
+            torch.testing.assert_close(g(x, n), f(x, n))
+    with pytest.raises(VerificationError, match=r"^verify: output 0 of sine, which bad runs"):
+        jit(plain, executors=[bad], verify=True, cache="symbolic values")(torch.ones(3, 4), 3)
+
+
+def test_verify_of_programs_that_write_to_their_arguments() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2).add_(1)
+        return x.t(), torch.bernoulli(torch.full_like(y, 0.5)).mul(2).add(x)
+
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    mine, ex = x.clone(), off_by(0.0)[0]
+    torch.manual_seed(1)
+    found = jit(f, executors=[ex], verify=True)(mine, y)
+    torch.manual_seed(1)
+    wanted = f(x, y)
+    assert torch.equal(mine, x)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_verify_lets_good_programs_pass() -> None:
@@ -298,6 +381,11 @@ def test_verify_sees_an_execution_transform_that_computes_something_else() -> No
     assert str(caught.value).splitlines()[-1] == (
         "Each call is right, so an execution transform computes something else: taylor for aten.sin.default"
     )
+    loop = jit(lambda x: tfn.fori_loop(0, 2, lambda i, x: torch.sin(x) + 1, x), executors=[taylor], verify=True)
+    with pytest.raises(
+        VerificationError, match=r"(?m)an execution transform computes something else: taylor for aten.sin"
+    ):
+        loop(x)
     same = OperatorExecutor("same", numerics="bitwise")
     same.register_implementation(torch.sin, execution_transform=lambda x: -torch.sin(-x))
     torch.testing.assert_close(jit(torch.sin, executors=[same], verify=True)(x), torch.sin(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -245,6 +246,51 @@ def test_numerics_leaves_executors_out() -> None:
         match=r"(?m)^jit: numerics is one of 'bitwise', 'reassociating', 'precision-changing', given 'exact'$",
     ):
         jit(f, numerics="exact")
+
+
+def test_numerics_holds_for_functions_that_are_called() -> None:
+    half = FusionExecutor("half", fuse=lambda region: lambda x: (x * 1.01,), min_size=1)
+    half.register_supported(torch.sin)
+    inner, x = tfn.jit(torch.sin, executors=[half]), torch.ones(2)
+    assert not torch.equal(tfn.jit(lambda x: inner(x))(x), x.sin())
+    assert torch.equal(tfn.jit(lambda x: inner(x), numerics="bitwise")(x), x.sin())
+    inexact = tfn.jit(torch.sin, transforms=[tfn.Transform(lambda trace: trace, name="t", numerics="reassociating")])
+    with pytest.raises(JitError, match="the transform 't' is reassociating, and numerics='bitwise'"):
+        tfn.jit(lambda x: inexact(x), numerics="bitwise")(x)
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (lambda x: x.sin(), "f32[3, 2]"),
+        (lambda x: (x.sin()[:1],), "(f32[1, 2])"),
+        (lambda x: (x.sin().double(),), "(f64[3, 2])"),
+        (lambda x: (), "()"),
+        (lambda x: (None,), "(a NoneType)"),
+    ],
+)
+def test_a_region_that_returns_something_else(made: Any, found: str) -> None:
+    ex = FusionExecutor("mine", fuse=lambda region: made, min_size=1)
+    ex.register_supported(torch.sin)
+    f = lambda x: torch.sin(x)
+    with pytest.raises(ExecutorError) as caught:
+        tfn.jit(f, executors=[ex])(torch.ones(3, 2))
+    assert str(caught.value) == (
+        f"mine: the region mine_fusion_0 returned {found}, but its outputs are (f32[3, 2])\n"
+        f"from:         {__file__}:{f.__code__.co_firstlineno} in <lambda>\n"
+        "What `fuse` makes returns a tuple of tensors of the dtypes and shapes of the region's outputs."
+    )
+
+
+def test_a_region_that_raises_names_the_line() -> None:
+    ex = FusionExecutor("mine", fuse=lambda region: lambda x: 1 / 0, min_size=1)
+    ex.register_supported(torch.sin)
+    f = lambda x: torch.sin(x)
+    with pytest.raises(ZeroDivisionError) as caught:
+        tfn.jit(f, executors=[ex])(torch.ones(3))
+    assert caught.value.__notes__ == [
+        f"while it ran: mine: the region mine_fusion_0\nfrom:         {__file__}:{f.__code__.co_firstlineno} in <lambda>"
+    ]
 
 
 def test_a_region_that_does_not_compile_runs_on_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import threading
 from collections.abc import Callable
@@ -89,7 +90,7 @@ def total(a: Tensor, b: Tensor) -> Tensor:
 def test_an_operator_runs_its_fn(golden: Callable[[str, str], None]) -> None:
     e = Example()
     f = jit(lambda a, b, c, d: e.multimul(a, b, c, d), executors=[e.ex])
-    first, second = f(A, B, A, B)
+    first, second = f(A, B, A.clone(), B.clone())  # as four tensors: one that comes twice is one input
     assert torch.equal(first, A * B) and torch.equal(second, A * B) and e.calls == 1
     golden("extend/multimul", f"{tfn.last_traces(f)[0]}\n{program(f)}")
 
@@ -98,7 +99,7 @@ def test_it_is_differentiable_through_like(golden: Callable[[str, str], None]) -
     e = Example()
     f = jit(lambda a, b, c, d: sum(x.sum() for x in e.multimul(a, b, c, d)), executors=[e.ex])
     g = grad(f, argnums=(0, 1, 2, 3))
-    for found, wanted in zip(g(A, B, A, B), (B, A, B, A), strict=True):
+    for found, wanted in zip(g(A, B, A.clone(), B.clone()), (B, A, B, A), strict=True):
         assert torch.equal(found, wanted)
     golden("extend/multimul_grad", program(g))
 
@@ -429,6 +430,13 @@ def test_the_registry() -> None:
         get_executor("named")
     with pytest.raises(UnknownOption, match=r"^deregister_executor: unknown executor 'named'"):
         deregister_executor("named")
+    first, second = OperatorExecutor("named"), OperatorExecutor("named")
+    register_executor(first)
+    misuse(
+        lambda: deregister_executor(second),
+        "deregister_executor: the executor that is registered as 'named' is another one",
+    )
+    deregister_executor(first)
     with pytest.raises(ExecutorError, match=r"(?m)^deregister_executor: 'torch' comes with thunder_fn$"):
         deregister_executor("torch")
     with pytest.raises(ExecutorError, match=r"(?m)^register_executor: expected an executor, given a str$"):
@@ -531,6 +539,14 @@ def test_fn_returns_something_else() -> None:
         "few: fn returned (f32[2, 2]), but the operator's results are (f32[2, 2], f32[2, 2])\n"
         f"from:         {__file__}:{g.__code__.co_firstlineno} in <lambda>\n{fix}",
     )
+    writes = ex.register_operator("writes", like=lambda a, b: b * 2, fn=lambda a, b: b.mul_(2))
+    w, b = (lambda a, b: writes(a, b)), B.clone()
+    misuse(
+        lambda: jit(w, executors=[ex])(A, b),
+        "writes: fn wrote to tensor 1 of its arguments, which others may read\n"
+        f"from:         {__file__}:{w.__code__.co_firstlineno} in <lambda>\n"
+        "fn has to be pure: write to a copy (`x = x.clone()`) and return it.",
+    )
     h = lambda a: raises(a)
     with pytest.raises(AttributeError) as caught:
         jit(h, executors=[ex])(A)
@@ -550,6 +566,9 @@ def test_wrong_execution_transforms() -> None:
         "in equation:  v2: f32[2, 2] = aten.mul.Tensor(v0, v1)",
     ]
     assert lines[2].endswith(f"{mul.__code__.co_firstlineno + 1} in mul")
+    ex.register_implementation(torch.aminmax, execution_transform=lambda x, **_: {"min": x.min(), "max": x.max()})
+    with pytest.raises(ExecutorError, match=r"returned a dict, but results of aten.aminmax.default come in an order"):
+        jit(lambda x: torch.aminmax(x), executors=[ex])(A)
 
 
 def test_wrong_grad_transforms() -> None:
@@ -583,12 +602,102 @@ def test_wrong_grad_transforms() -> None:
     def other(a: Tensor, b: Tensor) -> Tensor:
         return a * b, a  # type: ignore[return-value]
 
+    def silent(a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    def constant(a: Tensor, b: Tensor) -> Tensor:
+        put_grads((a, b), (b, a))
+        return a * b
+
+    lost_text = "the gradient through result 0 would be lost: the grad transform does not ask for it"
+    check_text(silent, f"ex: silent: {lost_text}")
+    check_text(constant, f"ex: constant: {lost_text}")
     check_text(wide, "ex: wide: the gradient of argument 0 is f64[2, 2], but the argument is f32[2, 2]")
     check_text(foreign, "ex: foreign: put_grad was given a tensor that is no argument: f32[2, 2]")
     check_text(lost, "ex: lost: get_grad was asked for the gradient of an f32[2, 2] that is not returned")
     check_text(unequal, "ex: unequal: put_grads got 2 arguments and 1 gradients")
     check_text(other, "ex: other: the grad transform returned (f32[2, 2], f32[2, 2]), but the op gives (f32[2, 2])")
     misuse(lambda: get_grad(A), "get_grad was called outside a grad transform\nRegister one: `grad_transform=`.")
+
+
+def test_a_grad_transform_says_what_it_is_asked_for() -> None:
+    """A gradient that a transform says nothing about would be zero: it is an error where it is wanted, and only there."""
+
+    def first_only(a: Tensor, b: Tensor) -> Tensor:
+        out = a * b
+        put_grad(a, b * get_grad(out))
+        return out
+
+    ex = OperatorExecutor("ex")
+    ex.register_implementation(torch.mul, grad_transform=first_only)
+    f = jit(total, executors=[ex])
+    assert torch.equal(grad(f)(A, B), B)
+    for wanted in (lambda: grad(f, argnums=(0, 1))(A, B), lambda: tfn.vmap(grad(f, argnums=1))(A, B)):
+        with pytest.raises(ExecutorError) as caught:
+            wanted()
+        assert str(caught.value).startswith(
+            "ex: first_only: the grad transform gives no gradient for argument 1, an f32[2"
+        )
+        assert str(caught.value).endswith("Call `put_grad` for it; with None if the gradient is zero.")
+
+    def with_zero(a: Tensor, b: Tensor) -> Tensor:
+        out = a * b
+        put_grads((a, b), (b * get_grad(out), None))
+        return out
+
+    ex.register_implementation(torch.mul, grad_transform=with_zero)
+    found = grad(f, argnums=(0, 1))(A, B)
+    assert torch.equal(found[0], B) and not found[1].any()
+
+
+def test_a_grad_transform_of_several_results() -> None:
+    def same(x: Tensor) -> tuple[Tensor, Tensor]:
+        out = x * 3
+        put_grad(x, get_grad(out) * 3)
+        return out, out
+
+    def first_of(x: Tensor) -> tuple[Tensor, Tensor]:
+        out = x * 3
+        put_grad(x, get_grad(out) * 3)
+        return out, x * 3
+
+    ex = OperatorExecutor("ex")
+    two = lambda x: (x * 3, x * 3)
+    whole = ex.register_operator("whole", like=two, fn=two, grad_transform=same)
+    part = ex.register_operator("part", like=two, fn=two, grad_transform=first_of)
+    weighted = lambda op: jit(lambda x: (op(x)[0] + 5 * op(x)[1]).sum(), executors=[ex])
+    assert torch.equal(grad(weighted(whole))(A), torch.full((2, 2), 18.0)), "one tensor that is two results"
+    assert torch.equal(grad(jit(lambda x: part(x)[0].sum(), executors=[ex]))(A), torch.full((2, 2), 3.0))
+    with pytest.raises(ExecutorError, match=r"^part: the gradient through result 1 would be lost: the grad transform"):
+        grad(weighted(part))(A)
+
+
+def test_rules_of_an_operator_take_what_is_passed_by_name_by_position() -> None:
+    ex = OperatorExecutor("ex")
+    scaled = ex.register_operator(
+        "scaled",
+        meta=lambda x, s=1.0: torch.empty_like(x),
+        fn=lambda x, s=1.0: x * s,
+        jvp=lambda primals, tangents: (scaled(*primals), tangents[0] * (primals[1] if len(primals) > 1 else 1)),
+        vmap=lambda size, batched, *args: (scaled(*args), True),
+    )
+    for f, factor in ((lambda x: scaled(x), 1), (lambda x: scaled(x, s=2.0), 2), (lambda x: scaled(s=3.0, x=x), 3)):
+        g = jit(f, executors=[ex])
+        assert torch.equal(tfn.jvp(g, (A,), (B,))[1], B * factor)
+        assert torch.equal(tfn.vmap(g)(A), A * factor)
+        assert torch.equal(tfn.vmap(grad(lambda x, g=g: g(x).sum()))(A), torch.full((2, 2), float(factor)))
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [torch.mul, Tensor.mul, Tensor.__mul__, operator.mul, torch.ops.aten.mul, "torch.mul", "aten.mul.Tensor"],
+)
+def test_spellings_of_an_op(spelling: Any) -> None:
+    e = Example()
+    e.ex.register_implementation(spelling, execution_transform=e.mul_to_multimul)
+    f = jit(lambda a, b: a * b + torch.mul(a, b) + a.mul(b), executors=[e.ex])
+    assert torch.equal(f(A, B), 3 * A * B)
+    assert e.calls == 3
 
 
 def test_an_implementation_of_a_composite_is_for_its_calls_and_not_for_what_transforms_make_of_them() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import threading
 import warnings
@@ -21,12 +23,13 @@ import thunder_fn as tfn
 from thunder_fn import evaluate, executors, inspect, optim, torch_internals as internals
 from thunder_fn.errors import ExecutorError, RegionWarning, UnknownOption
 from thunder_fn.executors import backend, bisect, claims, compiled, inductor, lower
-from thunder_fn.executors.compiled import codegen, compiling, native, programs, store, worker
+from thunder_fn.executors.compiled import codegen, compiling, native, region_calls, store, worker
 from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
 from thunder_fn.executors.compiled.parts import join, parts_of
-from thunder_fn.executors.compiled.programs import Region, Staged
+from thunder_fn.executors.compiled.programs import Staged
 from thunder_fn.executors.compiled.progress import Progress
-from thunder_fn.extend import OperatorExecutor
+from thunder_fn.executors.compiled.region_calls import Region
+from thunder_fn.extend import FusionExecutor, OperatorExecutor
 from thunder_fn.interpreters import vjp
 from thunder_fn.trace import Trace
 
@@ -268,7 +271,7 @@ class Counts:
             patch.setattr(worker.WORKER, "start", lambda: None)
             patch.setattr(worker.WORKER, "submit", lambda jobs: self.jobs.update(jobs) or Future())
             for owner, name, counter in (
-                (programs, "lower", "lowered"),
+                (region_calls, "lower", "lowered"),
                 (claims._Claiming, "part", "claimed"),
                 (optim, "capture", "captured"),
                 (vjp, "vjp_rule", "rules"),
@@ -368,6 +371,21 @@ def test_a_killed_compiler_process_leaves_results_right() -> None:
     assert callable(function), "the process is started again"
     torch.testing.assert_close(function(x)[0], wave(x))
     other.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_fork_compiles_in_the_background_by_itself() -> None:
+    """It has none of the threads of its parent, and the process that compiles is not its own."""
+    job, x = job_of(wave, torch.randn(5)), torch.randn(5)
+    compiling.compile_jobs([job])
+    worker.WORKER.submit([job]).result()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        function = worker.WORKER.submit([job]).result(timeout=30)[job]
+        os._exit(0 if callable(function) and torch.allclose(function(x)[0], wave(x)) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # ---- the folder on disk ----
@@ -612,18 +630,61 @@ def test_bisect_finds_the_region(monkeypatch: pytest.MonkeyPatch) -> None:
     check(regions)
     names = [region.name for region in regions.taken]
     assert len(names) > 1
-    original = compiled.Backend.compile
+    original = compiled.Backend.fuse
 
     def wrong(self: compiled.Backend, region: Trace) -> Any:
         run = original(self, region)
         return (lambda *xs: tuple(x * 0.5 for x in run(*xs))) if region.name == names[1] else run
 
-    monkeypatch.setattr(compiled.Backend, "compile", wrong)
+    monkeypatch.setattr(compiled.Backend, "fuse", wrong)
     found = bisect(check, make)
     assert found is not None
     assert found.name == names[1]
     with pytest.raises(ExecutorError, match="wrong with no region compiled"):
         bisect(lambda executor: False, make)
+
+
+def test_bisect_in_training_steps_and_loops() -> None:
+    """A compiler that is wrong about tanh, in a train step, in a loop, in its gradient and in an executor of one's own."""
+
+    def is_bad(region: Trace) -> bool:
+        return any("tanh" in equation.op.name for equation in region.equations)
+
+    def wrong(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        bad = any("tanh" in str(node.target) for node in graph.graph.nodes)
+        return (lambda *xs: tuple(y * 1.5 for y in graph.forward(*xs))) if bad else graph.forward
+
+    def own(fuel: int | None = None) -> FusionExecutor:
+        def fuse(region: Trace) -> Any:
+            factor = 1.5 if is_bad(region) else 1.0
+            return lambda *xs: tuple(y * factor for y in tfn.evaluate(region, xs))
+
+        ex = FusionExecutor("own", fuse=fuse, min_size=1, fuel=fuel)
+        for op in (torch.sin, torch.tanh, torch.mul, torch.ops.aten.tanh_backward):
+            ex.register_supported(op)
+        return ex
+
+    def train(w: Tensor, x: Tensor) -> Tensor:
+        loss = lambda w: torch.bernoulli(torch.sigmoid(torch.sin(x @ w)) * 0.5).add(torch.tanh(x @ w) * 3).sum()
+        return w - 0.1 * tfn.grad(loss)(w)
+
+    def loop(w: Tensor, x: Tensor) -> Tensor:
+        start = (torch.sin(x) * 2).cos()
+        return (tfn.fori_loop(0, 3, lambda i, h: torch.tanh(h @ w) + 0.1, start) * 2).exp().sum()
+
+    w, x = torch.randn(4, 4), torch.randn(3, 4)
+    for f in (train, loop, tfn.grad(loop)):
+        torch.manual_seed(0)
+        expected = f(w, x)
+
+        def check(executor: FusionExecutor, f: Any = f, expected: Tensor = expected) -> bool:
+            torch.manual_seed(0)
+            return torch.allclose(tfn.jit(f, executors=[executor])(w, x), expected, atol=1e-5)
+
+        for make in (lambda fuel=None: backend(wrong, fuel=fuel), own):
+            found = bisect(check, make)
+            assert found is not None
+            assert is_bad(found)
 
 
 # ---- backends of torch.compile ----
@@ -642,8 +703,36 @@ def test_any_backend_is_given_regions_of_aten_calls() -> None:
     for _ in range(2):
         torch.testing.assert_close(f(x), (x.sin() * 2).exp() * 2 * x.cos())
     assert len(graphs) == 1
+    g = tfn.jit(lambda x: (x.sin() * 2).exp(), executors=[backend(functools.partial(mine))])
+    torch.testing.assert_close(g(x), (x.sin() * 2).exp())
+    assert len(graphs) == 2
+    assert "by backend_mine" in str(tfn.last_traces(g)[-1])
     with pytest.raises(UnknownOption, match="there is no backend 'nonsense'"):
         backend("nonsense")
+    with pytest.raises(ExecutorError) as caught:
+        backend(3)  # type: ignore[arg-type]
+    what = "backend: a backend is a function of a graph and its inputs, or the name of one, given an int: 3"
+    assert str(caught.value) == what
+    short = tfn.jit(lambda x: (x.sin() * 2).exp(), executors=[backend(lambda graph, inputs: lambda x: (x[:1],))])
+    with pytest.raises(ExecutorError, match=r"returned \(f32\[1\]\), but its outputs are \(f32\[5\]\)"):
+        short(x)
+
+
+def test_a_backend_that_fails() -> None:
+    def fails(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        raise RuntimeError("no kernel for today")
+
+    torch._dynamo.register_backend(fails, name="thunder_fn_fails")
+    f, x = (
+        tfn.jit(lambda x: (x.sin() * 2).exp(), executors=[backend("thunder_fn_fails")]),
+        torch.randn(3).requires_grad_(),
+    )
+    with pytest.warns(RegionWarning, match="backend_thunder_fn_fails could not compile the region") as found:
+        y = f(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert all("RuntimeError: no kernel for today" in str(one.message) for one in found)
+    assert torch.equal(y, (x.sin() * 2).exp()) and torch.equal(f(x), y)
+    torch.testing.assert_close(gradient, y * 2 * x.cos())
 
 
 # ---- what regions allocate ----

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.executors import inductor
-from thunder_fn.executors.compiled import codegen, native
+from thunder_fn.executors.compiled import codegen, native, products
 from thunder_fn.executors.compiled.added_rows import AddedRows, is_added_rows
 from thunder_fn.executors.compiled.codegen import Kernel
 from thunder_fn.executors.compiled.products import SOURCE, TYPES, arguments_of
@@ -54,6 +54,38 @@ def test_products_of_all_layouts_and_sizes(product: Any, seed: int) -> None:
         assert (out - exact).norm() <= 2.5 * (plain - exact).norm() + 1e-6
         around[1:-1, 1:-1] = 7.0
         assert torch.equal(around, torch.full_like(around, 7.0)), "nothing is written around the result"
+
+
+@pytest.mark.parametrize("rows", (1, 2, 3, 4))
+def test_a_few_rows_by_the_weights_of_a_layer(product: Any, rows: int) -> None:
+    for threads, cols, depth in ((1, 16, 64), (2, 19, 65), (3, 401, 1000), (2, 700, 190)):
+        left, start = torch.randn(rows, depth + 3)[:, :depth], torch.randn(cols)
+        right = torch.randn(cols, depth + 2)[:, :depth].t()
+        for given in (None, start, torch.randn(rows, cols)):
+            around = torch.full((rows + 2, cols + 2), 7.0)
+            out = around[1:-1, 1:-1]
+            numbers = arguments_of(
+                ProductCall(None if given is None else dense(given), dense(left), dense(right), dense(out)), threads
+            )
+            assert numbers is not None
+            product(left, right, out if given is None else given, out, *numbers)
+            plain = left @ right if given is None else torch.addmm(given, left, right)
+            exact = left.double() @ right.double() + (0 if given is None else given.double())
+            assert (out - exact).norm() <= 2.5 * (plain - exact).norm() + 1e-6
+            around[1:-1, 1:-1] = 7.0
+            assert torch.equal(around, torch.full_like(around, 7.0)), "nothing is written around the result"
+
+
+def test_a_large_product_is_a_region_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "is_faster_here", lambda: True)
+    monkeypatch.setattr(codegen, "is_faster_here", lambda: True)
+    x, w = torch.randn(1, 64), torch.randn(16400, 64)
+    f = tfn.jit(lambda x, w: x @ w.t(), executors=[inductor()])
+    torch.testing.assert_close(f(x, w), x @ w.t())
+    assert "by inductor" in str(tfn.last_traces(f)[-1])
+    small = tfn.jit(lambda x, w: x @ w.t(), executors=[inductor()])
+    small(x, w[:100])
+    assert "by inductor" not in str(tfn.last_traces(small)[-1])
 
 
 def test_infinities_and_nans_stay_where_they_are(product: Any) -> None:

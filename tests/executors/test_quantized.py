@@ -66,13 +66,22 @@ def test_a_kernel_computes_what_the_composite_means(scheme: str, data: st.DataOb
 def test_where_a_kernel_is_chosen(scheme: str, dtype: torch.dtype, count: int, kernel: str) -> None:
     if scheme == "int4" and kernel_block() is None:
         pytest.skip("PyTorch's int4 weights lie in another way on this processor: kernel_block() is None")
-    q, x = quantised(scheme, 64, 256, dtype), torch.randn(count, 256).to(dtype)
+    q, x = quantised(scheme, 64, 256, dtype, executors=["quantized"]), torch.randn(count, 256).to(dtype)
     q(x)
     assert kernel in program(q)
     plain = quantised(scheme, 64, 256, dtype, executors=["torch"])
     plain(x)
     assert kernel not in program(plain)
     torch.testing.assert_close(q(x), plain(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_activations_that_are_no_numbers_give_none(scheme: str) -> None:
+    q, x = quantised(scheme, 16, 64, torch.float32), torch.randn(3, 64)
+    if scheme == "int8_static":
+        q.calibrate([(x,)])
+    x[1, 5] = float("nan")
+    assert q(x).isnan().all(1).tolist() == [False, True, False]
 
 
 def test_many_rows_and_bitwise_numerics_have_the_weight_decoded() -> None:

@@ -9,16 +9,16 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.executors import loops as executor_loops, lower
-from thunder_fn.executors.reuse import find_aliases
+from thunder_fn.executors.reuse import RegionOf, find_aliases
 
 
-def every_carry(body: Any, num_consts: int, num_carry: int) -> tuple[int, ...]:
+def every_carry(body: Any, num_consts: int, num_carry: int, region_of: RegionOf) -> tuple[int, ...]:
     return tuple(range(num_consts, num_consts + num_carry))
 
 
-def carries_without_their_views(body: Any, num_consts: int, num_carry: int) -> tuple[int, ...]:
+def carries_without_their_views(body: Any, num_consts: int, num_carry: int, region_of: RegionOf) -> tuple[int, ...]:
     """Looks at what is made anew, and not at who else sees it."""
-    whole = find_aliases(body).whole
+    whole = find_aliases(body, region_of).whole
     return tuple(num_consts + i for i, atom in enumerate(body.outputs[:num_carry]) if whole[atom.index])
 
 

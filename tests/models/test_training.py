@@ -10,6 +10,7 @@ import ast
 import copy
 import inspect
 import json
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import thunder_fn as tfn
 from tests.models.test_models import GROUPED, IDS, SIZES, SMALL, build
 from tests.unit.capturing import same
 from thunder_fn import cache_info, recipes
-from thunder_fn.benchmarks.pretrained import CAPTURED, capture_seconds
+from thunder_fn.benchmarks.published import SMALLER, capture_seconds
 from thunder_fn.recipes.huggingface import HuggingFace
 
 transformers = pytest.importorskip("transformers")
@@ -100,6 +101,39 @@ def test_generate_with_one_program_for_every_token(name: str) -> None:
     assert cache_info(compiled)[:2] == (6 - programs, programs)
     assert torch.equal(compiled.generate(ids, **options), known)
     assert cache_info(compiled)[:2] == (12 - programs, programs)
+    assert compiled.generation_config.cache_implementation is None, "the user's model is what it was"
+
+
+def test_generate_takes_what_the_call_says() -> None:
+    model, inputs = build("LlamaForCausalLM")
+    ids, compiled = inputs["input_ids"][:, :5], tfn.compile(copy.deepcopy(model), "auto")
+    plain = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    known = model.generate(ids, **plain)
+    config = transformers.GenerationConfig(**plain)
+    cache = transformers.DynamicCache(config=model.config)
+    again = pickle.loads(pickle.dumps(compiled))
+    for found in (
+        compiled.generate(ids, config),
+        compiled.generate(ids, generation_config=config),
+        compiled.generate(ids, past_key_values=cache, **plain),
+        compiled.generate(ids, use_cache=False, **plain),
+        copy.deepcopy(compiled).generate(ids, **plain),
+        again.generate(ids, **plain),
+    ):
+        assert torch.equal(found, known)
+    assert config.cache_implementation is None
+    assert type(again).generate is not type(model).generate
+
+
+def test_drafted_tokens() -> None:
+    """Tokens that are drafted and refused are taken back from the cache, which one of fixed size cannot do."""
+    model, draft = build("LlamaForCausalLM")[0], build("GPT2LMHeadModel")[0]
+    ids, compiled = IDS[:1, :5], tfn.compile(copy.deepcopy(model), "auto")
+    plain = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    for drafts in ({"assistant_model": draft}, {"prompt_lookup_num_tokens": 2}):
+        assert torch.equal(compiled.generate(ids, **plain, **drafts), model.generate(ids, **plain))
+    config = transformers.GenerationConfig(**plain, prompt_lookup_num_tokens=2)
+    assert torch.equal(compiled.generate(ids, config), model.generate(ids, **plain))
 
 
 def test_beams_on_a_sliding_cache() -> None:
@@ -192,6 +226,14 @@ class Seed:
             return self.quant_recipe.setup_transforms() if self.quantize else ()
 
 
+def test_encoders_get_the_mask_that_compiled_transformers_forget() -> None:
+    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 1, "local_radius": 4}
+    model = transformers.LongT5ForConditionalGeneration(transformers.LongT5Config(**sizes, **SIZES)).eval()
+    compiled = tfn.compile(copy.deepcopy(model), "auto", executors="torch")
+    mine, its = (each(input_ids=IDS, decoder_input_ids=IDS) for each in (compiled, model))
+    assert same(mine.logits, its.logits)
+
+
 def test_the_seed_s_recipes() -> None:
     torch.manual_seed(0)
     bert = transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL)).eval()
@@ -216,9 +258,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["ops"]["aten.mm.default"] == 15 and set(found["seconds"]) == {"thunder_fn", "eager"}
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", SMALLER)
 def test_published_sizes_are_captured_in_five_seconds(name: str) -> None:
-    """Llama 2 7B, BERT base and their like on the meta device: work grows with calls, and each costs little."""
+    """Llama 2 7B, BERT base and their like on the meta device; `benchmarks models --only capture` has the largest."""
     start = time.process_time()
     capture_seconds(name)
     assert time.process_time() - start < 5

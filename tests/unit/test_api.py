@@ -288,3 +288,63 @@ def test_closed_over_tensors_live_no_longer_than_their_functions(use: Callable[[
         assert reference() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("transform", ["jacrev", "jacfwd"])
+@pytest.mark.parametrize(
+    ("f", "x", "where"),
+    [
+        (lambda z: z**2, torch.complex(X, Y), f"args[0] is c64[{len(X)}]"),
+        (lambda z: z.real, torch.complex(X, Y), f"args[0] is c64[{len(X)}]"),
+        (lambda x: x * 1j, X, f"out is c64[{len(X)}]"),
+    ],
+    ids=("complex to complex", "complex to real", "real to complex"),
+)
+def test_a_jacobian_is_of_real_numbers(transform: str, f: Any, x: torch.Tensor, where: str) -> None:
+    """The two modes found different halves of what is no one matrix; torch.func refuses it too."""
+    with pytest.raises(RuntimeError, match="complex"):
+        getattr(torch.func, transform)(f)(x)
+    with pytest.raises(errors.NotDifferentiable) as error:
+        getattr(tfn, transform)(f)(x)
+    what, source, fix = str(error.value).split("\n")
+    assert what == f"{transform}_<lambda>: {where}, and the derivative of complex numbers is no one Jacobian"
+    assert "test_api.py" in source
+    assert fix == (
+        "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or use `vjp` or `jvp`."
+    )
+
+
+@pytest.mark.parametrize("number", [1j, 2 - 0.5j, 3.0])
+def test_gradients_through_complex_numbers(number: complex) -> None:
+    """A complex number beside a tensor is conjugated by PyTorch's formulas, in forward and in reverse mode."""
+    z = torch.complex(X, Y)
+    for f in (
+        lambda z: z * number,
+        lambda z: number - z,
+        lambda z: z / number,
+        lambda z: number / z,
+        lambda z: z**number,
+    ):
+        loss = lambda z, f=f: (f(z) * (1 + 2j)).real.sum()
+        torch.testing.assert_close(tfn.grad(loss)(z), torch.func.grad(loss)(z))
+        torch.testing.assert_close(tfn.jvp(f, (z,), (z + 1,)), torch.func.jvp(f, (z,), (z + 1,)))
+        leaf = z.clone().requires_grad_()
+        (found,) = torch.autograd.grad(tfn.jit(loss)(leaf), leaf)
+        torch.testing.assert_close(found, torch.func.grad(loss)(z))
+
+
+@pytest.mark.parametrize(
+    "loss", ["mse_loss", "huber_loss", "smooth_l1_loss", "l1_loss", "binary_cross_entropy_with_logits"]
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_gradient_of_a_loss_of_nothing(loss: str, reduction: str) -> None:
+    """As of a batch in which a mask leaves no example: PyTorch's formulas divide by the number of elements in Python."""
+    x = torch.ones(0, 3, requires_grad=True)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return getattr(nn.functional, loss)(x, x.detach() + 1, reduction=reduction).sum()
+
+    ours, theirs = tfn.jit(f)(x), f(x)
+    assert_same(ours.detach(), theirs.detach())
+    assert_same(torch.autograd.grad(ours, x)[0], torch.autograd.grad(theirs, x)[0])
+    assert_same(tfn.grad(f)(x.detach()), torch.zeros(0, 3))

@@ -80,3 +80,60 @@ def test_map_along_a_dim_with_further_arguments() -> None:
     want = {"a": xs * 2, "b": xs.sum(0)}
     torch.testing.assert_close(f(xs, torch.tensor(2.0)), want)
     torch.testing.assert_close(traced(f, xs, torch.tensor(2.0)), want)
+
+
+def gated(left: Any, right: Any) -> Any:
+    return left[0] * right[0], right[0] * left[1] + right[1]
+
+
+def test_a_trace_captures_the_function_once_and_equal_calls_share_a_body() -> None:
+    calls: list[Any] = []
+
+    def combine(left: Any, right: Any) -> Any:
+        calls.append(left[0].shape)
+        return gated(left, right)
+
+    def f(a: Tensor, b: Tensor) -> Any:
+        a, b = tfn.associative_scan(combine, (a, b), 1)
+        return tfn.associative_scan(combine, (b, a), 1)
+
+    trace = tfn.trace(f, torch.rand(2, 9), torch.rand(2, 9))
+    assert calls == [(2,), (2,)], "once for each call"
+    scans = [equation for equation in trace.equations if equation.op.name == "associative_scan"]
+    assert len(scans) == 2 and scans[0].body is scans[1].body
+
+
+def test_inside_a_trace_autograd_and_torch_func_go_through_it() -> None:
+    a, b = torch.rand(3, 7, dtype=torch.float64), torch.rand(3, 7, dtype=torch.float64)
+    weight = torch.rand(3, dtype=torch.float64, requires_grad=True)
+
+    def closing(a: Tensor, b: Tensor) -> Tensor:
+        scale = lambda x, y: (x[0] * y[0] * weight, gated(x, y)[1])
+        return tfn.associative_scan(scale, (a, b), 1)[1].pow(2).sum()
+
+    def twice(a: Tensor, b: Tensor) -> Any:
+        a = a.detach().requires_grad_()
+        (first,) = torch.autograd.grad(closing(a, b), a, create_graph=True)
+        return first, torch.autograd.grad(first.pow(2).sum(), (a, weight))
+
+    torch.testing.assert_close(tfn.jit(twice)(a, b), twice(a, b))
+    expected = torch.autograd.grad(closing(a, b), weight)
+    torch.testing.assert_close(torch.autograd.grad(tfn.jit(closing)(a, b), weight), expected)
+
+    def inside(a: Tensor, b: Tensor) -> Any:
+        scan = lambda a, b: tfn.associative_scan(gated, (a, b), 0)[1]
+        return torch.func.vmap(scan)(a, b), torch.func.vmap(torch.func.grad(lambda a, b: scan(a, b).sum()))(a, b)
+
+    torch.testing.assert_close(tfn.jit(inside)(a, b), inside(a, b))
+
+
+def test_a_function_that_writes_is_called_for_each_size() -> None:
+    count = torch.zeros(())
+
+    def combine(left: Tensor, right: Tensor) -> Tensor:
+        count.add_(1)
+        return left + right
+
+    xs = torch.arange(6.0)
+    assert tfn.jit(lambda xs: tfn.associative_scan(combine, xs))(xs).equal(xs.cumsum(0))
+    assert count == 4, "for 3, 1, 1 and 2 pairs"

@@ -67,6 +67,31 @@ def test_the_peers_of_a_model_do_the_same(name: str) -> None:
     assert torch.allclose(*results, rtol=1e-6)
 
 
+def test_a_model_is_measured_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(pretrained, "capture_seconds", lambda name: 1.0)
+    times = {"first step": 1.0, "steady step": 0.5, "peak": 2e6}
+    monkeypatch.setattr(pretrained, "_fresh", lambda name, peer, quick: times)
+    found = {only: [result.name for result in pretrained.run(only=only)] for only in ("vit", "gpt-2", "of BERT", "")}
+    columns = ("first step", "steady step", "peak memory")
+    assert found["vit"] == [f"models: ViT-small, train step, {column}" for column in columns]
+    assert found["gpt-2"] == [
+        "models: capture of GPT-2 on meta",
+        *(f"models: GPT-2 small, train step, {column}" for column in columns),
+    ]
+    assert found["of BERT"] == ["models: capture of BERT base on meta"]
+    assert len(found[""]) == len(pretrained.CAPTURED) + 3 * len(pretrained.MODELS)
+    for argv, message in (
+        (
+            ["models", "--only", "xlnet"],
+            "nothing among the models has 'xlnet' in its name; there are capture of BERT base",
+        ),
+        (["call", "--only", "vit"], "--only chooses among models: say `models --only TEXT`"),
+    ):
+        with pytest.raises(SystemExit):
+            main(argv)
+        assert message in capsys.readouterr().err
+
+
 def test_a_peer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="no such peer"):
         pretrained._printed_by([sys.executable, "-c", "raise SystemExit('no such peer')"], dict(os.environ))

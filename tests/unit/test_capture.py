@@ -421,3 +421,42 @@ def test_ops_on_two_numbers_are_equations() -> None:
 def test_complex_numbers_in_data_are_no_symbols() -> None:
     with pytest.raises(DataDependentValue, match="`item` asked for the values"):
         tfn.jit(lambda x: x.sum().item() * 2)(torch.ones(2, dtype=torch.complex64))
+
+
+class Counter:
+    """State of a user's own object, changed in place."""
+
+    def __init__(self) -> None:
+        self.total, self.parts = torch.zeros(3), {"last": torch.ones(3)}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x
+        self.parts["last"] *= 2
+        self.total.mul_(2)
+        return self.total + self.parts["last"]
+
+
+def test_an_object_keeps_its_own_tensors_when_they_change_in_place() -> None:
+    """`self.total += x` assigns what the addition returns, which must not be a tracer."""
+    ours, theirs, x = Counter(), Counter(), torch.arange(3.0)
+    jitted, total = tfn.jit(ours), ours.total
+    for _ in range(3):
+        assert torch.equal(jitted(x), theirs(x))
+        assert ours.total is total and torch.equal(ours.total, theirs.total)
+        assert torch.equal(ours.parts["last"], theirs.parts["last"])
+    assert tfn.cache_info(jitted).misses == 1
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_a_tensor_of_numbers_in_tensors(dtype: torch.dtype | None) -> None:
+    """`torch.tensor` copies the numbers: dtypes promote, and no gradient goes through."""
+
+    def f(x: torch.Tensor) -> Any:
+        made = torch.tensor([[x.argmax(), 2], [x.sum(), x[0].half()]], dtype=dtype)
+        flags = torch.as_tensor([x.sum() > 0, True])
+        return made, flags, torch.tensor([x[0].long(), 3]), x.sum() * made
+
+    x = torch.linspace(-1.0, 2.0, 5)
+    assert_same(tfn.jit(f)(x), f(x))
+    assert_same(tfn.vmap(f)(torch.stack([x, -x])), tuple(map(torch.stack, zip(f(x), f(-x), strict=True))))
+    assert_same(tfn.grad(lambda x: f(x)[3].sum())(x), f(x)[0].sum().to(x.dtype) * torch.ones(5))

@@ -56,3 +56,21 @@ def test_derivatives_that_pytorch_does_not_have(inputs: Any, targets: Any, is_pa
         torch.testing.assert_close(made(x), expected, rtol=1e-6, atol=1e-7)
     both = torch.stack([x, v])
     torch.testing.assert_close(tfn.vmap(tfn.grad(loss))(both), torch.stack([gradient(x), gradient(v)]))
+
+
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_lengths_in_tensors(is_padded: bool) -> None:
+    """One program for labels of one shape: the longest target is a size that is found in data."""
+    scores, rows = torch.randn(10, 2, 5, dtype=torch.float64), torch.randint(1, 5, (2, 4))
+
+    def loss(x: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.ctc_loss(x.log_softmax(-1), labels, inputs, targets, zero_infinity=True)
+
+    jitted = tfn.jit(loss)
+    for inputs, targets in (map(torch.tensor, lengths) for lengths in LENGTHS):
+        labels = rows if is_padded else torch.randint(1, 5, (int(targets.sum()),))
+        leaves = [scores.clone().requires_grad_() for _ in range(2)]
+        for call, leaf in zip((loss, jitted), leaves, strict=True):
+            call(leaf, labels, inputs, targets).backward()
+        assert torch.equal(*(leaf.grad for leaf in leaves))  # type: ignore[arg-type]
+    assert tfn.cache_info(jitted).misses == (1 if is_padded else 2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import thunder_fn as tfn
 from thunder_fn import check, custom_jvp, custom_vjp, custom_vmap
@@ -193,13 +194,74 @@ def test_static_arguments() -> None:
 
 def test_a_rule_that_closes_over_a_traced_tensor() -> None:
     def f(w: Tensor, y: Tensor) -> Tensor:
-        g = custom_vjp(lambda x: x * y)
-        g.defvjp(lambda x: (x * y, None), lambda _, ct: (ct * y * 7,))
+        g = custom_vjp(lambda x: x * 2)
+        g.defvjp(lambda x: (x * 2, None), lambda _, ct: (ct * y * 7,))
         return g(w).sum()
 
     w, y = point()
     close(tfn.grad(f, argnums=(0, 1))(w, y), [7 * y, torch.zeros_like(y)])
     close([tfn.vmap(tfn.grad(f))(torch.stack([w, w]), torch.stack([y, -y]))], [torch.stack([7 * y, -7 * y])])
+
+
+def scaled_by(decorate: Any, stop: Any = lambda w: w) -> Any:
+    """A function of w and x whose rule knows of x only, and gives the true derivative times ten."""
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        def scaled(x: Tensor) -> Tensor:
+            return x * stop(w)
+
+        f = decorate(scaled)
+        if decorate is custom_vjp:
+            f.defvjp(lambda x: (f(x), None), lambda _, ct: (10 * ct * w,))
+        else:
+            f.defjvp(lambda primals, tangents: (f(*primals), 10 * tangents[0] * w))
+        return f(x).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("decorate", [custom_vjp, custom_jvp])
+def test_a_function_that_closes_over_what_is_differentiated(decorate: Any) -> None:
+    """Its rule says nothing of it, so its derivative would be silently lost; jax refuses it too."""
+    w, y = point()
+    loss = scaled_by(decorate)
+    for derivative in (
+        lambda: tfn.grad(loss)(w, y),
+        lambda: tfn.jvp(lambda w: loss(w, y), (w,), (w,)),
+        lambda: tfn.jit(tfn.vmap(tfn.grad(loss, (0, 1))))(w[None], y[None]),
+    ):
+        with pytest.raises(CustomRuleError) as error:
+            derivative()
+        what, where, fix = str(error.value).split("\n")
+        closed = f"an f64[{', '.join(map(str, w.shape))}]"
+        assert what in {
+            f"{decorate.__name__}: {name}scaled closes over {closed} that is differentiated, and its rule says nothing of it"
+            for name in ("", "vmap_")
+        }
+        assert where.startswith("from:         ") and where.endswith("test_custom.py:" + where.rsplit(":", 1)[1])
+        assert fix == (
+            "Pass it as an argument that the rule knows; or close over `stop_gradient` of it, if it is to be constant."
+        )
+    close([tfn.grad(loss, 1)(w, y)], [10 * w])
+    close(tfn.grad(scaled_by(decorate, tfn.stop_gradient), (0, 1))(w, y), [torch.zeros_like(w), 10 * w])
+
+
+def test_forward_mode_of_pytorch_sees_the_rule() -> None:
+    """Under torch.func.jvp and dual tensors, in eager calls and jitted ones, a custom_jvp is its rule, not its body."""
+
+    @custom_jvp
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return x.sin() * y
+
+    f.defjvp(lambda primals, tangents: (f(*primals), 100 * tangents[0] + 1000 * tangents[1]))
+    x, y = point()[0], 2 * point()[0]
+    for call in (f, tfn.jit(f)):
+        close([torch.func.jvp(call, (x, y), (x, y))[1]], [100 * x + 1000 * y])
+        close([torch.func.jacfwd(lambda x, call=call: call(x, y).sum())(x)], [torch.full_like(x, 100)])
+        with forward_ad.dual_level():
+            close([forward_ad.unpack_dual(call(forward_ad.make_dual(x, x), y)).tangent], [100 * x])
+        mixed = torch.func.grad(lambda y, call=call: torch.func.jvp(lambda x: call(x, y), (x,), (x * y,))[1].sum())(y)
+        close([mixed], [100 * x])
 
 
 def test_integer_arguments_and_none() -> None:

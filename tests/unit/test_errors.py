@@ -169,6 +169,26 @@ def test_no_exception_of_pytorchs_insides(f: Any) -> None:
         assert word not in str(error)
 
 
+@torch.library.custom_op("test_errors::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("test_errors::positive", mutates_args=(), tags=(torch.Tag.dynamic_output_shape,))
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+def test_a_custom_op_without_a_fake_kernel() -> None:
+    text = "the custom op `test_errors::{}` has no fake kernel, which says what its results look like without their values\n"
+    error = error_of(lambda x: twice(x), kind=errors.UnsupportedCall)
+    assert str(error).startswith(text.format("twice"))
+    assert str(error).endswith('Register one: `@torch.library.register_fake("test_errors::twice")`.')
+    error = error_of(lambda x: positive(x), kind=errors.DataDependentShape)
+    assert str(error).startswith(text.format("positive"))
+    assert str(error).endswith("`torch.library.get_ctx().new_dynamic_size()` is a size that depends on values.")
+
+
 def test_symbolic_tracing_inside_a_capture() -> None:
     error = error_of(lambda x: make_fx(torch.sin)(x), kind=errors.UnsupportedCall)
     assert str(error).startswith("PyTorch's own tracer (`make_fx`) cannot run inside a traced function\n")

@@ -191,3 +191,15 @@ def test_a_growing_buffer_has_no_graph() -> None:
     text = str(error.value)
     assert text.startswith("carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows")
     assert text.endswith("Give the loop max_steps=, or run the trace with the torch executor.")
+
+
+def test_a_number_that_is_found_in_data_has_no_place_in_a_graph() -> None:
+    """It was written into the graph's code as a name that is not defined there."""
+    with pytest.raises(MissingRule) as error:
+        tfn.trace(lambda x: x * x.sum().item(), torch.ones(2)).to_fx()
+    what, _, where, fix = str(error.value).split("\n")
+    assert what == "aten.mul.Tensor: to_fx cannot express a number that depends on zuf0"
+    assert where.startswith("from: ") and "test_fx.py" in where
+    assert fix == (
+        "Run the trace with an executor; or trace the function with static sizes and numbers, and keep `.item()` out of it."
+    )

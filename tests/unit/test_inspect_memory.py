@@ -25,7 +25,7 @@ from thunder_fn.executors import FusionExecutor
 def measured_peak(call: Callable[[], object]) -> int:
     """The most bytes that live at a time of those that a call allocates."""
     call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         call()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     live = peak = 0

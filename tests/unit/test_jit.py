@@ -195,7 +195,7 @@ def test_one_tensor_in_several_places() -> None:
     for xs, y in (([a, a], a), ([a, b], a), ([a, a], b), ([a, a], a), ([b, a], a)):
         for _ in range(2):
             assert torch.equal(f(xs, y), sum(xs) + y)
-    assert cache_info(f).misses == 1
+    assert cache_info(f).misses == 4, "a program for each way of passing a tensor twice"
 
 
 def test_static_arguments() -> None:

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 import thunder_fn as tfn
 from tests.unit.capturing import same
 from tests.unit.test_jit_module import leaves
-from thunder_fn.errors import HooksWarning
+from thunder_fn.errors import HooksWarning, JitError
 
 Wrap = Callable[[Any], Any]
 
@@ -65,6 +65,55 @@ def test_a_submodule_with_backward_hooks_runs_as_it_is() -> None:
     with pytest.warns(HooksWarning, match="^jit: '2' in a Sequential has backward hooks") as caught:
         agree(scenario)
     assert len(caught) == 1
+
+
+class Recorder:
+    """A hook that remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.seen, self.count = dict[str, list[torch.Tensor]](), 0
+
+    def __call__(self, module: nn.Module, args: Any, result: torch.Tensor) -> None:
+        self.seen.setdefault(type(module).__name__, []).append(result)
+        self.count += 1
+
+
+def test_hooks_of_submodules_that_change_something_outside_run_in_each_call() -> None:
+    def scenario(wrap: Wrap) -> Any:
+        model, hook, calls = wrap(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.3))), Recorder(), 0
+
+        def counting(*_: Any) -> None:
+            nonlocal calls
+            calls += 1
+            handles[-1].remove()
+
+        found = [train(model)]
+        handles = [model[0].register_forward_hook(hook), model[1].register_forward_hook(hook)]
+        handles.append(model[2].register_forward_pre_hook(counting))
+        found += [train(model), sum(model(x()).sum() + seen[-1].sum() for seen in hook.seen.values()).detach()]
+        assert (hook.count, calls, [len(seen) for seen in hook.seen.values()]) == (10, 1, [5, 5])
+        for handle in handles:
+            handle.remove()
+        return found, hook.seen, train(model)
+
+    with pytest.warns(
+        HooksWarning, match="^jit: Recorder, a hook of a submodule of a Sequential, changes what is outside"
+    ):
+        agree(scenario)
+
+
+def test_a_submodule_that_torch_jit_has_compiled_is_named() -> None:
+    model = tfn.jit(nn.Sequential(nn.Tanh(), nn.Linear(6, 6)))
+    model(x())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model[1] = torch.jit.script(nn.Linear(6, 6))
+    with pytest.raises(JitError) as info:
+        model(x())
+    assert str(info.value) == (
+        "jit: '1' in a Sequential is a torch.jit.ScriptModule, which has no Python code to trace\n"
+        "Put the module there that it was made from, or jit the modules around it one by one."
+    )
 
 
 def test_it_becomes_one_of_another_class_with_the_module() -> None:
@@ -178,6 +227,30 @@ def test_the_first_call_may_be_in_inference_mode() -> None:
         assert same(tfn.jit(lambda x: x.add_(1))(inside), torch.full((3,), 2.0))
 
 
+def test_sizes_that_change_in_inference_mode() -> None:
+    f = tfn.jit(lambda x: x.sin() * 2)
+    with torch.inference_mode():
+        for size in (2, 3, 4):
+            assert same(f(torch.ones(size)), torch.ones(size).sin() * 2)
+    assert tfn.cache_info(f).misses == 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "options"), [(nn.GRU, {}), (nn.LSTM, {"batch_first": True, "bidirectional": True})], ids=["GRU", "LSTM"]
+)
+def test_recurrent_layers_drop_what_eager_drops_at_any_size(layer: Any, options: dict[str, bool]) -> None:
+    def scenario(wrap: Wrap) -> Any:
+        torch.manual_seed(1)
+        model, seen = wrap(layer(6, 3, num_layers=2, dropout=0.4, dtype=torch.float64, **options)), list[Any]()
+        for size in (2, 3):
+            with torch.no_grad():
+                value, state = model(torch.ones(2, 2 + size, 6, dtype=torch.float64))
+            seen += [value, state, torch.rand(1)]
+        return seen
+
+    agree(scenario)
+
+
 def test_a_result_and_its_detached_self() -> None:
     w = torch.randn(6, 6, requires_grad=True)
 
@@ -217,3 +290,22 @@ def test_batched_gradients_and_forward_mode(executors: Any) -> None:
             torch.autograd.functional.jacobian(f, x(), vectorize=True, strategy=strategy) for f in (jitted, module)
         ]
         torch.testing.assert_close(*jacobians)
+
+
+def test_results_that_the_function_made_leaves() -> None:
+    """A function may make parameters: what it returns is one tensor for each, and requires grad."""
+
+    def f(x: torch.Tensor) -> Any:
+        weight, start = nn.Parameter(x * 2), torch.zeros(2, requires_grad=True)
+        y = (x * 3).detach()
+        return weight, start, y.detach().requires_grad_(), y, x * 2, [weight]
+
+    jitted = tfn.jit(f)
+    for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
+        for found, expected in zip(jitted(x)[:5], f(x)[:5], strict=True):
+            assert torch.equal(found, expected) and type(found) is type(expected)
+            assert (found.requires_grad, found.is_leaf) == (expected.requires_grad, expected.is_leaf)
+        weight, *_, [again] = jitted(x)
+        assert weight is again
+        (weight * 3).sum().backward()
+        assert weight.grad.tolist() == [3, 3] and x.grad is None

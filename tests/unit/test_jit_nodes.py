@@ -208,6 +208,22 @@ def test_symbolic_sizes() -> None:
     assert tfn.cache_info(f).misses == 1
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.Conv1d(2, 2, 2), nn.BatchNorm1d(2), nn.GroupNorm(1, 2)], ids=lambda layer: type(layer).__name__
+)
+def test_gradients_that_are_differentiated_at_other_sizes(layer: nn.Module) -> None:
+    """PyTorch's rules for these take a size for a number, which holds for the sizes that they were derived with."""
+    module = copy.deepcopy(layer).double()
+    jitted = tfn.jit(module)
+    for size in (3, 5, 4):
+        penalties = []
+        for one in (jitted, module):
+            x = torch.sin(torch.arange(8.0 * size, dtype=torch.float64)).reshape(size, 2, 4).requires_grad_()
+            (gradient,) = torch.autograd.grad(one(x).pow(3).sum(), x, create_graph=True)
+            penalties.append(torch.autograd.grad(gradient.square().sum(), [x, *module.parameters()], allow_unused=True))
+        torch.testing.assert_close(*penalties)
+
+
 def test_compiled() -> None:
     f, x = tfn.jit(chain, executors=[inductor()]), leaf(3)
     y, z, _ = f(x)

@@ -424,6 +424,13 @@ def test_errors() -> None:
         Lookaside(slow, 3)  # type: ignore[arg-type]
     with pytest.raises(JitError, match="a lookaside is a `Lookaside"):
         jit(slow, lookasides=[slow])
+    for option in ("lookasides", "transforms"):
+        with pytest.raises(JitError, match=f"jit: {option} is a sequence, `\\(\\)` for none, given a NoneType"):
+            jit(slow, **{option: None})
+    with pytest.raises(
+        JitError, match=r"jit: two lookasides divert slow, to .*<lambda> and .*sin\nLeave one of them out."
+    ):
+        jit(slow, lookasides=[Lookaside(slow, lambda x: x), Lookaside(slow, torch.sin)])
     assert isinstance(slow, types.FunctionType)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import thunder_fn as tfn
 from tests.unit.capturing import same
-from thunder_fn import Lookaside, Recipe, Transform, recipes
+from thunder_fn import Lookaside, Recipe, Transform, recipes, torch_internals as internals
 from thunder_fn.errors import JitError, RecipeError, TraitError, UnknownOption
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.jit import RetraceWarning, last_traces
@@ -142,6 +142,10 @@ def test_executors_have_traits_too() -> None:
 def test_transform_is_checked() -> None:
     with pytest.raises(TraitError, match="after is a sequence of names, given 'b'"):
         named("a", after="b")
+    with pytest.raises(TraitError, match="idempotent is True or False, given 'no'"):
+        named("a", idempotent="no")
+    with pytest.raises(TraitError, match="a Transform's name is what the traits of others call it, given ''"):
+        named("")
     with pytest.raises(TraitError, match=r"Transform 'a': expected a function, given an int: 3"):
         Transform(3, name="a")  # type: ignore[arg-type]
     with pytest.raises(JitError, match="'rough' is precision-changing, and numerics='bitwise'"):
@@ -339,12 +343,24 @@ def test_none_is_nothing() -> None:
 
 
 def test_the_final_step_is_not_overridden() -> None:
-    for name in ("assemble", "explain"):
+    for name in ("assemble", "explain", "setup"):
         with pytest.raises(RecipeError) as caught:
             type("Mine", (Recipe,), {name: lambda self, model: None})
         assert str(caught.value) == (
             f"Mine: `{name}` is not to be overridden\n"
             "Override `validate` and the `setup_` methods, whose answers it puts together."
+        )
+
+
+def test_questions_are_methods_by_their_names() -> None:
+    with pytest.raises(RecipeError, match=r"nobody asks for `setup_transform`; did you mean `setup_transforms`?"):
+        type("Mine", (Recipe,), {"setup_transform": lambda self: ()})
+    for question in ("setup_executors", "setup_config"):
+        with pytest.raises(RecipeError) as caught:
+            tfn.compile(nn.ReLU(), type("Mine", (Recipe,), {question: ["torch"]})())
+        assert str(caught.value) == (
+            f"Mine(): {question} is a method that returns what is asked for, not a list\n"
+            f"Write `def {question}(self): return ...`."
         )
 
 
@@ -448,6 +464,25 @@ def test_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipes.for_model(tfn.jit(Net())) is ForNet
     with pytest.raises(RecipeError, match="Recipe has no `name`"):
         recipes.register(Recipe)
+    for wrong in (Net, Recipe()):
+        with pytest.raises(RecipeError, match="register: expected a class derived from `Recipe`, given "):
+            recipes.register(wrong)  # type: ignore[type-var]
+    with pytest.raises(RecipeError, match="a recipe's name is a str, given an int: 3"):
+        recipes.get(3)  # type: ignore[arg-type]
+
+    @recipes.register
+    class Asks(Recipe):
+        name = "asks"
+
+        def __init__(self, many: int) -> None:
+            self.many = many
+
+    with pytest.raises(RecipeError) as caught:
+        tfn.compile(nn.ReLU(), "asks")
+    assert str(caught.value) == (
+        "compile: the recipe 'asks' cannot be made without arguments: missing a required argument: 'many'\n"
+        f"Give the recipe itself, `{Asks.__name__}(...)`."
+    )
 
 
 # ---- Dynamo ----
@@ -603,6 +638,57 @@ def test_arguments_are_not_counted_in_graphs() -> None:
         )
     with pytest.raises(tfn.errors.DataDependentBranch):
         tfn.compile(Breaks(), donate_argnums=0)(X.clone())
+
+
+@pytest.mark.skipif(not internals.many_programs(), reason="this torch.compile has no option for Dynamo's limit")
+def test_many_models_of_one_class_through_dynamo() -> None:
+    """Dynamo compiles one code object 8 times, and then runs it as it is: the limit is another for models that may be many."""
+    diverted = Lookaside(torch.relu, torch.tanh)
+    for _ in range(10):
+        compiled = tfn.compile(nn.Linear(3, 3), frontend="dynamo", executors="torch")
+        assert same(compiled(X), nn.Linear.forward(compiled, X))
+        breaks = tfn.compile(OneBreak(), frontend="dynamo", executors="torch", lookasides=[diverted])
+        assert same(breaks(X), X.tanh() + X.tanh())
+
+
+class OneBreak(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        torch._dynamo.graph_break()
+        return y + torch.relu(x)
+
+
+class Rounded(torch.autograd.Function):
+    """A step width in the context's attributes, a saved tensor of its own, and a result without gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, width: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rounded = torch.round(x / width)
+        ctx.width, signs = width, torch.sign(x)
+        ctx.save_for_backward(x * 2)
+        ctx.mark_non_differentiable(signs)
+        return rounded, signs
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, _: Any) -> Any:
+        return g * ctx.saved_tensors[0] / ctx.width, None
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does
+def test_autograd_functions_through_dynamo() -> None:
+    """Their backward is the one that is written, as in eager; a graph of Dynamo's has it as a graph."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        rounded, signs = Rounded.apply(x, torch.tensor(0.1))
+        return rounded * 3 + signs
+
+    compiled = tfn.compile(f, frontend="dynamo", executors="torch")
+    mine, its = (X.clone().requires_grad_() for _ in range(2))
+    found, known = compiled(mine), f(its)
+    assert same(found, known)
+    found.sum().backward()
+    known.sum().backward()
+    assert mine.grad is not None and its.grad is not None and same(mine.grad, its.grad)
 
 
 def test_the_backend_of_torch_compile() -> None:

@@ -108,3 +108,29 @@ def test_vmap_as_a_loop() -> None:
     assert text.count("scan(") >= 2 and "cond(" in text and "aten.where" not in text
     with pytest.raises(TraceTypeError, match="cond: batched is 'select' or 'loop', given 'both'"):
         tfn.cond(True, torch.sin, torch.cos, (X,), batched="both")
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit], ids=["eager", "jit"])
+def test_decisions_under_the_vmap_of_torch_func(wrap: Any) -> None:
+    """Outside of a trace a choice is Python's own, and torch.func's vmap has no rule for that."""
+    x, y = torch.tensor([1.0, -1.0]), torch.tensor([3.0, 4.0])
+    steps = lambda x, y: tfn.while_loop(lambda y: y < x, lambda y: (y + 1,), (y,))[0]
+    for f, op in (
+        (lambda x, y: tfn.cond(x > 0, torch.sin, torch.cos, (y,)), "cond"),
+        (lambda x, y: tfn.switch(x.to(torch.int64), [torch.sin, torch.cos], (y,)), "switch"),
+        (steps, "while_loop"),
+    ):
+        torch.testing.assert_close(tfn.vmap(wrap(f))(x, y), torch.stack([f(x[0], y[0]), f(x[1], y[1])]))
+        with pytest.raises(TraceTypeError) as error:
+            torch.func.vmap(wrap(f))(x, y)
+        what, where, fix = str(error.value).split("\n")
+        assert what == (
+            f"{op}: examples of torch.func.vmap decide differently, and outside of a trace {op} is Python's own"
+        )
+        assert "test_structured_cond.py" in where
+        assert fix == "Batch it with `thunder_fn.vmap`, which has a rule for it."
+
+
+def test_an_eager_choice_is_a_scalar_too() -> None:
+    with pytest.raises(TraceTypeError, match=r"^cond: the choice must be a scalar, not a tensor of shape \(2,\)"):
+        tfn.cond(torch.ones(2), torch.sin, torch.cos, (torch.ones(2),))

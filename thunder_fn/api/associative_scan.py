@@ -2,7 +2,7 @@
 
 Not an op of its own: the recursion is made of traced ops (slices and vectorised calls of the function), so every
 transform knows it. An even prefix is one step on from the odd one before it, and the odd prefixes are the scan of the
-pairs.
+pairs. In a trace the function is captured once, and the recursion is a composite, which equal layers of a model share.
 
 Source: jax.lax.associative_scan; Blelloch, "Prefix sums and their applications", 1990.
 """
@@ -14,12 +14,19 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.vmap import vmap
-from thunder_fn.capture import pytree
+from thunder_fn.api.calling import apply
+from thunder_fn.api.vmap import example_of, place, vmap
+from thunder_fn.capture import capture, current, pytree
+from thunder_fn.capture.apply import close_over
 from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.errors import TraceTypeError
-from thunder_fn.structured.loops import check_carry
-from thunder_fn.trace import type_of_value
+from thunder_fn.interpreters.vmap import vmap as vmap_trace
+from thunder_fn.structured.bind import bind_composite
+from thunder_fn.structured.calls import examples_of
+from thunder_fn.structured.loops import check_carry, result_types
+from thunder_fn.symbols import made_by
+from thunder_fn.trace import Trace, Type, type_of_value
 
 Tensor = torch.Tensor
 Combine = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
@@ -56,19 +63,63 @@ def associative_scan(
         return xs
     _check(xs, leaves, dim)
     moved = [leaf.movedim(dim, 0) if dim else leaf for leaf in leaves]
-    batched = combine_fn if combine_mode == "pointwise" else vmap(combine_fn)
+    if reverse:
+        moved = [leaf.flip(0) for leaf in moved]
+    found = _scan_in_trace(combine_fn, spec, moved) if combine_mode == "generic" else None
+    if found is None:
+        found = _scan(_called(combine_fn if combine_mode == "pointwise" else vmap(combine_fn), combine_fn, spec), moved)
+    if reverse:
+        found = [leaf.flip(0) for leaf in found]
+    return pytree.unflatten(spec, [leaf.movedim(0, dim) if dim else leaf for leaf in found])
+
+
+def _called(
+    batched: Callable[[Any, Any], Any], combine_fn: Callable[[Any, Any], Any], spec: pytree.PyTreeSpec
+) -> Combine:
+    """Call the user's function on stacks of slices."""
 
     def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
         result = batched(pytree.unflatten(spec, a), pytree.unflatten(spec, b))
         check_carry("associative_scan", combine_fn, pytree.unflatten(spec, a), result, "value")
         return pytree.flatten(result)[0]
 
-    if reverse:
-        moved = [leaf.flip(0) for leaf in moved]
-    found = _scan(combine, moved)
-    if reverse:
-        found = [leaf.flip(0) for leaf in found]
-    return pytree.unflatten(spec, [leaf.movedim(0, dim) if dim else leaf for leaf in found])
+    return combine
+
+
+def _scan_in_trace(
+    combine_fn: Callable[[Any, Any], Any], spec: pytree.PyTreeSpec, xs: list[Tensor]
+) -> list[Tensor] | None:
+    """The prefixes as one equation. None outside of a trace, or where the function has to be called for each size."""
+    recorder = current()
+    if recorder is None or recorder.symbolic or xs[0].shape[0] < 2:
+        return None
+    examples = [pytree.unflatten(spec, [example_of(x, 0) for x in xs]) for _ in range(2)]
+    captured = capture(combine_fn, tuple(examples))
+    if captured.writes or any(map(made_by, captured.trace.equations)):
+        return None
+    check_carry("associative_scan", combine_fn, examples[0], result_types(captured), "value")
+    step, closures = close_over(captured.trace)
+    whole = _whole(step, tuple(map(type_of_value, (*xs, *closures))), len(xs))
+    return list(bind_composite(recorder, "associative_scan", whole, (*xs, *closures)))
+
+
+@remembered_in_context(256)
+def _whole(step: Trace, types: tuple[Type, ...], count: int) -> Trace:
+    """The scan of `count` stacks of slices as a trace. `step` takes two slices and what the function closes over."""
+
+    def associative_scan(*given: Tensor) -> list[Tensor]:
+        closures = given[count:]
+
+        def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+            size = a[0].shape[0]
+            in_dims = (*(0 for _ in (*a, *b)), *(None for _ in closures))
+            batched, flags = vmap_trace(step, in_dims, size, "error")
+            found = apply("associative_scan", batched, (*a, *b, *closures), step)
+            return [place(x, flag is not None, 0, size, "value") for x, flag in zip(found, flags, strict=True)]
+
+        return _scan(combine, list(given[:count]))
+
+    return capture(associative_scan, tuple(examples_of(types))).trace
 
 
 def _check(xs: Any, leaves: list[Any], dim: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder_fn import ops
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import apply_inside, tensors_of, write_back
 from thunder_fn.capture.watching import made
@@ -28,9 +28,13 @@ def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any,
 
 
 class Transformed:
-    """What transformed functions share: the name and the wrapped function of the original."""
+    """What transformed functions share: the name and the wrapped function of the original; and that Dynamo, which could only read
+    how they capture, leaves their calls alone."""
 
     fn: Callable[..., Any]
+
+    def __init_subclass__(cls) -> None:
+        cls.__call__ = internals.outside_dynamo(cls.__call__)
 
     @property
     def __name__(self) -> str:

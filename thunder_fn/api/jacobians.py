@@ -14,7 +14,9 @@ from thunder_fn.api.jvp import jvp
 from thunder_fn.api.vjp import vjp
 from thunder_fn.api.vmap import vmap
 from thunder_fn.capture import pytree
-from thunder_fn.errors import NotDifferentiable
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import NotDifferentiable, located
+from thunder_fn.trace import type_of_value
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Jacrev(Transformed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         positions = check_argnums(self.argnums, args, self.__name__)
         differentiated_leaves(args, positions, self.__name__)
+        for position in positions:
+            check_real(args[position], f"args[{position}]", self.__name__)
         partial = at_positions(self.fn, args, kwargs, positions)
         chosen = tuple(args[position] for position in positions)
         result = vjp(partial, *chosen, has_aux=self.has_aux)
@@ -52,6 +56,8 @@ class Jacfwd(Transformed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         positions = check_argnums(self.argnums, args, self.__name__)
         differentiated_leaves(args, positions, self.__name__)
+        for position in positions:
+            check_real(args[position], f"args[{position}]", self.__name__)
         partial = at_positions(self.fn, args, kwargs, positions)
         chosen = tuple(args[position] for position in positions)
         leaves, spec = pytree.flatten(chosen)
@@ -80,7 +86,7 @@ def jacrev(
     Law: ``jacrev(f)(x) == jacfwd(f)(x)``.
 
     Args:
-        f: a function from pytrees of tensors to a pytree of tensors.
+        f: a function from pytrees of real tensors to a pytree of real tensors.
         argnums: as in `grad`.
         chunk_size: at most so many rows at a time.
         _preallocate_and_copy: torch.func's; how the rows are put together is the executor's matter here.
@@ -114,14 +120,26 @@ def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     return jacfwd(jacrev(f, argnums), argnums)
 
 
+def check_real(tree: Any, where: str, name: str) -> None:
+    """A Jacobian is of real numbers: of complex ones half the derivative would be lost, another half in either mode."""
+    for path, leaf in zip(pytree.paths(tree, where), pytree.flatten(tree)[0], strict=True):
+        if isinstance(leaf, torch.Tensor) and leaf.is_complex():
+            what = f"{name}: {path} is {type_of_value(leaf)}, and the derivative of complex numbers is no one Jacobian"
+            fix = (
+                "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or use `vjp` or `jvp`."
+            )
+            raise NotDifferentiable(located(what, source=user_source(), fix=fix))
+
+
 def check_tensors(output: Any, name: str) -> None:
-    """A Jacobian is of tensors."""
+    """A Jacobian is of real tensors."""
     for path, leaf in zip(pytree.paths(output, "out"), pytree.flatten(output)[0], strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(
                 f"{name}: the function must return tensors, but {path} is {described(leaf)}\n"
                 "Return other values as aux, with has_aux=True."
             )
+    check_real(output, "out", name)
 
 
 def at_positions(

@@ -13,7 +13,7 @@ from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
-from thunder_fn.torch_internals import is_functorch_wrapped
+from thunder_fn.torch_internals import is_functorch_wrapped, outside_torch_func
 from thunder_fn.trace import as_dim, type_of_value
 
 RANDOMNESS = ("error", "different", "same")
@@ -148,6 +148,9 @@ def frozen(dims: Any) -> Any:
 def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
     """A tensor with the type of one example."""
     shape = [size for index, size in enumerate(leaf.shape) if index != dim]
+    if is_functorch_wrapped(leaf):  # the levels of torch.func are around the capture of the function
+        with outside_torch_func():
+            return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
     with torch.no_grad():
         example = leaf.as_strided(shape, stride) if not is_tracer(leaf) and leaf.shape[dim] else leaf.new_empty(shape)
@@ -155,8 +158,8 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def is_tracer(leaf: torch.Tensor) -> bool:
-    """A tensor of a capture or of torch.func, which has no memory of its own to look at."""
-    return (type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)) or is_functorch_wrapped(leaf)
+    """A tensor of a capture, which has no memory of its own to look at."""
+    return type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)
 
 
 def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:

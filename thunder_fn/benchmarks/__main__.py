@@ -37,10 +37,22 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--plan", action="store_true", help="distributed: what a step would take on many GPUs, by a model"
     )
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        help="models: only what has TEXT in its name, such as 'vit', 'decoding' or 'capture'; a model takes some two minutes",
+    )
     options = parser.parse_args(argv)
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
+    if options.only is not None:
+        if options.names != ["models"]:
+            parser.error("--only chooses among models: say `models --only TEXT`")
+        pretrained = importlib.import_module("thunder_fn.benchmarks.pretrained")
+        if not pretrained.cases(options.only, options.quick):
+            known = "; ".join(pretrained.cases("", options.quick))
+            parser.error(f"nothing among the models has {options.only!r} in its name; there are {known}")
     print(", ".join(f"{key} {value}" for key, value in machine().items()))
     if options.plan:
         for line in importlib.import_module("thunder_fn.benchmarks.distributed").plan():
@@ -50,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = importlib.import_module(f"thunder_fn.benchmarks.{MODULES.get(name, name)}")
-            for result in module.run(options.quick):
+            results = module.run(options.quick) if options.only is None else module.run(options.quick, options.only)
+            for result in results:
                 print("\n" + show(result), flush=True)
                 save(result, options.json)
     return 0

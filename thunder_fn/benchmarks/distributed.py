@@ -165,29 +165,31 @@ class Plan:
 
 
 H100 = Hardware()
+CONTEXT = 2048
 
 
 def plan(
     sizes: tuple[int, ...] = (8, 64, 1024), hardware: Hardware = H100, layers: int = 32, width: int = 4096
 ) -> Iterator[str]:
     """The step time of a GPT on so many GPUs, one line each, extrapolated from its trace."""
-    yield f"plan: GPT of {layers} layers, width {width}, context 2048, one sequence a GPU, fsdp by blocks, in bf16, on H100s"
+    yield f"plan: GPT of {layers} layers, width {width}, context {CONTEXT}, one sequence a GPU, fsdp by blocks, in bf16, on H100s"
     yield (
         f"  a model, no measurement: {hardware.flops / 1e12:.0f} TFLOP/s, {hardware.inside / 1e9:.0f} GB/s in a node of "
         f"{hardware.node}, {hardware.across / 1e9:.0f} GB/s across; prefetch=1, in the order of the trace"
     )
-    columns = ("GPUs", "step ms", "computing", "wire", "hidden", "GB sent", "TFLOP", "GB held")
-    yield "  " + " ".join(f"{column:>10}" for column in columns)
+    columns = ("GPUs", "step ms", "computing", "wire", "hidden", "to balance", "GB sent", "TFLOP", "GB held")
+    yield "  " + " ".join(f"{column:>11}" for column in columns)
     for ranks in sizes:
-        found = extrapolated(step_trace(ranks, layers, width), ranks, hardware)
+        found = extrapolated(step_trace(ranks, layers, width, CONTEXT), ranks, hardware)
         hidden = 1 - (found.seconds - found.computing) / found.communicating
         milliseconds = [1e3 * part for part in (found.seconds, found.computing, found.communicating)]
         amounts = (found.wire_bytes / 1e9, found.flops / 1e12, found.parameter_bytes / 1e9)
-        numbers = [f"{part:.1f}" for part in milliseconds] + [f"{hidden:.0%}"] + [f"{size:.2f}" for size in amounts]
-        yield "  " + " ".join(f"{number:>10}" for number in (str(ranks), *numbers))
+        balanced = CONTEXT * found.communicating / found.computing
+        words = [*(f"{part:.1f}" for part in milliseconds), f"{hidden:.0%}", f"{balanced:,.0f}"]
+        yield "  " + " ".join(f"{word:>11}" for word in (str(ranks), *words, *(f"{size:.2f}" for size in amounts)))
 
 
-def step_trace(ranks: int, layers: int, width: int, context: int = 2048, prefetch: int | None = 1) -> Trace:
+def step_trace(ranks: int, layers: int, width: int, context: int, prefetch: int | None = 1) -> Trace:
     """Loss and gradients on one of so many ranks, traced on the meta device. The next block is gathered while one computes."""
     with torch.device("meta"):
         model = GPT(layers, width, width // 128 or 1, 32000, context).bfloat16()

@@ -28,6 +28,7 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.benchmarks.checkpoint import process_peak
 from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
+from thunder_fn.benchmarks.published import CAPTURED, SMALLER, capture_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,20 +105,20 @@ QUICK = {"BERT-base, sequence classification": ("eager", "torch.compile"), "Llam
 PATIENCE_SECONDS = 300
 """What a process is given."""
 
-CAPTURED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "BERT base": ("BertForMaskedLM", "BertConfig", {}),
-    "GPT-2": ("GPT2LMHeadModel", "GPT2Config", {}),
-    "Llama 2 7B": ("LlamaForCausalLM", "LlamaConfig", {}),
-    "Mixtral 8x7B": ("MixtralForCausalLM", "MixtralConfig", {}),
-}
-"""Published sizes, which the default configurations are."""
+
+def cases(only: str, quick: bool = False) -> tuple[str, ...]:
+    """What has a text in its name, in small or capital letters: captures, then models."""
+    names = (*map("capture of {} on meta".format, SMALLER if quick else CAPTURED), *(QUICK if quick else MODELS))
+    return tuple(name for name in names if only.lower() in name.lower())
 
 
-def run(quick: bool = False) -> Iterator[Result | Memory]:
-    """Capture of published sizes; every model and peer, or two small ones with --quick."""
+def run(quick: bool = False, only: str = "") -> Iterator[Result | Memory]:
+    """Capture of published sizes; every model and peer, or two small ones with --quick; of these what is `cases`."""
+    names = cases(only, quick)
     for name in CAPTURED:
-        yield single(f"models: capture of {name} on meta", {OURS: capture_seconds(name)}, "under 5 s")
-    for name in QUICK if quick else MODELS:
+        if (what := f"capture of {name} on meta") in names:
+            yield single(f"models: {what}", {OURS: capture_seconds(name)}, "under 5 s")
+    for name in filter(MODELS.__contains__, names):
         peers = (OURS, *QUICK[name]) if quick else tuple(filter(_is_there, PEERS))
         measured = {peer: _fresh(name, peer, quick) for peer in peers}
         found = {peer: times for peer, times in measured.items() if times is not None}
@@ -129,19 +130,6 @@ def run(quick: bool = False) -> Iterator[Result | Memory]:
         peaks = {peer: int(times["peak"]) for peer, times in found.items()}
         steady = {peer: times["steady step"] for peer, times in found.items()}
         yield Memory(f"{what}, peak memory", peaks, steady, "ahead of torch.compile", machine(), late)
-
-
-def capture_seconds(name: str) -> float:
-    """Seconds to capture a model of published size on the meta device, from nothing."""
-    import transformers  # pyright: ignore[reportMissingImports]
-
-    cls, config, options = CAPTURED[name]
-    with torch.device("meta"):
-        model = getattr(transformers, cls)(getattr(transformers, config)(**options)).eval()
-        ids = torch.zeros(1, 128, dtype=torch.int64)
-    start = time.perf_counter()
-    tfn.trace(model, input_ids=ids)
-    return time.perf_counter() - start
 
 
 def _is_there(peer: str) -> bool:

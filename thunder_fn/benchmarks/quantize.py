@@ -18,9 +18,6 @@ from thunder_fn.benchmarks.harness import OURS, Case, Result, run_case
 from thunder_fn.rewrites import SCHEMES
 
 aten = torch.ops.aten
-CODES = f'{OURS}, executors=["codes"]'
-DECODED = ("int8", "int4", "nf4", "fp8", "fp8_tensor")
-"""Schemes for which the executor codes has kernels."""
 TARGET = "no slower than the library kernel; bytes at the scheme's bits + 5 %"
 
 
@@ -67,7 +64,6 @@ def bytes_of(module: Any) -> int:
 
 def _case(name: str, scheme: str, module: nn.Module, inputs: tuple[torch.Tensor, ...], peers: dict[str, Any]) -> Case:
     ours = tfn.quantize(tfn.jit(module), scheme)
-    coded = tfn.quantize(tfn.jit(module, executors=["codes"]), scheme) if scheme in DECODED else None
     if any(name.endswith("input_scale") for name in ours.parts()):
         ours.calibrate([inputs])
     exact = module.double()(*(x.double() for x in inputs))
@@ -80,8 +76,6 @@ def _case(name: str, scheme: str, module: nn.Module, inputs: tuple[torch.Tensor,
         f"error {off(ours(*inputs)):.1e}, eager {off(module(*inputs)):.1e}",
     )
     both: dict[str, Callable[[], object]] = {OURS: lambda: ours(*inputs), "eager": lambda: module(*inputs)}
-    if coded is not None:
-        both[CODES] = lambda: coded(*inputs)
     return Case(name, both | peers, calls=2, rounds=7, target=TARGET, notes=notes)
 
 

@@ -8,7 +8,7 @@ thread-safe: everything it keeps lives in one Recorder, found through a context 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
+from thunder_fn.garbage import no_collections
 from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
 __all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "named_composite", "pytree"]
@@ -70,7 +71,8 @@ class Captured:
 
     The trace has one input for each tensor leaf of `(args, kwargs)`, then one for each number or stride that is a symbol. Its
     outputs are the leaves of the result that are tensors or depend on symbols, then one new value for each write.
-    `decisions` are what was asked about symbols, in order.
+    `decisions` are what was asked about symbols, in order. `own_leaves` are results that the function made leaves that
+    require grad: positions among the outputs, and whether they are Parameters.
     """
 
     trace: Trace
@@ -80,6 +82,7 @@ class Captured:
     out_leaves: tuple[Any, ...]
     writes: tuple[Write, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    own_leaves: tuple[tuple[int, bool], ...] = ()
 
     @property
     def num_results(self) -> int:
@@ -105,6 +108,7 @@ def capture(
     track_no_grad: bool = True,
     symbolic: Symbolic | None = None,
     on_raise: Callable[[Captured], None] | None = None,
+    shares: bool = False,
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -115,20 +119,22 @@ def capture(
         track_no_grad: keep `no_grad` and `detach` as stops for gradients.
         symbolic: the leaves of `(args, kwargs)` that are, or have sizes that are, symbols.
         on_raise: called if f raises, with what it did until then: a trace without results, and its writes.
+        shares: a tensor that is passed more than once is one input, and the same tensor for f.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules and random generators are as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     try:
-        with untouched_by_refusals():
-            return _capture(f, args, kwargs, track_no_grad, symbolic, on_raise, symbolic is not None)
+        with no_collections(), untouched_by_refusals():
+            return _capture(f, args, kwargs, track_no_grad, symbolic, on_raise, shares, symbolic is not None)
     except (DataDependentShape, DataDependentValue):
         outer = current()
         if symbolic is not None or outer is not None:
             raise
-    with untouched_by_refusals():
-        return _capture(f, args, kwargs, track_no_grad, None, on_raise, True)  # sizes that depend on data are symbols
+    with no_collections(), untouched_by_refusals():
+        # again: sizes that depend on data are symbols
+        return _capture(f, args, kwargs, track_no_grad, None, on_raise, shares, True)
 
 
 def _capture(
@@ -138,10 +144,13 @@ def _capture(
     track_no_grad: bool,
     symbolic: Symbolic | None,
     on_raise: Callable[[Captured], None] | None,
+    shares: bool,
     has_symbols: bool,
 ) -> Captured:
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    first: dict[int, int] = {}
+    place_of = {i: first.setdefault(id(leaf), i) if shares else i for i, leaf in enumerate(leaves) if _is_tensor(leaf)}
+    places = [i for i, place in place_of.items() if i == place]
     for i, leaf in enumerate(leaves):
         check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
     recorder = Recorder(track_no_grad=track_no_grad, symbolic=has_symbols, outer=current())
@@ -163,14 +172,15 @@ def _capture(
         if bounds:
             relations = (decision.relation for decision in bounds)
             trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
-        return Captured(trace, in_spec, in_statics, end.out_spec, end.out_leaves, writes, decisions)
+        return Captured(trace, in_spec, in_statics, end.out_spec, end.out_leaves, writes, decisions, end.own_leaves)
 
     unfinished: _End | None = None
     try:
         with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
             tracers = {i: recorder.input(leaves[i], layouts.get(i)) for i in places}
             values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
-            given = tracers | {i: values[number.value] for i, number in numbers.items()}
+            given: dict[int, Any] = {i: tracers[place] for i, place in place_of.items()}
+            given |= {i: values[number.value] for i, number in numbers.items()}
             recorder.modules.is_exclusive = True
             try:
                 for module, path in modules_of(f, leaves):
@@ -193,6 +203,10 @@ def _capture(
     return whole
 
 
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """Where a function has got to: its result, and what it has changed."""
@@ -201,6 +215,7 @@ class _End:
     out_leaves: tuple[Any, ...]
     outputs: tuple[Atom, ...]
     changes: tuple[tuple[Write, Var], ...]
+    own_leaves: tuple[tuple[int, bool], ...]
 
 
 def _end(
@@ -213,8 +228,23 @@ def _end(
 ) -> _End:
     leaves, spec = pytree.flatten(result)
     statics = tuple(_static(leaf, f, name) for leaf in leaves)
-    outputs = (_output(recorder, leaf, name) for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR)
-    return _End(spec, statics, tuple(outputs), tuple(_changes(recorder, f, tensors, tracers)))
+    results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
+    outputs = tuple(_output(recorder, leaf, name) for leaf in results)
+    own = tuple(_own_leaves(recorder, results))
+    return _End(spec, statics, outputs, tuple(_changes(recorder, f, tensors, tracers)), own)
+
+
+def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:
+    """Results that the function made require grad."""
+    given = {
+        var.index
+        for var in (*recorder.inputs, *(constant.var for constant in recorder.constants if not constant.owned))
+    }
+    for place, leaf in enumerate(results):
+        if isinstance(leaf, torch.Tensor) and not is_wrapped(leaf) and leaf.requires_grad and leaf.is_leaf:
+            var = recorder.var_of(leaf)
+            if var is not None and var.index not in given:
+                yield place, isinstance(leaf, torch.nn.Parameter)
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> str:

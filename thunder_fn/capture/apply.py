@@ -14,7 +14,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, pytree
-from thunder_fn.capture.followed import bind_followed
+from thunder_fn.capture.followed import Rules, bind_followed
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import in_scope, user_source
@@ -117,9 +117,15 @@ def bind_equation(
 
 
 def bind_structured(
-    recorder: Recorder, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...], types: tuple[Type, ...], **kwargs: Any
+    recorder: Recorder,
+    op: Op,
+    values: Sequence[Any],
+    bodies: tuple[Trace, ...],
+    types: tuple[Type, ...],
+    rules: Rules | None = None,
+    **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Record a structured equation on tensors."""
+    """Record a structured equation on tensors, or a composite, whose rules are given."""
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
@@ -136,7 +142,7 @@ def bind_structured(
 
     if all(_is_plain(recorder, tracer) for tracer in tracers):
         return bind()
-    return bind_followed(recorder, tracers, bind, replay)
+    return bind_followed(recorder, tracers, bind, replay, rules)
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
@@ -172,7 +178,7 @@ def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any
 
 
 def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source) -> tuple[Any, ...]:
-    env: list[Any] = [*inputs, *(constant.tensor for constant in trace.constants)]
+    env: list[Any] = [*inputs, *(recorder.lift(constant.tensor) for constant in trace.constants)]
     read: Callable[[Var], Any] = lambda var: env[var.index]
     found = _names(trace, inputs)  # and of those that the trace itself finds
     for equation in trace.equations:

@@ -16,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.refusals import DATA_DEPENDENT, data_dependent_error
+from thunder_fn.capture.refusals import DATA_DEPENDENT, data_dependent_error, no_fake_error
 from thunder_fn.capture.scopes import is_internal, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
@@ -133,7 +133,10 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         fix = "Use thunder_fn's transforms, which compose; `thunder_fn.trace` inside gives a trace."
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
     if isinstance(error, internals.INTERNAL_ERRORS) or (not _raised_by_user(error) and _INTERNAL.search(str(error))):
-        called = f"`{recorder.function}`" if recorder.function else "something"
+        op = recorder.function
+        if isinstance(op, internals.OpOverload) and not internals.is_pytorchs_own(op):
+            return no_fake_error(op, raised_at(error))
+        called = f"`{getattr(op, '__name__', op)}`" if op else "something"
         text = f"{name} calls {called}, which needs a tensor's memory or values and cannot be traced"
         fix = "Do this step outside the traced function, or make it a custom op with `torch.library.custom_op`."
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.number_arithmetic import Sym
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.packed import CELLS, is_packed, pack_padded_sequence, packed_rnn, pad_packed_sequence
 
 
 def deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -53,28 +56,50 @@ def ctc_loss(
 def tensor(
     data: Any, *, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:
-    """`torch.tensor`; where some of the numbers are symbols, of one equation for each."""
+    """`torch.tensor`; where some of the numbers are symbols or in tensors, of one equation for each."""
     shape, numbers = _nested(data)
-    if not any(isinstance(number, Sym) for number in numbers) or len(numbers) > MAX_LISTED:
+    if not _are_traced(data, numbers):
         return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **options)
     if dtype is None:
-        is_float = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
-        dtype = torch.get_default_dtype() if is_float else torch.int64
-    made = torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers]).reshape(shape)
+        dtype = functools.reduce(torch.promote_types, map(_dtype_of, numbers))
+    place = torch.get_default_device() if device is None else device
+    with torch.no_grad():
+        parts = [
+            number.to(dtype=dtype, device=place)
+            if isinstance(number, Tensor)
+            else torch.full((), number, dtype=dtype, device=device)
+            for number in numbers
+        ]
+        made = torch.stack(parts).reshape(shape)
     return made.requires_grad_(requires_grad)
 
 
 def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
     """`torch.as_tensor`, which makes a tensor of numbers."""
-    _, numbers = _nested(data)
-    made = tensor if any(isinstance(number, Sym) for number in numbers) else torch.as_tensor
+    made = tensor if _are_traced(data, _nested(data)[1]) else torch.as_tensor
     return made(data, dtype=dtype, device=device)
+
+
+def _are_traced(data: Any, numbers: list[Any]) -> bool:
+    """A few numbers, some of which a trace does not know."""
+    is_traced = any(isinstance(number, (Tensor, *Sym)) for number in numbers)
+    return is_traced and len(numbers) <= MAX_LISTED and not isinstance(data, Tensor)
+
+
+def _dtype_of(number: Any) -> torch.dtype:
+    if isinstance(number, Tensor):
+        return number.dtype
+    if isinstance(number, (bool, torch.SymBool)):
+        return torch.bool
+    return torch.get_default_dtype() if isinstance(number, (float, torch.SymFloat)) else torch.int64
 
 
 def _nested(data: Any) -> tuple[tuple[int, ...], list[Any]]:
     """The shape and the numbers of nested lists; no numbers where they are not nested evenly, or are no numbers."""
     if isinstance(data, (bool, int, float, *Sym)):
         return (), [data]
+    if isinstance(data, Tensor):
+        return tuple(data.shape), [data] if data.dim() == 0 else []
     if not isinstance(data, (list, tuple)) or not data:
         return (), []
     parts = [_nested(item) for item in data]
@@ -160,6 +185,52 @@ def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
     return False
 
 
+def _recurrent(cell: str) -> Callable[..., Any]:
+    original = CELLS[cell]
+
+    def instead(*args: Any) -> Any:
+        """Of packed sequences, as ops that read their lengths when they run. Autocast casts inside of PyTorch's only."""
+        recorder = current()
+        if is_packed(cell, args):
+            is_cast = torch.is_autocast_enabled(args[0].device.type)
+            return original(*args) if is_cast else packed_rnn(cell, *args)
+        if recorder is not None and recorder.symbolic and len(args) > 2:
+            return _layer_by_layer(original, *args)
+        return original(*args)
+
+    return instead
+
+
+def _layer_by_layer(
+    original: Callable[..., Any],
+    x: Tensor,
+    state: Any,
+    weights: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """What a recurrent function gives. PyTorch composes it by Python code for symbolic sizes, which forgets to drop."""
+    if num_layers == 1 or not train or dropout == 0:
+        return original(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    states, count, width = tuple(state), len(weights) // num_layers, 2 if bidirectional else 1
+    if isinstance(state, Tensor):
+        states = (state,)
+    x, finals = x.transpose(0, 1) if batch_first else x, list[tuple[Tensor, ...]]()
+    for layer in range(num_layers):
+        first = tuple(one[layer * width : (layer + 1) * width] for one in states)
+        given = first[0] if isinstance(state, Tensor) else first
+        own = weights[layer * count : (layer + 1) * count]
+        x, *last = original(x, given, own, has_biases, 1, 0.0, train, bidirectional, False)
+        finals.append(tuple(last))
+        if layer < num_layers - 1:
+            x = torch.dropout(x, dropout, train=True)
+    return (x.transpose(0, 1) if batch_first else x, *map(torch.cat, zip(*finals, strict=True)))
+
+
 def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
     def instead(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_wrapped(x) or (x.requires_grad and (x.is_leaf or not torch.is_grad_enabled())):
@@ -193,6 +264,14 @@ A plain tensor's views are told by strides. Those of a tracer are made again by 
 """
 
 
+def _is_definite(constraint: Any, value: Tensor) -> Tensor:
+    """The arguments of distributions are not validated."""
+    return torch.ones(value.shape[:-2], dtype=torch.bool, device=value.device)
+
+
+divert("positive definite", _is_definite)
+divert("positive semidefinite", _is_definite)
+
 REWRITTEN: dict[Any, Callable[..., Any]] = {
     **VIEWS_IN_PLACE,
     **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
@@ -201,5 +280,8 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     Tensor.tolist: tolist,
     torch.as_tensor: as_tensor,
     torch.ctc_loss: ctc_loss,
+    internals.PACK_PADDED_SEQUENCE: pack_padded_sequence,
+    internals.PAD_PACKED_SEQUENCE: pad_packed_sequence,
+    **{original: _recurrent(cell) for cell, original in CELLS.items()},
     torch.tensor: tensor,
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunder_fn import ops
-from thunder_fn.capture.recorded import Leaf, Scope
+from thunder_fn.capture.recorded import Leaf, Scope, leaves_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.symbols import made_by, symbols_in, symbols_of
 from thunder_fn.trace import Atom, Equation, Literal, Source, TensorType, Trace, Var, canonical, map_arg, vars_in
@@ -56,14 +56,6 @@ def _seen_from(module: str, equations: list[Equation]) -> list[Equation]:
     ]
 
 
-def _leaves(scope: Scope) -> Iterator[tuple[Leaf, Scope]]:
-    for item in scope.items:
-        if isinstance(item, Scope):
-            yield from _leaves(item)
-        else:
-            yield item, scope
-
-
 def _drop_unread_states(recorder: Recorder) -> None:
     """States of the random number generator that are never set back."""
     unread = {id(place) for _, _, place in recorder.states if not place.outputs}
@@ -88,11 +80,11 @@ VECTORS = {"torch.linalg.svd", "torch.svd", "torch.linalg.eigh", "torch.linalg.e
 def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
     """Write `svdvals` and its like as eager runs them where no gradient is asked: without vectors."""
     found = [
-        (leaf, scope) for leaf, scope in _leaves(root) if leaf.op.name in (*VALUES_ONLY, "aten.linalg_eig.default")
+        (leaf, scope) for leaf, scope in leaves_of(root) if leaf.op.name in (*VALUES_ONLY, "aten.linalg_eig.default")
     ]
     if not found:
         return
-    read = wanted | {var.index for leaf, _ in _leaves(root) for var in _uses(leaf)}
+    read = wanted | {var.index for leaf, _ in leaves_of(root) for var in _uses(leaf)}
     for leaf, scope in found:
         is_eig = leaf.op.name == "aten.linalg_eig.default"
         values = 0 if is_eig or "eigh" in leaf.op.name else 1
@@ -125,7 +117,7 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
 
     `symbols` are those that are needed, None where the recording has none.
     """
-    for leaf, _ in reversed(list(_leaves(root))):
+    for leaf, _ in reversed(list(leaves_of(root))):
         needed = any(var.index in wanted for var in leaf.outputs)
         needed = needed or (symbols is not None and not symbols.isdisjoint(made_by(leaf)))
         if needed or not leaf.outputs or ops.changes_the_world(leaf):
@@ -162,7 +154,7 @@ def _traffic(root: Scope, live: set[int], outputs: tuple[Atom, ...]) -> _Traffic
             traffic.exports.setdefault(definition, {}).setdefault(var.index, var)
             definition = _parent(definition)
 
-    for leaf, scope in _leaves(root):
+    for leaf, scope in leaves_of(root):
         if _is_live(leaf, live):
             for var in _uses(leaf):
                 use(var, scope)

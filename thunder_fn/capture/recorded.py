@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,3 +70,12 @@ class Scope:
     kwargs: tuple[tuple[str, Arg], ...] | None = None
     results: tuple[Var, ...] | None = None
     detached: dict[int, Var] = field(default_factory=dict)
+
+
+def leaves_of(scope: Scope) -> Iterator[tuple[Leaf, Scope]]:
+    """All ops recorded in a scope, in order, each with the innermost scope that it is in."""
+    for item in scope.items:
+        if isinstance(item, Scope):
+            yield from leaves_of(item)
+        else:
+            yield item, scope

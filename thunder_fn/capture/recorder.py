@@ -22,6 +22,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.decided import Decisions
 from thunder_fn.capture.history import History
+from thunder_fn.capture.known_values import known_answer
 from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.modules import WatchedModules
@@ -53,7 +54,9 @@ class Recorder:
 
     def __init__(self, *, track_no_grad: bool = True, symbolic: bool = False, outer: Recorder | None = None) -> None:
         self.mode = internals.RecordingMode(
-            self._on_op, lambda question, answer: self.decisions.on_decision(question, answer)
+            self._on_op,
+            lambda question, answer: self.decisions.on_decision(question, answer),
+            lambda *asked: known_answer(self, *asked),
         )
         self.outer = outer
         if outer is not None:
@@ -192,14 +195,9 @@ class Recorder:
         if is_wrapped(tensor):
             outside = internals.is_from_outside(tensor)
             if outside is None:
-                raise UnsupportedCall(
-                    located(
-                        "a tensor of a torch.func transform around the traced function is closed over "
-                        "inside another transform",
-                        source=self.source,
-                        fix="Pass it as an argument, or use thunder_fn's transforms for both.",
-                    )
-                )
+                what = "a tensor of a torch.func transform around the traced function is closed over inside another transform"
+                fix = "Pass it as an argument, or use thunder_fn's transforms for both."
+                raise UnsupportedCall(located(what, source=self.source, fix=fix))
             if not outside:
                 return tensor
         elif internals.is_below_tracers(tensor, self.mode):

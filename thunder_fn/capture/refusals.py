@@ -8,7 +8,14 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.instead import MAX_LISTED
-from thunder_fn.errors import DataDependentBranch, DataDependentShape, DataDependentValue, UnsupportedCall, located
+from thunder_fn.errors import (
+    CaptureError,
+    DataDependentBranch,
+    DataDependentShape,
+    DataDependentValue,
+    UnsupportedCall,
+    located,
+)
 from thunder_fn.trace import Expr, Source
 
 Tensor = torch.Tensor
@@ -79,6 +86,17 @@ def memory_error(func: Any, source: Source | None) -> UnsupportedCall:
     name = "pickle" if func is Tensor.__reduce_ex__ else func.__name__
     text = f"`{name}` needs the memory of a tensor, but a traced tensor has a type and no memory"
     return UnsupportedCall(located(text, source=source, fix=MEMORY[func]))
+
+
+def no_fake_error(op: internals.OpOverload, source: Source | None) -> CaptureError:
+    """The error for a user's op of which nobody has said what its results look like."""
+    name = internals.schema_of(op).name
+    text = f"the custom op `{name}` has no fake kernel, which says what its results look like without their values"
+    fix = f'Register one: `@torch.library.register_fake("{name}")`'
+    if torch.Tag.dynamic_output_shape not in op.tags:
+        return UnsupportedCall(located(text, source=source, fix=f"{fix}."))
+    fix += "; in it `torch.library.get_ctx().new_dynamic_size()` is a size that depends on values."
+    return DataDependentShape(located(text, source=source, fix=fix))
 
 
 # ---- where the user is ----

@@ -138,11 +138,13 @@ class ScopeMode(TorchFunctionMode):
             result = func(*args, **kwargs)
             return as_python(result) if recorder.symbolic and func in METADATA else result
         try:
-            args, kwargs = lift_call(recorder, args, kwargs)
+            given, (args, kwargs) = args, lift_call(recorder, args, kwargs)
             instead = replacement(func)
             if instead is None:
                 result = self._scoped(func, args, kwargs)
-                return as_python(result) if func in (Tensor.item, Tensor.tolist) else result
+                if func in (Tensor.item, Tensor.tolist):
+                    return as_python(result)
+                return _as_given(result, given, args)
             with self:
                 return instead(*args, **kwargs)
         except ThunderError as error:
@@ -153,7 +155,7 @@ class ScopeMode(TorchFunctionMode):
         recorder = self.recorder
         outermost = recorder.scope.kind != "function"
         if outermost:
-            recorder.source, recorder.function = user_source(recorder), getattr(func, "__name__", func)
+            recorder.source, recorder.function = user_source(recorder), func
         name = function_name(func)
         try:
             if name is None:
@@ -213,6 +215,20 @@ def _lift(recorder: Recorder, value: Any) -> Any:
     if type(value) is dict:
         return {key: _lift(recorder, item) for key, item in value.items()}
     return value
+
+
+def _as_given(result: Any, given: Any, lifted: Any) -> Any:
+    """The user's own tensor where a call returns its argument: after `self.state += x` the attribute is what it was."""
+    if not lifted or result is not lifted[0] or result is given[0] or not isinstance(result, Tensor):
+        return result
+    own = given[0]
+    with internals.no_torch_function():
+        is_as_before = (own.shape, own.stride(), own.requires_grad) == (
+            result.shape,
+            result.stride(),
+            result.requires_grad,
+        )
+    return own if is_as_before else result
 
 
 def in_scope(

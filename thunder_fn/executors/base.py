@@ -26,6 +26,7 @@ from typing import Any, Literal as Choice, Protocol, TypeAlias, TypeVar, get_arg
 from thunder_fn import ops
 from thunder_fn.errors import ExecutorError, kind_of
 from thunder_fn.executors.matching import Key, fake_call, keys_of, located_in
+from thunder_fn.executors.running import CheckedRegion
 from thunder_fn.trace import Equation, Trace
 
 Numerics = Choice["bitwise", "reassociating", "precision-changing"]
@@ -170,6 +171,10 @@ class Executor:
         """What the executor does with an equation. Pure."""
         return NOT_REGISTERED
 
+    def numerics_of(self, meaning: Trace) -> Numerics:
+        """How far its results may be from these: the executor's label, or a nearer one where it knows better."""
+        return self.numerics
+
     def finish(self, program: Any) -> Any:
         """The whole program as the executor runs it; as it is, for those that run parts only."""
         return program
@@ -248,14 +253,24 @@ class FusionExecutor(Executor):
         name, version, numerics: as of every executor.
         fuse: makes a region, a closed trace, a function of its inputs that returns its outputs as a tuple. Subclasses
             have it as a method instead. A method `dry_run` of that function, which does on tensors without values what the
-            call does to memory, tells `inspect.memory` what the region allocates inside.
+            call does to memory, tells `inspect.memory` what the region allocates inside. A method `donating` of a tuple
+            of places gives the same function, but for inputs at these places that nobody reads again: it may write to
+            them.
         min_size: regions of fewer ops are left to the next executor.
         min_shared: composites of so many ops that occur more than once are regions of their own, so that equal ones are
             compiled once.
         takes_symbols: regions may have sizes and numbers that are symbols. Symbols that no input's type binds are
             further inputs, behind the others.
+        fuel: so many regions are compiled, in the order in which programs are made; the rest run on the torch executor.
+            See `executors.bisect`.
+        allocates: what an equation of a region makes lies in memory of its own, if it is a result, as it would in PyTorch.
+            Programs then give such results away as soon as nobody reads them, see `donating` above.
 
     Law: ``fuse(region)(*xs)`` is ``evaluate(region, xs)``, as exactly as `numerics` says.
+
+    Raises:
+        ExecutorError: there is no `fuse`, or fuel is no number of regions; and when a program runs: what `fuse` made
+            returns something else than tensors of the types of the region's outputs.
 
     Example:
         >>> import torch
@@ -267,6 +282,9 @@ class FusionExecutor(Executor):
         tensor([0., 0.])
     """
 
+    is_checked = True
+    """The types of results are looked at whenever a region runs. Compilers of this package see to them themselves."""
+
     def __init__(
         self,
         name: str,
@@ -277,6 +295,8 @@ class FusionExecutor(Executor):
         min_size: int = 2,
         min_shared: int = 12,
         takes_symbols: bool = False,
+        allocates: bool = False,
+        fuel: int | None = None,
     ) -> None:
         super().__init__(name, version=version, numerics=numerics)
         if fuse is not None:
@@ -284,6 +304,12 @@ class FusionExecutor(Executor):
         elif type(self).fuse is FusionExecutor.fuse:
             raise ExecutorError(f"the fusion executor {name} has no `fuse`; pass `fuse=`, or define it in a subclass")
         self.min_size, self.min_shared, self.takes_symbols = min_size, min_shared, takes_symbols
+        self.allocates = allocates
+        if fuel is not None and (not isinstance(fuel, int) or fuel < 0):
+            raise ExecutorError(f"{name}: fuel is a number of regions, given {fuel!r}")
+        self.fuel = fuel
+        self.taken: list[Trace] = []
+        """The regions so far, in order."""
         self._programs: dict[Trace, RunFunction] = {}
 
     def register_supported(self, op: Any, *, checker: Checker | None = None) -> None:
@@ -328,11 +354,24 @@ class FusionExecutor(Executor):
         return self._programs.get(region)
 
     def compiled(self, region: Trace) -> RunFunction:
-        """`fuse(region)`, made once for equal regions."""
+        """`fuse(region)`, made once for equal regions, while there is fuel."""
         known = self._programs.get(region)
         if known is None:
-            known = self._programs.setdefault(region, self.fuse(region))
+            known = self._programs.setdefault(region, self._made(region))
         return known
+
+    def _made(self, region: Trace) -> RunFunction:
+        from thunder_fn.executors.torch_executor import lower
+
+        if not self.has_fuel(region):
+            return lower(region, below_autograd=True).run
+        run = self.fuse(region)
+        return CheckedRegion(f"{self.name}: the region {region.name}", run, region) if self.is_checked else run
+
+    def has_fuel(self, region: Trace) -> bool:
+        """The region is one of those that are compiled. It counts as one from here on."""
+        self.taken.append(region)
+        return self.fuel is None or len(self.taken) <= self.fuel
 
 
 def any_fuses(executors: Iterable[Executor]) -> bool:

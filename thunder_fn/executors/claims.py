@@ -34,18 +34,18 @@ from thunder_fn.executors.base import (
     Run,
     RunFunction,
 )
+from thunder_fn.executors.decisions import INSTEAD, TOO_SMALL, Decision, how
 from thunder_fn.executors.notes import Note, Part
 from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
+from thunder_fn.executors.updates import IN_PLACE, Written, updates, written_by
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rules import lowered
 from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder, Var
 
 REGION = "region"
-TOO_SMALL = "the region would be too small"
-INSTEAD = "computes something else instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +69,10 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What became of one kind of equation: who took it, and why those that were asked before did not.
-
-    `taken_by` is None for a composite that was unfolded; `times` counts equations; `depth` is how deep in composites
-    they were.
-    """
-
-    op: str
-    depth: int
-    source: str
-    taken_by: str | None
-    how: str
-    refusals: tuple[tuple[str, str], ...]
-    times: int = 1
-
-    @property
-    def place(self) -> str:
-        """The user's line alone, without the module."""
-        return self.source.rpartition(" (")[0] if self.source.endswith(")") else self.source
-
-
-@dataclass(frozen=True, slots=True)
 class Claimed:
     """A trace of leaves, structured ops and claimed composites; who runs those; which composites began where.
 
-    Regions have names of their own, and are found by these.
+    Regions have names of their own, and are found by these. `asked` are those that are asked about bodies too.
     """
 
     trace: Trace
@@ -102,6 +80,7 @@ class Claimed:
     claims: dict[Trace | Op, Claim]
     log: tuple[Decision, ...] = ()
     executors: dict[str, Executor] = field(default_factory=dict[str, "Executor"])
+    asked: tuple[Executor, ...] = ()
 
     @property
     def replaced(self) -> tuple[Decision, ...]:
@@ -112,20 +91,35 @@ class Claimed:
         """Who runs a composite."""
         return self.claims.get(equation.op) or self.claims[alone(equation)]
 
+    def region_of(self, equation: Equation) -> Trace | None:
+        """The body of a region of an executor that says where its results lie."""
+        claim = self.claim_of(equation) if equation.op.kind == "composite" else None
+        if claim is None or not isinstance(claim.executor, FusionExecutor) or not claim.executor.allocates:
+            return None
+        return claim.region
 
-def claim(trace: Trace, executors: Sequence[Executor] = (), *, below_autograd: bool = False) -> Claimed:
+
+def claim(
+    trace: Trace,
+    executors: Sequence[Executor] = (),
+    writes: Sequence[int | None] = (),
+    *,
+    below_autograd: bool = False,
+) -> Claimed:
     """Decide who runs what.
 
     Law: ``evaluate(claim(t, executors).trace, xs)`` is bitwise ``evaluate(t, xs)``.
 
     Args:
         executors: in order of priority. What none of them takes is left to the torch executor.
+        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. What
+            overwrites some elements of such an input is no part of a region.
         below_autograd: the results need no gradient.
 
     Raises:
         ExecutorError: two executors have the same name, or a checker or a transform of an executor raises.
     """
-    return _Claiming(frozen(executors), below_autograd).program(trace)
+    return _Claiming(frozen(executors), below_autograd).program(trace, written_by(trace, writes))
 
 
 class _Claiming:
@@ -138,7 +132,7 @@ class _Claiming:
         self.min_shared = min((executor.min_shared for executor in self.fusions), default=None)
         self.claims: dict[Trace | Op, Claim] = {}
         self.log: dict[Decision, int] = {}
-        self.parts: dict[tuple[Trace, tuple[Executor, ...] | None], Part] = {}
+        self.parts: dict[tuple[Trace, tuple[Executor, ...] | None, Written], Part] = {}
         self.by_name: dict[str, Executor] = {}
         self.know(executors)
 
@@ -149,14 +143,14 @@ class _Claiming:
                     f"two executors are called {executor.name!r}\nGive each executor of a program a name of its own."
                 )
 
-    def program(self, trace: Trace) -> Claimed:
-        part = self.part(trace)
+    def program(self, trace: Trace, written: Written) -> Claimed:
+        part = self.part(trace, written)
         named = self.named(part.trace)
         log = tuple(replace(decision, times=count) for decision, count in self.log.items() if count)
         notes = {position: tuple(map(str, found)) for position, found in part.notes.items()}
-        return Claimed(named, notes, self.claims, log, self.by_name)
+        return Claimed(named, notes, self.claims, log, self.by_name, self.executors)
 
-    def part(self, trace: Trace) -> Part:
+    def part(self, trace: Trace, written: Written) -> Part:
         """A trace, claimed; its shared composites are parts of their own."""
         shared = shared_bodies(trace, self.min_shared) if self.min_shared is not None else frozenset[Trace]()
         walk = _Walk(self, shared, TraceBuilder(trace.name), {})
@@ -167,11 +161,14 @@ class _Claiming:
         part = part.without(*tidy(part.trace, below_autograd=self.below_autograd))
         part = part.without(*drop_dead(part.trace))
         for fusion in self.fusions:
-            part = self.fused(part, fusion)
-        return self.unfolded(part, shared)
+            part = self.fused(part, fusion, written)
+        return self.unfolded(part, shared, written)
 
-    def fused(self, part: Part, fusion: FusionExecutor) -> Part:
+    def fused(self, part: Part, fusion: FusionExecutor, written: Written) -> Part:
         fusible = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
+        for position in filter(fusible.__getitem__, updates(part.trace, written).equations):
+            fusible[position] = False
+            self.give_up([part.trace.equations[position]], fusion, IN_PLACE)
         groups = [group for group in fusion.apart(part.trace) if all(fusible[position] for position in group)]
         apart, small = {position for group in groups for position in group}, list[Equation]()
         found = partition(part.trace, [flag and place not in apart for place, flag in enumerate(fusible)])
@@ -180,7 +177,7 @@ class _Claiming:
                 groups.append(group)
             else:
                 small += [part.trace.equations[position] for position in group]
-        self.give_up(small, fusion)
+        self.give_up(small, fusion, TOO_SMALL)
         return part.reordered(*grouped(part.trace, groups, f"{fusion.name}::{REGION}")) if groups else part
 
     def is_fusible(self, equation: Equation, fusion: FusionExecutor) -> bool:
@@ -188,22 +185,22 @@ class _Claiming:
             return False
         return isinstance(fusion.answer(equation), Fuse)
 
-    def unfolded(self, part: Part, shared: frozenset[Trace]) -> Part:
+    def unfolded(self, part: Part, shared: frozenset[Trace], written: Written) -> Part:
         """The part with its shared composites as the parts that they are, and composites that no region took unfolded."""
         if all(is_final(equation) for equation in part.trace.equations):
             return part
         walk = _Walk(self, frozenset(), TraceBuilder(part.trace.name), {}, part.notes)
         arguments = tuple(walk.builder.input(var.type) for var in part.trace.inputs)
-        outputs = walk.expand(part.trace, arguments, shared)
+        outputs = walk.expand(part.trace, arguments, shared, written)
         return Part(walk.builder.build(outputs), walk.notes)
 
-    def part_of(self, equation: Equation, body: Trace) -> Part:
+    def part_of(self, equation: Equation, body: Trace, written: Written) -> Part:
         """The body of a shared composite, or of a call that brings its own executors, as a part."""
-        own = own_executors(equation)
-        if (body, own) not in self.parts:
+        key = body, (own := own_executors(equation)), written
+        if key not in self.parts:
             claiming = self if own is None else self.with_executors(own)
-            self.parts[body, own] = claiming.part(body)
-        return self.parts[body, own]
+            self.parts[key] = claiming.part(body, written)
+        return self.parts[key]
 
     def with_executors(self, executors: tuple[Executor, ...]) -> _Claiming:
         """The same claiming, where other executors are asked."""
@@ -222,7 +219,7 @@ class _Claiming:
             if isinstance(answer, Fuse) and not fuse:
                 answer = Refused(TOO_SMALL)
             if not isinstance(answer, Refused):
-                self.note(equation, executor.name, _how(answer), refusals, depth)
+                self.note(equation, executor.name, how(answer), refusals, depth)
                 return executor, answer
             refusals.append((executor.name, answer.reason))
         self.note(equation, None if lowered(equation) is not None else "torch", "", refusals, depth)
@@ -237,7 +234,7 @@ class _Claiming:
         decision = Decision(equation.op.name, depth, source, taken_by, how, tuple(refusals))
         self.log[decision] = self.log.get(decision, 0) + 1
 
-    def give_up(self, equations: Sequence[Equation], fusion: FusionExecutor) -> None:
+    def give_up(self, equations: Sequence[Equation], fusion: FusionExecutor, reason: str) -> None:
         """Correct the log: these equations are not in a region after all."""
         taken: dict[tuple[str, str], list[Decision]] = {}
         for decision in self.log:
@@ -247,7 +244,7 @@ class _Claiming:
             place = equation.source.place if equation.source else ""
             decision = next((one for one in taken.get((equation.op.name, place), ()) if self.log[one]), None)
             if decision is not None:
-                refusals = (*decision.refusals, (fusion.name, TOO_SMALL))
+                refusals = (*decision.refusals, (fusion.name, reason))
                 given_up = replace(decision, taken_by="torch", how="", refusals=refusals)
                 self.log[decision] -= 1
                 self.log[given_up] = self.log.get(given_up, 0) + 1
@@ -351,9 +348,11 @@ class _Walk:
         self.claiming.claims[alone(self.builder.equations[-1])] = Claim(executor, name, run)
         return results
 
-    def expand(self, trace: Trace, inputs: tuple[Atom, ...], shared: frozenset[Trace]) -> tuple[Atom, ...]:
+    def expand(
+        self, trace: Trace, inputs: tuple[Atom, ...], shared: frozenset[Trace], written: Written
+    ) -> tuple[Atom, ...]:
         """Shared composites as the parts that they are; other composites that are left, without regions."""
-        env = self.bind(trace, inputs)
+        env, inside = self.bind(trace, inputs), updates(trace, written).inside
         for position, equation in enumerate(trace.equations):
             self.say(*self.known.get(position, ()))
             body = None if is_final(equation) else lowered(equation)
@@ -364,7 +363,8 @@ class _Walk:
                 self.say(Note(called(equation), source, 0))
                 operands = tuple(env[var.index] for var in equation.operands)
                 if body in shared or own_executors(equation) is not None:
-                    results = self.inlined(self.claiming.part_of(equation, body), operands, equation.source)
+                    part = self.claiming.part_of(equation, body, inside.get(position, ()))
+                    results = self.inlined(part, operands, equation.source)
                 else:
                     results = self.run(body, operands, 1, equation.source, fuse=False)
             env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
@@ -377,15 +377,3 @@ class _Walk:
             known = self.notes.get(start + position, ())
             self.notes[start + position] = (*known, *(note.inside(call) for note in found))
         return inline_into(self.builder, part.trace, operands, call)
-
-
-def _how(answer: Answer) -> str:
-    match answer:
-        case Run(name):
-            return f"runs it as {name}"
-        case Instead():
-            return INSTEAD
-        case Fuse():
-            return "fuses it"
-        case Refused(reason):
-            return reason

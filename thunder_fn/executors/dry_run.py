@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from thunder_fn.executors.base import FusionExecutor
 from thunder_fn.executors.claims import Claimed
+from thunder_fn.executors.running import CheckedRegion
+from thunder_fn.executors.taking import donating
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.trace import Equation, Trace
 
@@ -24,8 +26,12 @@ class HasDryRun(Protocol):
         ...
 
 
-def dry_run_of(claimed: Claimed, equation: Equation) -> Callable[..., tuple[Any, ...]] | None:
+def dry_run_of(
+    claimed: Claimed, equation: Equation, given: tuple[int, ...] = ()
+) -> Callable[..., tuple[Any, ...]] | None:
     """What runs an equation that an executor took, as a function of its operands, tensors without values.
+
+    It may write to the operands that it is `given`, by place.
 
     None for what is not PyTorch calls to the last, such as an operator's `fn`: nobody knows what that does.
     """
@@ -36,6 +42,7 @@ def dry_run_of(claimed: Claimed, equation: Equation) -> Callable[..., tuple[Any,
     run = claim.executor.known(region)
     if run is None:  # it could not be compiled
         return _on_torch(region)
+    run = donating(run.run if isinstance(run, CheckedRegion) else run, given)
     if isinstance(run, HasDryRun):
         return run.dry_run
     is_ours = isinstance(run, types.FunctionType) and run.__code__.co_filename.startswith("<thunder_fn")

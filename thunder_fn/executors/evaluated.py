@@ -66,18 +66,21 @@ def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., t
 
 def compiled_region(claim: Claim) -> RunFunction:
     """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
-    from thunder_fn.executors.torch_executor import lower
-
     region, executor = claim.closed_region, claim.executor
     assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
     try:
         return executor.compiled(region)
     except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
-        source = next((equation.source for equation in region.equations if equation.source), None)
-        text = located(
-            f"{executor.name} could not compile the region {claim.name} of {len(region.equations)} equations, "
-            f"which runs on the torch executor instead\n{type(error).__name__}: {error}",
-            source=source,
-        )
-        warnings.warn(text, RegionWarning, stacklevel=2)
-        return lower(region).run
+        return not_compiled(executor, region, claim.name, error)
+
+
+def not_compiled(executor: Executor, region: Trace, name: str, error: Exception) -> RunFunction:
+    """The function of a region that its executor failed to compile, on the torch executor; with a warning."""
+    from thunder_fn.executors.torch_executor import lower
+
+    source = next((equation.source for equation in region.equations if equation.source), None)
+    what = f"{executor.name} could not compile the region {name} of {len(region.equations)} equations, "
+    what += f"which runs on the torch executor instead\n{type(error).__name__}: {error}"
+    fix = f"The results are right. Leave {executor.name} out of `executors` to run without this warning."
+    warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=3)
+    return lower(region).run

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from thunder_fn import ops
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.rewriting import rewritten_by
+from thunder_fn.capture.rewriting import remembered_in_context, rewritten_by
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.errors import ExecutorError, kind_of, located, with_article
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
@@ -45,7 +45,6 @@ from thunder_fn.trace import (
     Type,
     Var,
     canonical,
-    num_vars,
     type_of_value,
 )
 
@@ -59,7 +58,7 @@ class _Joint:
     recorder: Recorder
     where: str
     cotangents: list[tuple[Var, torch.Tensor]] = field(default_factory=list)
-    gradients: dict[Var, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[Var, torch.Tensor | None] = field(default_factory=dict)
     inputs: tuple[Var, ...] = ()
 
 
@@ -91,11 +90,14 @@ def put_grad(argument: Any, gradient: torch.Tensor | None) -> None:
         ExecutorError: this is no grad transform, `argument` is no argument, or the gradient has another type.
     """
     joint = _running("put_grad")
-    if gradient is None or not isinstance(argument, torch.Tensor):
+    if not isinstance(argument, torch.Tensor):
         return
     var = joint.recorder.var_of(argument)
     if var is None or var not in joint.inputs:
         raise ExecutorError(f"{joint.where}: put_grad was given a tensor that is no argument: {_told(argument)}")
+    if gradient is None:
+        joint.gradients.setdefault(var, None)
+        return
     if not isinstance(gradient, torch.Tensor) or type_of_value(gradient) != var.type:
         raise ExecutorError(
             located(
@@ -144,7 +146,38 @@ CapturedRule = tuple[Trace, Trace, tuple[int | None, ...]]
 Transform = Callable[..., Any]
 
 
-def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequence[Type], where: str) -> CapturedRule:
+@dataclass(frozen=True, slots=True)
+class DerivedRule:
+    """A grad transform cut in two, and what it says nothing about.
+
+    `put` says for each operand whether the transform gives its gradient, zero included; `asked` says for each output
+    whether it asks for its cotangent.
+    """
+
+    captured: CapturedRule
+    put: tuple[bool, ...]
+    asked: tuple[bool, ...]
+    where: str
+
+    def check_wanted(self, inputs: Sequence[bool], outputs: Sequence[bool], equation: Equation) -> None:
+        """Raise if the transform says nothing about a gradient that is wanted: it would be zero, and nobody would know.
+
+        Args:
+            inputs, outputs: whose gradients are wanted, and who has a cotangent.
+        """
+        lost = next((i for i, (want, flag) in enumerate(zip(outputs, self.asked, strict=True)) if want > flag), None)
+        if lost is not None:
+            what = f"{self.where}: the gradient through result {lost} would be lost: the grad transform does not ask for it"
+            raise ExecutorError(located_in(what, equation, f"Call `get_grad` of result {lost}."))
+        lost = next((i for i, (want, flag) in enumerate(zip(inputs, self.put, strict=False)) if want > flag), None)
+        if lost is not None:
+            type = equation.operands[lost].type
+            what = f"{self.where}: the grad transform gives no gradient for argument {lost}, {with_article(type)}"
+            fix = "Call `put_grad` for it; with None if the gradient is zero."
+            raise ExecutorError(located_in(what, equation, fix))
+
+
+def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequence[Type], where: str) -> DerivedRule:
     """Capture a grad transform and cut it in two.
 
     Args:
@@ -156,9 +189,10 @@ def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequenc
         ExecutorError: it returns something else, or asks for the gradient of what it does not return.
     """
 
-    def run() -> tuple[Trace, list[int], list[bool]]:
-        given: list[int] = []
+    def run() -> tuple[Trace, list[tuple[int, ...]], list[bool], tuple[bool, ...]]:
+        given: list[tuple[int, ...]] = []
         flags: list[bool] = []
+        put: list[bool] = []
 
         def joint(*tensors: Any) -> Any:
             with _capturing(where, tensors) as state:
@@ -166,16 +200,20 @@ def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequenc
                 results = [leaf for leaf in pytree.flatten(result)[0] if isinstance(leaf, torch.Tensor)]
                 _check_results(results, outputs, where)
                 given.extend(_asked(state, results))
-                flags.extend(var in state.gradients for var in state.inputs)
-                return (*results, *(state.gradients[var] for var in state.inputs if var in state.gradients))
+                put.extend(var in state.gradients for var in state.inputs)
+                gradients = [state.gradients.get(var) for var in state.inputs]
+                flags.extend(gradient is not None for gradient in gradients)
+                return (*results, *(gradient for gradient in gradients if gradient is not None))
 
         joint.__name__ = f"{where}_grad"
         (captured,) = calls.captured_bodies("grad_transform", (joint,), (calls.examples_of(operands),))
-        return captured.trace, given, flags
+        return captured.trace, given, flags, tuple(put)
 
     with rewritten_by(None), lookasides(LAYOUT_IS_UNKNOWN):
-        trace, given, flags = calls.inside_capture(run)
-    return _cut(trace, len(operands), given, flags, outputs)
+        trace, given, flags, put = calls.inside_capture(run)
+    asked = {position for places in given for position in places}
+    found = tuple(position in asked for position in range(len(outputs)))
+    return DerivedRule(_cut(trace, len(operands), given, flags, outputs), put, found, where)
 
 
 @contextmanager
@@ -198,23 +236,26 @@ def _check_results(results: Sequence[torch.Tensor], outputs: Sequence[Type], whe
         raise ExecutorError(f"{where}: the grad transform returned {texts}")
 
 
-def _asked(state: _Joint, results: Sequence[torch.Tensor]) -> list[int]:
-    """For each cotangent that was asked for, in order, the position of its output."""
+def _asked(state: _Joint, results: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+    """For each cotangent that was asked for, in order, the positions of its output."""
     positions = [state.recorder.var_of(state.recorder.lift(result)) for result in results]
-    found: list[int] = []
+    found: list[tuple[int, ...]] = []
     for var, _ in state.cotangents:
         if var not in positions:
             raise ExecutorError(
                 f"{state.where}: get_grad was asked for the gradient of {with_article(var.type)} that is not returned"
             )
-        found.append(positions.index(var))
+        found.append(tuple(position for position, other in enumerate(positions) if other == var))
     return found
 
 
 def _cut(
-    trace: Trace, count: int, given: Sequence[int], flags: Sequence[bool], outputs: Sequence[Type]
+    trace: Trace, count: int, given: Sequence[tuple[int, ...]], flags: Sequence[bool], outputs: Sequence[Type]
 ) -> CapturedRule:
-    """fwd: operands to outputs and residuals; bwd: residuals and all cotangents to gradients."""
+    """fwd: operands to outputs and residuals; bwd: residuals and all cotangents to gradients.
+
+    `given` says for each cotangent that was asked for which outputs it is of; `flags` who has a gradient.
+    """
     flat = dce(trace)
     operands, asked = flat.inputs[:count], flat.inputs[count:]
     late = {var.index for var in asked}
@@ -233,16 +274,28 @@ def _cut(
     own = {var.index for equation in late_equations for var in equation.outputs} | {var.index for var in asked}
     residuals = tuple(var for index, var in read.items() if index not in own and index not in constants)
     fwd = canonical(operands, tuple(early_equations), (*results, *residuals), flat.constants, name=f"{trace.name}_fwd")
-    by_output, unused = dict(zip(given, asked, strict=True)), num_vars(flat)
-    cotangents = tuple(
-        by_output.get(position) or Var(unused + position, type)
-        for position, type in enumerate(outputs)
-        if is_differentiable(type)
-    )
-    inputs = (*residuals, *cotangents)
-    bwd = canonical(inputs, tuple(late_equations), gradients, flat.constants, name=f"{trace.name}_bwd")
+    builder = TraceBuilder(f"{trace.name}_bwd")
+    env: dict[int, Any] = {var.index: builder.input(var.type) for var in residuals}
+    cotangents = [builder.input(type) if is_differentiable(type) else None for type in outputs]
+    for places, var in zip(given, asked, strict=True):  # more than one place: a tensor that is returned several times
+        env[var.index] = reduce(partial(_sum, builder), [cotangents[place] for place in places])
+    for constant in flat.constants:
+        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    for equation in late_equations:
+        results = builder.copy(equation, lambda var: env[var.index])
+        env.update((var.index, result) for var, result in zip(equation.outputs, results, strict=True))
+    bwd = builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in gradients))
     supply = iter(range(len(gradients)))
     return fwd, bwd, tuple(next(supply) if flag else None for flag in flags)
+
+
+def _sum(builder: TraceBuilder, a: Any, b: Any) -> Any:
+    return builder.add(ops.leaf(ops.aten.add.Tensor), (a, b), (a.type,))[0]
+
+
+@remembered_in_context(4096)
+def _derived(rule: LazyRule) -> DerivedRule:
+    return rule.derive()
 
 
 @dataclass(frozen=True)
@@ -256,9 +309,17 @@ class LazyRule:
         """The keyword arguments of the equation."""
         return {"rule": self, "gradients": (None,) * len(self.primal.inputs)}
 
-    def capture(self) -> CapturedRule:
-        """The rule."""
+    def derive(self) -> DerivedRule:
+        """The rule, captured."""
         raise NotImplementedError
+
+    def capture(self) -> CapturedRule:
+        """The rule's bodies."""
+        return _derived(self).captured
+
+    def check_wanted(self, inputs: Sequence[bool], outputs: Sequence[bool], equation: Equation) -> None:
+        """Raise if the rule says nothing about a gradient that is wanted."""
+        _derived(self).check_wanted(inputs, outputs, equation)
 
 
 @dataclass(frozen=True)
@@ -272,7 +333,8 @@ class _ImplementationRule(LazyRule):
     def __name__(self) -> str:
         return self.name.replace(": ", "_")
 
-    def capture(self) -> CapturedRule:
+    def derive(self) -> DerivedRule:
+        """The executor's rule."""
         (equation,) = self.primal.equations
         operands, outputs = ([var.type for var in side] for side in (equation.operands, equation.outputs))
         try:

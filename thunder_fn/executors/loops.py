@@ -29,7 +29,7 @@ from thunder_fn.constraints import is_positive
 from thunder_fn.derive import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
 from thunder_fn.executors.names import tuple_text
-from thunder_fn.executors.reuse import find_aliases
+from thunder_fn.executors.reuse import RegionOf, find_aliases, no_region
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.pretty import as_comment
 from thunder_fn.structured.carry_at import CARRY_AT, histories
@@ -109,7 +109,7 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
     once, step = split_invariant(flat, loop.num_consts)
     body, num_hoisted = step.trace, len(once.trace.outputs)
     loop = replace(loop, num_consts=loop.num_consts + num_hoisted)
-    block = writer.block(step, private_carries(body, loop.num_consts, loop.num_carry))
+    block = writer.block(step, private_carries(body, loop.num_consts, loop.num_carry, step.region_of))
     consts, carry, xs = loop.parts(body.inputs)
     own = consts[: len(consts) - num_hoisted]
     outputs, ys = loop.results(body.outputs)
@@ -190,12 +190,12 @@ def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False)
     return replace(body, trace=once, notes={}), replace(body, trace=step, notes=notes)
 
 
-def private_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[int, ...]:
+def private_carries(body: Trace, num_consts: int, num_carry: int, region_of: RegionOf = no_region) -> tuple[int, ...]:
     """The carries of a flat body, by input, that lie in memory which only they see once a step has run.
 
     A step that overwrites one needs a copy of the first carry, no more.
     """
-    aliases = find_aliases(body)
+    aliases = find_aliases(body, region_of)
     outputs = [atom for atom in body.outputs if isinstance(atom, Var)]
     found: list[int] = []
     for position in range(num_carry):
@@ -222,7 +222,10 @@ def _while(writer: FunctionWriter, equation: Equation) -> Function:
     num_consts = loop.num_consts + len(once.trace.outputs)
     hoisted, carry = body.inputs[loop.num_consts : num_consts], body.inputs[num_consts:]
     test = replace(test, trace=with_more_inputs(test.trace, loop.num_consts, hoisted))
-    condition, block = writer.block(test), writer.block(step, private_carries(body, num_consts, len(carry)))
+    condition, block = (
+        writer.block(test),
+        writer.block(step, private_carries(body, num_consts, len(carry), step.region_of)),
+    )
     own = body.inputs[: loop.num_consts]
     lines = list(_hoisted(writer, once, own, hoisted))
     lines += [f"{var} = {_clone(writer)}({var})" for var in block.overwritten]

@@ -33,7 +33,8 @@ def keys_of(op: Any, where: str) -> tuple[Key, ...]:
     """
     match op:
         case str():
-            return (op,)
+            function = _function_named(op)
+            return (op,) if function is None else keys_of(function, where)
         case internals.OpOverload():
             return (str(op),)
         case internals.OpOverloadPacket():
@@ -45,6 +46,8 @@ def keys_of(op: Any, where: str) -> tuple[Key, ...]:
     name = getattr(op, "__composite__", None) or internals.custom_op_name(op)
     if name is not None:
         return (name,)
+    if getattr(op, "__module__", None) == "_operator":  # `operator.mul` is the method
+        op = getattr(torch.Tensor, f"__{op.__name__.strip('_')}__", op)
     name = function_name(op) if callable(op) and hasattr(op, "__name__") else None
     if name is None:
         raise ExecutorError(
@@ -57,6 +60,14 @@ def keys_of(op: Any, where: str) -> tuple[Key, ...]:
     short = name.rsplit(".", 1)[-1]
     packets = [candidate for candidate in (short, f"_{short}") if hasattr(torch.ops.aten, candidate)]
     return (name, *(f"aten.{packet}" for packet in packets))
+
+
+def _function_named(name: str) -> Callable[..., Any] | None:
+    """The torch function of a name; None if there is none."""
+    found: Any = torch
+    for part in name.split(".")[1:] if name.startswith("torch.") else ():
+        found = getattr(found, part, None)
+    return found if found is not torch and callable(found) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +123,8 @@ def accepted(function: Callable[..., Any], op: str, kwargs: dict[str, Any]) -> d
 @cache
 def _defaults_of(op: str) -> dict[str, Any]:
     """What the arguments of a torch function are if they are not given."""
-    function: Any = torch
-    for part in op.split(".")[1:] if op.startswith("torch.") else ():
-        function = getattr(function, part, None)
-    signature = signature_of(function) if callable(function) else None
+    function = _function_named(op)
+    signature = signature_of(function) if function is not None else None
     if signature is None:
         return {}
     return {key: p.default for key, p in signature.parameters.items() if p.default is not p.empty}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import builtins
 import keyword
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from thunder_fn.executors.running import EQUATIONS
 from thunder_fn.executors.taking import TEXT
 from thunder_fn.pretty import identifier
-from thunder_fn.trace import Equation
+from thunder_fn.trace import Atom, Equation, Var
 
 BUILTINS = ("float", "complex", "getattr", "zip", "reversed", "range", "int")
 """Names of Python's that generated code calls."""
@@ -55,6 +56,14 @@ class Names:
             self.context[TEXT] = text
         exec(compile(text, f"<thunder_fn {name}>", "exec"), self.context)
         return "\n".join([*self.functions, text]), self.context.pop(name)
+
+    def returned(self, atoms: Sequence[Atom], text: Callable[[Atom], str]) -> Iterator[str]:
+        """Lines that return these values. A variable that is returned as a copy is copied once, however often it is returned."""
+        times = Counter(atom for atom in atoms if isinstance(atom, Var))
+        copied = [var for var, count in times.items() if count > 1 and text(var) != str(var)]
+        known = {var: self.bind(("copy", var), f"{var}_copy", None) for var in copied}
+        yield from (f"{name} = {text(var)}" for var, name in known.items())
+        yield f"return {tuple_text([known[atom] if isinstance(atom, Var) and atom in known else text(atom) for atom in atoms])}"
 
 
 def tuple_text(parts: Iterable[str]) -> str:

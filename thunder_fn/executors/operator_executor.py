@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from thunder_fn import ops
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.derive import alone
@@ -191,7 +192,11 @@ def _replacement(transform: Function, single: Trace) -> Trace:
     name = getattr(transform, "__name__", "execution_transform")
 
     def replaced(*tensors: Any) -> Any:
-        return apply_to(transform, equation, *tensors)
+        result = apply_to(transform, equation, *tensors)
+        if isinstance(result, dict) and (equation.op.kind == "leaf" or ops.is_call(equation.op)):
+            what = f"the execution transform {name} returned a dict, but results of {equation.op} come in an order"
+            raise ExecutorError(located_in(what, equation, "Return a tensor, or a tuple of them."))
+        return result
 
     replaced.__name__ = name
     types = [var.type for var in equation.operands]

@@ -27,14 +27,11 @@ from thunder_fn.capture.scopes import encode_call, in_scope, lift_call, user_sou
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.derive import alone
 from thunder_fn.errors import ExecutorError, ThunderError, kind_of, located
-from thunder_fn.executors.grad_transforms import CapturedRule, LazyRule, derive_rule
+from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_rule
 from thunder_fn.executors.matching import FakeCall, python_value
 from thunder_fn.executors.running import Runner
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.rules import Mask, Split
 from thunder_fn.structured import calls
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import body_activity
+from thunder_fn.structured.bind import BodyRules, bind
 from thunder_fn.structured.custom_jvp import custom_jvp
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.structured.custom_vmap import custom_vmap
@@ -143,7 +140,7 @@ class Operator:
 
         if operands_of(recorder, call.tensors) is not None:
             return bind()
-        return bind_followed(recorder, call.tensors, bind, replay, _BodyRules)
+        return bind_followed(recorder, call.tensors, bind, replay, BodyRules)
 
     def _capture(self, call: _Arguments) -> Captured:
         """What the operator does with these arguments, as a trace."""
@@ -174,6 +171,8 @@ class Operator:
         """What the operator does, with the rules that it brings but for those that are being captured."""
         without = self._rules_at_work()
         function = self._plainly
+        if self.like is None:
+            args, kwargs = self._by_position(args, kwargs)
         if self.jvp is not None and "jvp" not in without:
             with_jvp: Any = custom_jvp(function)
             with_jvp.defjvp(self._guarded("jvp", self.jvp))
@@ -186,6 +185,19 @@ class Operator:
             function = with_vmap
         return function(*args, **kwargs)
 
+    def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call with what `fn` takes by position by position, as rules take it."""
+        signature = calls.signature_of(self.fn) if kwargs else None
+        if signature is None:
+            return args, kwargs
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise self._misuse(str(error)) from None
+        if bound.kwargs:
+            bound.apply_defaults()
+        return bound.args, bound.kwargs
+
     def _guarded(self, kind: Rule, rule: Function) -> Function:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with _in_rule_of(self, kind):
@@ -197,18 +209,6 @@ class Operator:
     @cached_property
     def _plainly(self) -> Function:
         return self.like if self.like is not None else _Opaque(self)
-
-
-class _BodyRules:
-    """The rules of a composite: its body's."""
-
-    @staticmethod
-    def activity(equation: Equation, active: Mask) -> Mask:
-        return body_activity(equation.body, active)
-
-    @staticmethod
-    def split(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-        return split_vjp(equation.body, wanted_inputs, wanted_outputs)
 
 
 def _operator_named(executor: str, name: str) -> Operator:
@@ -364,8 +364,8 @@ class _OperatorRule(LazyRule):
     def __name__(self) -> str:
         return f"{self.operator.name}_grad"
 
-    def capture(self) -> CapturedRule:
-        """fwd, bwd and places."""
+    def derive(self) -> DerivedRule:
+        """The operator's rule."""
         transform = self.operator.grad_transform
         assert transform is not None, "made for operators that have one"
 

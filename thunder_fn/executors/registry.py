@@ -52,15 +52,21 @@ def deregister_executor(executor: Executor | str) -> None:
     """Forget a name. Functions that were jitted with the executor keep it.
 
     Raises:
-        ExecutorError: it comes with thunder_fn.
+        ExecutorError: it comes with thunder_fn, is no executor, or another one is registered under its name.
         UnknownOption: no executor has this name.
     """
+    if not isinstance(executor, str | Executor):
+        raise ExecutorError(f"deregister_executor: expected an executor or its name, given {kind_of(executor)}")
     name = executor if isinstance(executor, str) else executor.name
     if name == TORCH.name or name in BUILTIN:
         raise ExecutorError(f"deregister_executor: {name!r} comes with thunder_fn")
     with _lock:
-        if _registered.pop(name, None) is None:
+        known = _registered.get(name)
+        if known is None:
             raise UnknownOption(_unknown("deregister_executor", name))
+        if not isinstance(executor, str) and known is not executor:
+            raise ExecutorError(f"deregister_executor: the executor that is registered as {name!r} is another one")
+        del _registered[name]
 
 
 def get_executor(name: str) -> Executor:

@@ -2,13 +2,14 @@
 
 A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds the equations whose
 first operand is not needed any more, lives in memory that nobody else can see, and whose op has an in-place form with
-bitwise equal results. Everything else here is the alias analysis that this needs.
+bitwise equal results; and the operands of regions that are so, whose memory a compiler may write results to. Everything
+else here is the alias analysis that this needs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -19,10 +20,11 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, canonical, map_arg, num_vars
 
 # fmt: off
-_COPY_THEN_WRITE = frozenset((
+COPY_THEN_WRITE = frozenset((
     "index_put", "index_add", "scatter", "scatter_add", "index_copy", "index_fill",
 ))
-_ALLOCATES = _COPY_THEN_WRITE | frozenset((
+"""Ops that give their first operand with some elements overwritten, and have a form that overwrites them there."""
+_ALLOCATES = COPY_THEN_WRITE | frozenset((
     "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward",
     "native_layer_norm", "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward",
     "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "sum", "mean",
@@ -38,12 +40,20 @@ CLONE = ops.leaf(torch.ops.aten.clone.default)
 """To copy a value that nobody needs any more is to do nothing."""
 
 
+_RESHAPES = frozenset(("reshape", "view", "permute", "transpose", "t", "unsqueeze", "squeeze", "detach", "alias"))
+"""Views of every element of their first operand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """For each variable, the buffers that it may lie in, and whether it is all of a buffer made for it alone."""
+    """For each variable, the buffers that it may lie in, and whether it is all of a buffer made for it alone.
+
+    One that `covers` its buffer is that, or shows all of such a variable in another shape.
+    """
 
     buffers: tuple[frozenset[int], ...]
     whole: tuple[bool, ...]
+    covers: tuple[bool, ...]
 
     def family(self, var: Var) -> tuple[int, ...]:
         """Every variable that may share memory with `var`."""
@@ -51,12 +61,28 @@ class Aliases:
         return tuple(index for index, buffers in enumerate(self.buffers) if mine & buffers)
 
 
-def find_aliases(trace: Trace) -> Aliases:
+RegionOf = Callable[[Equation], Trace | None]
+"""The body of an equation whose results lie in memory as those of its body's equations do; of others nothing is known."""
+
+
+def no_region(equation: Equation) -> None:
+    """Nothing is known of any composite."""
+
+
+def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
     """Which variables may share memory. A buffer is named by the variable that it was made for."""
     roots = (*trace.inputs, *(constant.var for constant in trace.constants))
     buffers: list[frozenset[int]] = [frozenset((var.index,)) for var in roots]
-    whole = [False] * len(roots)
+    whole, covers = [False] * len(roots), [False] * len(roots)
     for equation in trace.equations:
+        region = region_of(equation)
+        if region is not None:
+            inside = find_aliases(region)
+            buffers += _buffers_of_results(equation, region, inside, buffers)
+            atoms = [atom if isinstance(atom, Var) else None for atom in region.outputs]
+            whole += [atom is not None and inside.whole[atom.index] for atom in atoms]
+            covers += [atom is not None and inside.covers[atom.index] for atom in atoms]
+            continue
         fresh = is_fresh(equation.op)
         any_of_them = frozenset[int]()
         if not fresh:
@@ -65,7 +91,21 @@ def find_aliases(trace: Trace) -> Aliases:
         for var in equation.outputs:
             buffers.append(frozenset((var.index,)) if fresh else any_of_them)
             whole.append(fresh)
-    return Aliases(tuple(buffers), tuple(whole))
+            covers.append(fresh or (is_reshape(equation.op) and covers[equation.operands[0].index]))
+    return Aliases(tuple(buffers), tuple(whole), tuple(covers))
+
+
+def _buffers_of_results(
+    equation: Equation, region: Trace, inside: Aliases, buffers: Sequence[frozenset[int]]
+) -> list[frozenset[int]]:
+    """The buffers of a region's results: what lies in an input lies where its operand does."""
+    outside = {place: buffers[var.index] for place, var in enumerate(equation.operands)}
+    found = list[frozenset[int]]()
+    for var, atom in zip(equation.outputs, region.outputs, strict=True):
+        own = frozenset((var.index,))
+        roots = inside.buffers[atom.index] if isinstance(atom, Var) else ()
+        found.append(frozenset[int]().union(*(outside.setdefault(root, own) for root in roots)) or own)
+    return found
 
 
 @cache
@@ -80,12 +120,18 @@ def is_fresh(op: Op) -> bool:
 
 
 @cache
+def is_reshape(op: Op) -> bool:
+    """The op shows every element of its first operand, in memory of it or in a copy."""
+    return op.kind == "leaf" and op.name.startswith("aten.") and op.name.split(".")[1] in _RESHAPES
+
+
+@cache
 def in_place(op: Op) -> Op | None:
     """The op that writes the same bits over its first operand, if there is one."""
     if op.kind != "leaf" or not is_fresh(op) or ops.is_random(op):
         return None
     namespace, name, variant = op.name.split(".")
-    if torch.Tag.pointwise not in ops.overload(op).tags and name not in _COPY_THEN_WRITE:
+    if torch.Tag.pointwise not in ops.overload(op).tags and name not in COPY_THEN_WRITE:
         return None
     try:
         written = Op("leaf", f"{namespace}.{name}_.{variant}")
@@ -150,34 +196,69 @@ def last_uses(trace: Trace) -> list[int]:
     return found
 
 
-def plan_reuse(trace: Trace, donated: Collection[int] = (), writes: Mapping[int, int] | None = None) -> frozenset[int]:
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What a program does with memory whose value nobody needs any more."""
+
+    in_place: frozenset[int]
+    """The equations, by position, that run over their first operand."""
+    given: Mapping[int, tuple[int, ...]]
+    """For regions, by position: the operands, by place, whose memory they may write to. Equal regions are given the same, so
+    that they are compiled once."""
+
+    def targets(self, trace: Trace) -> Iterator[Var]:
+        """The variables whose memory is written to."""
+        yield from (trace.equations[position].operands[0] for position in self.in_place)
+        for position, places in self.given.items():
+            yield from (trace.equations[position].operands[place] for place in places)
+
+
+def plan_reuse(
+    trace: Trace,
+    donated: Collection[int] = (),
+    writes: Mapping[int, int] | None = None,
+    region_of: RegionOf = no_region,
+) -> Reuse:
     """The equations that may run in place.
 
-    Law: running them so changes no output's bits, and no memory but that of donated and written variables.
+    Law: running them so changes no output's bits, and no memory but that of donated and written variables. A region may
+    do anything with what it is given but keep it: a result that it writes there is in nobody else's memory.
 
     Args:
-        trace: leaves and structured ops only.
+        trace: leaves, structured ops, and composites that executors run.
         donated: inputs, by variable, whose memory is the program's to use. No other input shares it.
         writes: variables (inputs or constants) whose memory will hold another variable's value when the program has
             run. No other input shares it.
-
-    Returns:
-        Positions of equations.
+        region_of: see `find_aliases`.
     """
     writes = writes or {}
-    aliases, last = find_aliases(trace), last_uses(trace)
+    aliases, last = find_aliases(trace, region_of), last_uses(trace)
     members = _Members(aliases)
     tenant_of: dict[int, int] = {index: index for index in writes}
-    usable = [*aliases.whole]
-    for index in (*donated, *writes):
-        usable[index] = True
-    end, chosen = len(trace.equations), set[int]()
+    own = {*donated, *writes}
+    end, chosen, regions = len(trace.equations), set[int](), dict[Op, list[tuple[int, set[int]]]]()
+
+    def is_free(var: Var, position: int) -> bool:
+        """Nothing after this equation reads the memory that the variable lies in, and nothing else here."""
+        return last[var.index] == position and all(last[index] < position for index in members.sharing(var))
+
     for position, equation in enumerate(trace.equations):
-        if not _has_form(equation) or not usable[equation.operands[0].index]:
+        if region_of(equation) is not None:
+            found = {
+                place
+                for place, var in enumerate(equation.operands)
+                if (aliases.covers[var.index] or var.index in own)
+                and _has_dims(var)
+                and var.index not in tenant_of
+                and equation.operands.count(var) == 1
+                and is_free(var, position)
+            }
+            regions.setdefault(equation.op, []).append((position, found))
+            continue
+        if not _has_form(equation):
             continue
         source, target = equation.operands[0], equation.outputs[0]
-        others = members.sharing(source)
-        if last[source.index] != position or any(last[index] >= position for index in others):
+        if not (aliases.whole[source.index] or source.index in own) or not is_free(source, position):
             continue
         home = tenant_of.get(source.index)
         escapes = last[target.index] == end or any(last[index] == end for index in members.sharing(target))
@@ -186,7 +267,11 @@ def plan_reuse(trace: Trace, donated: Collection[int] = (), writes: Mapping[int,
         if home is not None:
             tenant_of[target.index] = home
         chosen.add(position)
-    return frozenset(chosen)
+    given = dict[int, tuple[int, ...]]()
+    for calls in regions.values():
+        common = set[int].intersection(*(places for _, places in calls))
+        given.update((position, tuple(sorted(common))) for position, _ in calls if common)
+    return Reuse(frozenset(chosen), given)
 
 
 class _Members:
@@ -213,6 +298,11 @@ class _Members:
         return {index for buffers in found for index in self.variables[buffers]} - {var.index}
 
 
+def _has_dims(var: Var) -> bool:
+    """It is no number: of those there is little to gain."""
+    return isinstance(var.type, TensorType) and bool(var.type.shape)
+
+
 def _has_form(equation: Equation) -> bool:
     """The op has an in-place form that fits these operands: one tensor of the result's type, first."""
     if len(equation.outputs) != 1 or not equation.args or not isinstance(equation.args[0], Var):
@@ -225,13 +315,18 @@ def _has_form(equation: Equation) -> bool:
     if in_place(equation.op) is None:
         return False
     repeats = sum(var == source for var in equation.operands)
-    return repeats == 1 or equation.op.name.split(".")[1] not in _COPY_THEN_WRITE
+    return repeats == 1 or equation.op.name.split(".")[1] not in COPY_THEN_WRITE
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Every element has a place of its own and there are no gaps: what a donated or written tensor must be."""
+    return is_dense_layout(tensor.shape, tensor.stride())
+
+
+def is_dense_layout(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """The same for a tensor with these sizes and strides."""
     step = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != step:
             return False
         step *= size

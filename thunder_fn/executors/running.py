@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.errors import ExecutorError, has_note, located
+from thunder_fn.errors import ExecutorError, has_note, kind_of, located
+from thunder_fn.executors.taking import donating
 from thunder_fn.interpreters.heartbeat import run_collective
 from thunder_fn.pretty import format_equation
 from thunder_fn.symbols import Substitution, bind, replaced
-from thunder_fn.trace import Arg, Equation, Expr, Source, TensorType, Type, Var, type_of_value
+from thunder_fn.trace import Arg, Equation, Expr, Source, TensorType, Trace, Type, Var, type_of_value
 
 EQUATIONS = "_equations"
 """In the context of a program: the equation of each line that calls an operator."""
@@ -47,9 +48,11 @@ class Runner:
         """The tensors that fn returns.
 
         Raises:
-            ExecutorError: they are not of these types.
+            ExecutorError: they are not of these types, or fn wrote to an argument.
             Exception: what fn raises, with a note that names the user's line.
         """
+        given = _tensors((*args, *kwargs.values()) if kwargs else args)
+        before = _versions(given)
         with internals.autograd_as_usual(), torch.no_grad():
             try:
                 result = self.fn(*map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
@@ -57,6 +60,12 @@ class Runner:
                 if not has_note(error):
                     error.add_note(located(f"while {self.name} ran its fn", source=source))
                 raise
+        after = _versions(given)
+        if before != after:
+            written = next(i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
+            what = f"{self.name}: fn wrote to tensor {written} of its arguments, which others may read"
+            fix = "fn has to be pure: write to a copy (`x = x.clone()`) and return it."
+            raise ExecutorError(located(what, source=source, fix=fix))
         tensors = tensors_in(result, len(types))
         if len(tensors) != len(types) or not all(map(_fits, tensors, types)):
             found, wanted = ", ".join(map(_told, tensors)), ", ".join(map(str, types))
@@ -68,6 +77,35 @@ class Runner:
                 )
             )
         return tuple(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRegion:
+    """Runs what an executor made of a region; it returns what the region says, or the error names the user's line."""
+
+    name: str
+    run: Callable[..., Any]
+    region: Trace
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        source = next((equation.source for equation in self.region.equations if equation.source), None)
+        try:
+            results = self.run(*inputs)
+        except Exception as error:
+            if not has_note(error):
+                error.add_note(located(f"while it ran: {self.name}", source=source))
+            raise
+        types = self.region.output_types
+        if isinstance(results, tuple | list) and len(results) == len(types) and all(map(_is, results, types)):
+            return tuple(results)
+        found = f"({', '.join(map(_told, results))})" if isinstance(results, tuple | list) else _told(results)
+        what = f"{self.name} returned {found}, but its outputs are ({', '.join(map(str, types))})"
+        fix = "What `fuse` makes returns a tuple of tensors of the dtypes and shapes of the region's outputs."
+        raise ExecutorError(located(what, source=source, fix=fix))
+
+    def donating(self, places: tuple[int, ...]) -> CheckedRegion:
+        """The same that may write its results over these inputs."""
+        return replace(self, run=donating(self.run, places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +122,7 @@ class Watched:
 
 def tensors_in(result: Any, count: int) -> list[torch.Tensor]:
     """The tensors of a result; arrays count as tensors where there are too few."""
-    leaves = pytree.flatten(result)[0]
+    leaves = [result] if isinstance(result, torch.Tensor) else pytree.flatten(result)[0]
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if len(tensors) < count:
         arrays = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor | np.ndarray | np.generic)]
@@ -97,6 +135,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach() if value.requires_grad else value
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors in nested tuples."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple):
+            found += _tensors(value)
+    return found
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each of the tensors was written to; inference tensors do not count."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _is_static(type: Type) -> bool:
@@ -124,9 +178,16 @@ def _types_for(equation: Equation, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _fits(value: torch.Tensor, type: Type) -> bool:
     if not isinstance(type, TensorType) or value.dtype != type.dtype or value.device != type.device:
         return False
+    if value.shape == type.shape:
+        return True
     sizes = zip(value.shape, type.shape, strict=False)
     return value.dim() == len(type.shape) and all(isinstance(dim, Expr) or size == dim for size, dim in sizes)
 
 
+def _is(value: Any, type: Type) -> bool:
+    """A result of a region is of its type; what is no tensor has nothing to be looked at."""
+    return not isinstance(type, TensorType) or (isinstance(value, torch.Tensor) and _fits(value, type))
+
+
 def _told(value: Any) -> str:
-    return str(type_of_value(value))
+    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else kind_of(value)

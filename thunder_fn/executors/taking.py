@@ -2,7 +2,8 @@
 
 A caller of `run(*values)` holds the values until the call returns. A program that is made to be taken from has a second
 entry, a function of one list, which it empties before it begins; in between it deletes each value after its last use. So has
-a compiled region, to which a program hands over what is large and read there last.
+a compiled region, to which a program hands over what is large and read there last. Handing over frees memory early; what
+a region is also *given* (`reuse.py`) it may write its results to.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ def take(run: Run, box: list[Any]) -> tuple[Any, ...]:
     values = tuple(box)
     box.clear()
     return run(*values)
+
+
+def donating(run: Run, places: tuple[int, ...]) -> Run:
+    """A region that may write its results over these of its operands; as it is where it has no method `donating`."""
+    own = getattr(run, "donating", None)
+    return own(places) if places and own is not None else run
 
 
 @lru_cache(maxsize=1024)

@@ -35,9 +35,9 @@ from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names, tuple_text
 from thunder_fn.executors.numbers import number_name, number_of
-from thunder_fn.executors.reuse import CLONE, find_aliases, in_place, last_uses, plan_reuse
+from thunder_fn.executors.reuse import CLONE, Reuse, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
-from thunder_fn.executors.taking import is_worth_handing_over, take
+from thunder_fn.executors.taking import donating, is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
 from thunder_fn.rules import rules_of
@@ -51,13 +51,13 @@ BELOW_AUTOGRAD_FROM = 12
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs: a function of the trace's inputs, the text that it was made from, what was claimed, and which
-    equations, by position, are computed in their first operand's memory. `meaning` is what it was lowered from."""
+    """A program that runs: a function of the trace's inputs, the text that it was made from, what was claimed, and what
+    it does with memory that nobody needs. `meaning` is what it was lowered from."""
 
     text: str
     run: Callable[..., tuple[Any, ...]]
     claimed: Claimed = field(repr=False)
-    in_place: frozenset[int] = frozenset()
+    reuse: Reuse = field(repr=False)
     meaning: Trace | None = field(default=None, repr=False)
 
     @property
@@ -103,7 +103,7 @@ def lower(
     """
     keep_freed_memory()
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
-    claimed = claim(dce(trace).renamed(trace.name), frozen, below_autograd=below_autograd)
+    claimed = claim(dce(trace).renamed(trace.name), frozen, writes, below_autograd=below_autograd)
     emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
     program = replace(emitter.program(), meaning=trace)
     made("program", claimed.trace, trace)
@@ -137,7 +137,8 @@ class _Emitter:
         written = flat.trace.outputs[len(flat.trace.outputs) - len(writes) :]
         pairs = zip(writes, written, strict=True)
         finals = {target: atom.index for target, atom in pairs if target is not None and isinstance(atom, Var)}
-        self.in_place = plan_reuse(flat.trace, donated, finals)
+        plan = plan_reuse(flat.trace, donated, finals, flat.region_of)
+        self.reuse = plan if below_autograd else replace(plan, given={})  # autograd may have kept an operand
         self.private = self.find_private(finals)
         self.below_autograd = below_autograd
         self.name = identifier(flat.trace.name)
@@ -148,9 +149,9 @@ class _Emitter:
             self.names.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
 
     def program(self) -> Program:
-        inputs = list(map(str, self.trace.inputs))
-        text, run = self.names.function(self.name, inputs, list(self.lines()), taken=self.taken)
-        return Program(text, run, self.claimed, self.in_place)
+        lines, inputs = list(self.lines()), list(map(str, self.trace.inputs))
+        text, run = self.names.function(self.name, inputs, lines, taken=self.taken)
+        return Program(text, run, self.claimed, self.reuse)
 
     def lines(self) -> Iterator[str]:
         indent = ""
@@ -169,16 +170,16 @@ class _Emitter:
                 yield binding_line(symbol, var, dim)
 
     def body(self) -> Iterator[str]:
-        for var in self.overwritten:
+        written = {self.trace.equations[position].operands[0] for position in self.reuse.in_place}
+        for var in filter(written.__contains__, self.overwritten):  # a region gives tensors of its own
             yield f"{var} = {self.bind('detach', 'detach', torch.Tensor.detach)}({var})  # donated"
-        yield from self.statements()
-        yield from (f"# {note}" for note in self.notes.get(len(self.trace.equations), ()))
-        yield f"return {tuple_text([self.output(atom) for atom in self.trace.outputs])}"
+        yield from (*self.statements(), *(f"# {note}" for note in self.notes.get(len(self.trace.equations), ())))
+        yield from self.names.returned(self.trace.outputs, self.output)
 
     @property
     def overwritten(self) -> tuple[Var, ...]:
         """The donated inputs that the lines write to."""
-        targets = {self.trace.equations[i].operands[0].index for i in self.in_place}
+        targets = {var.index for var in self.reuse.targets(self.trace)}
         return tuple(self.trace.inputs[index] for index in self.donated if index in targets)
 
     def statements(self) -> Iterator[str]:
@@ -210,15 +211,15 @@ class _Emitter:
 
     def line(self, position: int, equation: Equation, given: bool = False) -> str:
         comment = ", ".join(str(var.type) for var in equation.outputs)
-        if position in self.in_place:
+        if position in self.reuse.in_place:
             comment += f" in v{equation.operands[0].index}'s memory"
         if equation.op.kind == "structured":
             call = self.structured(equation)
         elif equation.op.kind == "composite":
-            call, by = self.claim(equation, given)
+            call, by = self.claim(equation, given, self.reuse.given.get(position, ()))
             comment += by
         else:
-            call = self.leaf(equation, position in self.in_place)
+            call = self.leaf(equation, position in self.reuse.in_place)
         text = f"{call}  # {comment}" if comment else call
         if equation.op.kind == "composite" or ops.is_collective(equation.op):
             self.names.called[text] = equation
@@ -246,14 +247,15 @@ class _Emitter:
         name = self.bind((literal, number.dtype), number_name(literal.value), number)
         return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
-    def claim(self, equation: Equation, given: bool) -> tuple[str, str]:
+    def claim(self, equation: Equation, given: bool, donated: tuple[int, ...]) -> tuple[str, str]:
         """A call of what an executor runs, on what is `given` in a list or by its arguments, and who it is."""
         claim = self.claimed.claim_of(equation)
-        run = claim.run or compiled_region(claim)
+        run = donating(claim.run or compiled_region(claim), donated)
         name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)
         call = f"{name}({', '.join(self.arguments(equation, Spelling(name, claim.executor.name, run)))})"
         call = f"{self.bind('take', 'take', take)}({name}, {self.bind('given', 'given', None)})" if given else call
-        return f"{tuple_text(list(map(str, equation.outputs)))} = {call}", f" by {claim.executor.name}"
+        by = f" by {claim.executor.name}" + "".join(f", over {equation.operands[place]}" for place in donated)
+        return f"{tuple_text(list(map(str, equation.outputs)))} = {call}", by
 
     def arguments(self, equation: Equation, own: Spelling | None) -> list[str]:
         """The arguments of what an executor runs."""
@@ -327,7 +329,8 @@ class _Emitter:
         roots = {constant.var.index for constant in self.trace.constants if constant.owned} | set(writes)
         if not roots:
             return set()
-        return {index for index, buffers in enumerate(find_aliases(self.trace).buffers) if buffers & roots}
+        buffers = find_aliases(self.trace, self.claimed.region_of).buffers
+        return {index for index, mine in enumerate(buffers) if mine & roots}
 
     def arg(self, arg: Arg, spelling: Spelling | None) -> str:
         """An argument. C functions take tuples for lists, which Python folds; overloads are given lists."""

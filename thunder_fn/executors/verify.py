@@ -1,30 +1,52 @@
 """verify: a program that runs beside `evaluate`, and names the first equation that is farther off than it may be.
 
-Each call of an executor is given the values that the program has there, and so is `evaluate` of what it stands for. Only
-the equation that is wrong is named, not those that follow from it.
+Each call of an executor is given the values that the program has there, and so is `evaluate` of what it stands for; so is
+each call in a step of a loop or in a branch, and then the loop or choice as a whole, as the program runs it. Only the equation
+that is wrong is named, not those that follow from it.
+
+How far off is too far, by the label and by the dtype of a result, relative to the element or to the mean of all:
+
+                          float64   float32   float16   bfloat16
+    bitwise               0         0         0         0
+    reassociating         1e-12     1e-5      5e-3      4e-2
+    precision-changing    1e-5      1e-2      1e-2      4e-2
+
+An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. Where a result
+hangs on the last bits of its operands, as a difference of nearly equal numbers does, no order of computing it is right and the
+others wrong: it may also be off by some times what the last bit of each operand does to it, 16 times, of halves twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from thunder_fn.constraints import close_symbols
+from thunder_fn.derive import alone
 from thunder_fn.errors import VerificationError
-from thunder_fn.executors.base import Executor, Numerics
-from thunder_fn.executors.claims import Claim, Claimed
+from thunder_fn.executors.base import NUMERICS, Executor, Numerics
+from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.evaluated import compiled_region
 from thunder_fn.executors.matching import located_in, python_value
 from thunder_fn.executors.running import Runner
-from thunder_fn.executors.torch_executor import Program
+from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.trace import Equation, Literal, Trace, Var
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.structured.running import bodies_compiled_by
+from thunder_fn.symbols import bind, replaced, unbound_symbols
+from thunder_fn.trace import Equation, Expr, Literal, Trace, Var
 
-_DIGITS = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-TOLERANCE: dict[Numerics, float] = {"bitwise": 0.0, "reassociating": 1.0, "precision-changing": 100.0}
-"""In units of what adding up in another order does to float32 (1e-4), float64 (1e-9), float16 (1e-2), bfloat16 (4e-2)."""
+Run = Callable[..., tuple[Any, ...]]
+
+_UNITS: dict[Numerics, dict[torch.dtype, float]] = {
+    "bitwise": {},
+    "reassociating": {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2},
+    "precision-changing": {torch.float64: 1e-5, torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 4e-2},
+}
+_LAST_BITS = {torch.float16: 2, torch.bfloat16: 2}
 
 
 class Verifier(Executor):
@@ -32,16 +54,22 @@ class Verifier(Executor):
 
     def finish(self, program: Program) -> Program:
         """The program, verified."""
+        checking, claimed = _Checking(program.claimed.asked), program.claimed
 
         def run(*inputs: Any) -> tuple[Any, ...]:
-            generator = torch.get_rng_state()
-            expected = check_claims(program.claimed, inputs)
-            torch.set_rng_state(generator)
-            if program.meaning is not None and program.claimed.replaced:
-                _check_meaning(program.claimed, expected, evaluate(program.meaning, inputs))
-                torch.set_rng_state(generator)
+            kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+            meaning = program.meaning or claimed.trace
+            expected = _from_here(lambda: checking.claims(claimed, meaning, kept))
+            moved = lambda: sensitivity(meaning, kept)
             results = program.run(*inputs)
-            _check_results(program.claimed, expected, results)
+            label = loosest(["bitwise", *checking.labels(claimed)])
+            for position, (found, wanted) in enumerate(zip(results, expected, strict=True)):
+                difference = divergence(found, wanted, label, _at(position, moved))
+                if difference is not None:
+                    raise VerificationError(
+                        f"verify: output {position} of the program {claimed.trace.name} differs from what its equations give "
+                        f"one by one: {difference}"
+                    )
             return results
 
         return replace(program, run=run)
@@ -50,102 +78,212 @@ class Verifier(Executor):
 VERIFIER = Verifier("verify", numerics="bitwise")
 
 
-def check_claims(claimed: Claimed, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Run a claimed trace equation by equation, each claim beside its meaning; the outputs.
+def _from_here(run: Callable[[], Any]) -> Any:
+    """What a function gives that draws the random numbers that come next; they still come next afterwards."""
+    state = torch.get_rng_state()
+    try:
+        return run()
+    finally:
+        torch.set_rng_state(state)
 
-    Raises:
-        VerificationError: an executor's results are farther off than its label says; names the equation.
-    """
-    env: list[Any] = [*inputs, *(constant.tensor for constant in claimed.trace.constants)]
-    with torch.no_grad():
+
+def _meant(meaning: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What a trace means: all of it evaluated, bodies of loops too."""
+    with bodies_compiled_by(lambda body: lambda *values: evaluate(body, values)):
+        return evaluate(meaning, inputs)
+
+
+def loosest(labels: Sequence[Numerics]) -> Numerics:
+    """The label that allows most."""
+    return max(labels, key=NUMERICS.index)
+
+
+@dataclass(frozen=True)
+class _Checking:
+    """Runs claimed traces equation by equation. `executors` are asked about bodies; `programs` are those of loops and choices."""
+
+    executors: tuple[Executor, ...]
+    programs: dict[Trace, Run] = field(default_factory=dict[Trace, "Run"])
+    bodies: dict[Trace, Claimed] = field(default_factory=dict[Trace, "Claimed"])
+
+    def claims(self, claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run a claimed trace, each claim beside what it stands for; the outputs.
+
+        Raises:
+            VerificationError: an executor's results are farther off than its label says; names the equation.
+        """
+        if unbound_symbols(claimed.trace):  # sizes that are found in data: there is no equation by equation
+            return _meant(meaning, inputs)
+        if claimed.replaced:
+            _check_transforms(claimed, meaning, inputs)
+        known = bind(claimed.trace.inputs, inputs)
+        env: list[Any] = [*inputs, *(constant.tensor for constant in claimed.trace.constants)]
+        with torch.no_grad():
+            for equation in claimed.trace.equations:
+                operands = [env[var.index] for var in equation.operands]
+                match equation.op.kind:
+                    case "leaf":
+                        env.extend(evaluate(*_closed(alone(equation), operands, known)))
+                    case "structured":
+                        env.extend(self.structured(equation, operands, known))
+                    case "composite":
+                        claim = claimed.claim_of(equation)
+                        found = _from_here(lambda: _run(claim, equation, env, known))
+                        label = claim.executor.numerics_of(claim.region or equation.body)
+                        who = f"{claim.name}, which {claim.executor.name} runs,"
+                        _check(equation, *_closed(equation.body, operands, known), found, label, who)
+                        env.extend(found)
+        outputs = (env[atom.index] if isinstance(atom, Var) else atom.value for atom in claimed.trace.outputs)
+        return tuple(replaced(value, known) if isinstance(value, Expr) else value for value in outputs)
+
+    def structured(self, equation: Equation, operands: Sequence[Any], known: dict[Any, Any]) -> tuple[Any, ...]:
+        """A loop or a choice: step by step, then as the program runs it."""
+        single, operands = _closed(alone(equation), operands, known)
+        if not equation.bodies or any(map(unbound_symbols, equation.bodies)):
+            return evaluate(single, operands)
+
+        def by_steps() -> tuple[Any, ...]:
+            with bodies_compiled_by(lambda body: lambda *inputs: self.claims(self.body(body), body, inputs)):
+                return evaluate(single, operands)
+
+        expected = _from_here(by_steps)
+        if single not in self.programs:
+            self.programs[single] = lower(single, executors=self.executors, below_autograd=True).run
+        found = self.programs[single](*operands)
+        label = loosest(self.labels_inside(equation))
+        _check(equation, single, operands, found, label, f"{equation.op.name}, as the program runs it,", expected)
+        return found
+
+    def body(self, body: Trace) -> Claimed:
+        """A body, claimed as the program's are."""
+        if body not in self.bodies:
+            self.bodies[body] = claim(dce(body), self.executors, below_autograd=True)
+        return self.bodies[body]
+
+    def labels(self, claimed: Claimed) -> list[Numerics]:
+        """The labels of all that runs in a trace."""
+        found: list[Numerics] = []
         for equation in claimed.trace.equations:
-            operands = [env[var.index] for var in equation.operands]
-            if equation.op.kind != "composite":
-                env.extend(evaluate(_alone(equation), operands))
-                continue
-            claim = claimed.claim_of(equation)
-            results = _run(claim, equation, env)
-            expected = evaluate(equation.body, operands)
-            for position, (found, wanted) in enumerate(zip(results, expected, strict=True)):
-                difference = divergence(found, wanted, claim.executor.numerics)
-                if difference is not None:
-                    raise VerificationError(
-                        located_in(
-                            f"verify: output {position} of {claim.name}, which {claim.executor.name} runs, is farther from "
-                            f"what it means than {claim.executor.numerics!r} allows: {difference}",
-                            equation,
-                        )
-                    )
-            env.extend(results)
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in claimed.trace.outputs)
+            if equation.op.kind == "composite":
+                one = claimed.claim_of(equation)
+                found.append(one.executor.numerics_of(one.region or equation.body))
+            elif equation.op.kind == "structured":
+                found += self.labels_inside(equation)
+        return found
+
+    def labels_inside(self, equation: Equation) -> list[Numerics]:
+        """The labels of what runs in a loop or a choice, which may be compiled as one."""
+        found: list[Numerics] = ["reassociating"]
+        return found + [label for body in equation.bodies for label in self.labels(self.body(body))]
 
 
-def _alone(equation: Equation) -> Trace:
-    from thunder_fn.derive import alone
+def _closed(trace: Trace, operands: Sequence[Any], known: dict[Any, Any]) -> tuple[Trace, Sequence[Any]]:
+    """A trace that may read symbols from around it with these as further inputs, and its inputs."""
+    closed, numbers = close_symbols(trace)
+    return closed, [*operands, *(replaced(number, known) for number in numbers)]
 
-    return alone(equation)
+
+def _check(
+    equation: Equation,
+    meaning: Trace,
+    operands: Sequence[Any],
+    found: Sequence[Any],
+    label: Numerics,
+    who: str,
+    expected: Sequence[Any] | None = None,
+) -> None:
+    wanted = expected if expected is not None else _meant(meaning, operands)
+    for position, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        difference = divergence(one, other, label, _at(position, lambda: sensitivity(meaning, operands)))
+        if difference is not None:
+            what = (
+                f"verify: output {position} of {who} is farther from what it means than {label!r} allows: {difference}"
+            )
+            raise VerificationError(located_in(what, equation))
 
 
-def _run(claim: Claim, equation: Equation, env: Sequence[Any]) -> tuple[Any, ...]:
+def _at(position: int, moved: Callable[[], Sequence[Sequence[Any]]]) -> Callable[[], Sequence[Any]]:
+    return lambda: [sample[position] for sample in moved()]
+
+
+def _run(claim: Claim, equation: Equation, env: Sequence[Any], numbers: dict[Any, Any]) -> tuple[Any, ...]:
     args = tuple(python_value(arg, lambda var: env[var.index]) for arg in equation.args)
     kwargs = {key: python_value(arg, lambda var: env[var.index]) for key, arg in equation.kwargs}
     if isinstance(claim.run, Runner):
         return claim.run.run(args, kwargs, [var.type for var in equation.outputs], equation.source)
     run = claim.run or compiled_region(claim)
-    return getattr(run, "on_its_own", run)(*args, **kwargs)
+    return getattr(run, "on_its_own", run)(*args, *(replaced(number, numbers) for number in claim.numbers), **kwargs)
 
 
-def _check_meaning(claimed: Claimed, expected: Sequence[Any], meant: Sequence[Any]) -> None:
-    """What executors compute in place of an equation is as near to it as the loosest of their labels says."""
-    names = dict.fromkeys(f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced)
-    labels: list[Numerics] = [
-        claimed.executors[decision.taken_by].numerics for decision in claimed.replaced if decision.taken_by
-    ]
-    loosest = max(labels, key=lambda label: TOLERANCE[label])
-    for position, (found, wanted) in enumerate(zip(expected, meant, strict=True)):
-        difference = divergence(found, wanted, loosest)
+def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -> None:
+    """What executors compute in place of equations means what the trace meant, up to the loosest of their labels."""
+    found, meant = (_from_here(lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning))
+    label = loosest([claimed.executors[one.taken_by].numerics for one in claimed.replaced if one.taken_by])
+    for position, (one, wanted) in enumerate(zip(found, meant, strict=True)):
+        difference = divergence(one, wanted, label, _at(position, lambda: sensitivity(meaning, inputs)))
         if difference is not None:
+            names = dict.fromkeys(f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced)
             raise VerificationError(
-                f"verify: output {position} of the program {claimed.trace.name} is farther from what it means than {loosest!r} "
+                f"verify: output {position} of the program {claimed.trace.name} is farther from what it means than {label!r} "
                 f"allows: {difference}\nEach call is right, so an execution transform computes something else: {', '.join(names)}"
             )
 
 
-def _check_results(claimed: Claimed, expected: Sequence[Any], results: Sequence[Any]) -> None:
-    """The program's own results. Bodies of loops run on executors too, and what is compiled as one rounds in its own way."""
-    claims = [equation for equation in claimed.trace.equations if equation.op.kind == "composite"]
-    labels: list[Numerics] = ["bitwise", *(claimed.claim_of(equation).executor.numerics for equation in claims)]
-    if any(equation.op.kind == "structured" for equation in claimed.trace.equations):
-        labels.append("precision-changing")
-    loosest = max(labels, key=lambda label: TOLERANCE[label])
-    for position, (found, wanted) in enumerate(zip(results, expected, strict=True)):
-        difference = divergence(found, wanted, loosest)
-        if difference is not None:
-            raise VerificationError(
-                f"verify: output {position} of the program {claimed.trace.name} differs from what its equations give one "
-                f"by one: {difference}"
-            )
+# ---- how far off a value is ----
 
 
-def divergence(found: Any, wanted: Any, numerics: Numerics) -> str | None:
-    """How far a value is from another, if that is farther than a label allows."""
+def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """What a trace gives where the last bit of each operand is another one, in two ways; nothing where that is an error."""
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator).mul(2).sub(1).to(value)
+        return value.detach() * (1 + signs * torch.finfo(value.dtype).eps)
+
+    samples: list[tuple[Any, ...]] = []
+    for _ in range(2):
+        try:
+            with torch.no_grad():
+                samples.append(_from_here(lambda: _meant(meaning, [moved(value) for value in inputs])))
+        except Exception:  # noqa: BLE001  an index that is computed with may be out of range then
+            return []
+    return samples
+
+
+def divergence(found: Any, wanted: Any, numerics: Numerics, moved: Callable[[], Sequence[Any]]) -> str | None:
+    """How far a value is from another, if that is farther than a label allows. `moved` are values that are as right."""
     if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor):
         return None if Literal(found) == Literal(wanted) else f"{found!r}, not {wanted!r}"
     if found.dtype != wanted.dtype or found.shape != wanted.shape:
         return f"{found.dtype} {tuple(found.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
     if torch.equal(torch.nan_to_num(found, 1.5), torch.nan_to_num(wanted, 1.5)) and _same_nans(found, wanted):
         return None
+    samples = [] if numerics == "bitwise" else [sample for sample in moved() if isinstance(sample, torch.Tensor)]
     if not (wanted.is_floating_point() or wanted.is_complex()):
-        return f"{int((found != wanted).sum())} of {wanted.numel()} elements differ"
+        unsure = sum(((sample != wanted) for sample in samples), torch.zeros_like(wanted, dtype=torch.bool))
+        wrong = (found != wanted) & ~unsure.bool()
+        return f"{int(wrong.sum())} of {wanted.numel()} elements differ" if bool(wrong.any()) else None
     if not _same_nans(found, wanted):
         return "NaN in other places"
-    high = torch.complex128 if wanted.is_complex() else torch.float64
-    error = torch.nan_to_num((found.to(high) - wanted.to(high)).abs())
-    scale = torch.nan_to_num(wanted.to(high).abs(), posinf=0.0)
-    unit = _DIGITS.get(wanted.dtype, 1e-4) * TOLERANCE[numerics]
-    if bool((error <= unit * torch.maximum(scale, scale.mean())).all()):
+    error, scale = _distance(found, wanted), _distance(wanted, torch.zeros_like(wanted))
+    bound = _UNITS[numerics].get(_real(wanted.dtype), 0.0) * torch.maximum(scale, scale.mean())
+    for sample in samples:
+        change = _distance(sample, wanted)
+        bound += _LAST_BITS.get(wanted.dtype, 16) * torch.maximum(change, change.mean())
+    if bool((error <= bound).all()):
         return None
     return f"by up to {float(error.max()):.3g}, where values are up to {float(scale.max()):.3g}"
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    high = torch.complex128 if a.is_complex() else torch.float64
+    return torch.nan_to_num((a.to(high) - b.to(high)).abs(), posinf=0.0)
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
 def _same_nans(found: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -123,7 +123,7 @@ class _Encoding:
         if split is not None and step.name.startswith("forward"):
             entry["results"] = len(split.forward.outputs) - split.num_extra
         if step.program is not None:
-            entry["inPlace"] = sorted(step.program.in_place)
+            entry["inPlace"] = sorted(step.program.reuse.in_place)
             entry["text"] = step.program.text
         if diff is not None and step.before is not None:
             entry |= self.changes(step, diff)

@@ -123,7 +123,7 @@ def peak_of(trace: Trace, num_consts: int = 0, num_carry: int = 0) -> int:
     """
     trace = claim(dce(trace), below_autograd=True).trace
     carries = private_carries(trace, num_consts, num_carry)
-    in_place, last = plan_reuse(trace, carries), last_uses(trace)
+    in_place, last = plan_reuse(trace, carries).in_place, last_uses(trace)
     buffers: dict[int, int] = {}  # of variables; what has none lies in memory of the caller
     sizes, ends = list[int](), list[int]()
     made: list[list[int]] = []
@@ -153,19 +153,19 @@ def peak_of(trace: Trace, num_consts: int = 0, num_carry: int = 0) -> int:
 
 
 def taken_on_fakes(
-    mode: Any, claimed: Claimed, equation: Equation, inputs: Sequence[Any]
+    mode: Any, claimed: Claimed, equation: Equation, inputs: Sequence[Any], given: tuple[int, ...]
 ) -> tuple[tuple[Any, ...], int] | None:
     """What an executor gives for an equation, on tensors without values, and what it allocates beside that.
 
-    None if nobody knows without running it.
+    It may write to the inputs that are `given`, by place. None if nobody knows without running it.
     """
-    run = dry_run_of(claimed, equation)
+    run = dry_run_of(claimed, equation, given)
     if run is None or not all(isinstance(value, torch.Tensor) for value in inputs):
         return None
     try:
         results, peak = internals.footprint(mode, run, inputs, on_tensors)
         kept = {internals.storage_id(value): value.untyped_storage().nbytes() for value in results}
-        given = {internals.storage_id(value) for value in inputs}
-        return results, max(0, peak - sum(size for storage, size in kept.items() if storage not in given))
+        known = {internals.storage_id(value) for value in inputs}
+        return results, max(0, peak - sum(size for storage, size in kept.items() if storage not in known))
     except Exception:  # noqa: BLE001  # it takes values, or what compiles it does not take the region
         return None

@@ -103,10 +103,10 @@ class Run:
         """Run one equation."""
         at = self.start + position
         inside = scratch_of(equation, has_lists=not self.compiles_loops)
-        if position in self.program.in_place:
+        if position in self.program.reuse.in_place:
             values: Sequence[Any] = (self.env[equation.operands[0].index],)
         elif ops.is_operator(equation.op):
-            values, inside = self.taken(mode, equation)
+            values, inside = self.taken(mode, equation, self.program.reuse.given.get(position, ()))
         else:
             values = self.results(mode, equation)
         for var, value in zip(equation.outputs, values, strict=True):
@@ -126,10 +126,10 @@ class Run:
                 )
             )
 
-    def taken(self, mode: Any, equation: Equation) -> tuple[Sequence[Any], int]:
+    def taken(self, mode: Any, equation: Equation, given: tuple[int, ...]) -> tuple[Sequence[Any], int]:
         """What an executor gives, and what it allocates beside that where that is known."""
         operands = [self.env[var.index] for var in equation.operands]
-        found = taken_on_fakes(mode, self.program.claimed, equation, operands)
+        found = taken_on_fakes(mode, self.program.claimed, equation, operands, given)
         if found is None:
             self.unseen += 1
             return self.results(mode, equation), 0

@@ -21,7 +21,7 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.autocast_regions import is_region
 from thunder_fn.check import fake_result_types
 from thunder_fn.derive import alone
-from thunder_fn.derive_autocast import TO_COPY, Answer, body_of_call, device_of, is_eligible
+from thunder_fn.derive_autocast import LAYERS, TO_COPY, Answer, body_of_call, cast_operands, device_of, is_eligible
 from thunder_fn.errors import AutocastError, located
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.pretty import format_equation
@@ -103,14 +103,15 @@ class _Walk:
 
     def _answered(self, equation: Equation, operands: tuple[Atom, ...], answer: Answer) -> tuple[Atom, ...]:
         device = device_of(equation)
-        found = [type_of(atom) for atom in operands]
         if device is None:
             return operands
+        flags = cast_operands(equation)
+        found = [type_of(atom) if flag else None for atom, flag in zip(operands, flags, strict=True)]
         floats = [type.dtype for type in found if isinstance(type, TensorType) and is_eligible(type, device)]
         widest = torch.float32 if torch.float32 in floats or len(set(floats)) > 1 else next(iter(floats), None)
         target = {"lower": self.dtype, "float32": torch.float32, "promote": widest}[answer or "promote"]
         return tuple(
-            self.cast(atom, target) if target is not None and is_eligible(type, device) else atom
+            self.cast(atom, target) if target is not None and type is not None and is_eligible(type, device) else atom
             for atom, type in zip(operands, found, strict=True)
         )
 
@@ -142,7 +143,8 @@ class _Walk:
         )
 
     def _composite(self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None) -> tuple[Atom, ...]:
-        if inner is None and ops.is_call(equation.op) and not _same_types(equation, operands):
+        is_known = ops.is_call(equation.op) or equation.op.name in LAYERS
+        if inner is None and is_known and not _same_types(equation, operands):
             body = body_of_call(alone(_on(equation, operands)))
             if body is not None:
                 return self._add(equation, operands, body.output_types, (body,))

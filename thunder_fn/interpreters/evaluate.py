@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import DistributedError, MissingRule, TraceTypeError, has_note, located
-from thunder_fn.interpreters.heartbeat import run_collective
+from thunder_fn.interpreters.heartbeat import WAIT, run_collective
 from thunder_fn.rules import rules_of
 from thunder_fn.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
@@ -84,7 +84,7 @@ def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str
     try:
         match equation.op.kind:
             case "leaf" if ops.is_collective(equation.op):
-                results = run_collective(evaluate_leaf, equation, _text(equation), equation, args, kwargs)
+                results = _evaluate_collective(equation, env, args, kwargs)
             case "leaf":
                 results = evaluate_leaf(equation, args, kwargs)
             case "composite":
@@ -98,6 +98,17 @@ def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str
         if not has_note(error):
             error.add_note(located("while thunder_fn evaluated", equation=_text(equation), source=equation.source))
         raise
+
+
+def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+    """Run a collective, and its backward, where that sends anything, as equations that are watched too."""
+    from thunder_fn.interpreters.followed import follow  # evaluates
+
+    plain = lambda: run_collective(evaluate_leaf, equation, _text(equation), equation, args, kwargs)
+    operands = [env[var.index] for var in equation.operands]
+    if equation.op.name == WAIT and not any(map(internals.is_wrapped, operands)):
+        return plain()
+    return follow(equation, operands, plain)
 
 
 def evaluate_leaf(equation: Equation, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -13,10 +13,12 @@ who comes later sends the same or raises.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -42,12 +44,21 @@ class _Heart:
         self.thread: threading.Thread | None = None
         self.store: Any = None
         self.counts = Counter[str]()
+        self.ended = threading.Event()
 
     def start(self) -> None:
         with self.lock:
             if self.thread is None or not self.thread.is_alive():
+                if self.thread is None:
+                    atexit.register(self.end)
                 self.thread = threading.Thread(target=self.beat, name="thunder_fn heartbeat", daemon=True)
                 self.thread.start()
+
+    def end(self) -> None:
+        """The thread is over before Python is: one that comes back from the store after that would abort the process."""
+        self.ended.set()
+        if self.thread is not None:
+            self.thread.join(SECONDS * PATIENCE)
 
     def sends(self, equation: Equation) -> str | None:
         """What another rank sends in place of this collective; None if that is the same, or is not known."""
@@ -59,26 +70,31 @@ class _Heart:
         self.counts[group] += 1
         if self.counts[group] > COMPARED or any(map(_has_symbols, equation.operands)):
             return None
-        mine = _text(equation)
-        rank, _, theirs = (
-            store.compare_set(f"thunder_fn collective {group} {self.counts[group]}", "", f"{dist.get_rank()} {mine}")
-            .decode()
-            .partition(" ")
-        )
+        mine, key = _text(equation), f"thunder_fn collective {group} {self.counts[group]}"
+        try:
+            rank, _, theirs = store.compare_set(key, "", f"{dist.get_rank()} {mine}").decode().partition(" ")
+        except RuntimeError:  # the store is gone
+            return None
         return None if theirs == mine else f"rank {rank} runs {theirs} where this rank runs {mine}"
 
     def beat(self) -> None:
         count = 0
         try:
-            while dist.is_initialized():
+            while dist.is_initialized() and not self.ended.is_set():
                 count += 1
                 internals.default_store().set(_key(dist.get_rank()), f"{count} {self.where}")
-                time.sleep(SECONDS)
+                self.ended.wait(SECONDS)
         except (RuntimeError, ValueError):  # the store went first, as it does at the end of a process
             return
 
 
 _heart = _Heart()
+
+
+def join() -> None:
+    """Let the other ranks know from now on that this one is alive."""
+    if dist.is_available() and dist.is_initialized():
+        _heart.start()
 
 
 def _key(rank: int) -> str:
@@ -98,18 +114,28 @@ def run_collective(run: Callable[..., Any], equation: Equation, text: str, *args
     if other is not None:
         fix = "All ranks call the same functions on parameters of the same types, in the same order. Start all ranks again."
         raise DistributedError(located(f"{equation.op}: {other}", equation=text, source=equation.source, fix=fix))
-    _heart.where = _text(equation)
-    try:
+    with watched(str(equation.op), _text(equation), equation=text, source=equation.source):
         return run(*args, **kwargs)
+
+
+@contextmanager
+def watched(what: str, where: str = "", **place: Any) -> Generator[None]:
+    """Inside, this process waits for others, as in `with watched("save"): torch.distributed.checkpoint.save(...)`.
+
+    Args:
+        what: it does, for the error.
+        where: it is, for other ranks, the same on all that take part; left out, what it does.
+
+    Raises:
+        DistributedError: that failed; names the ranks that are gone or elsewhere.
+    """
+    join()
+    _heart.where = where or what
+    try:
+        yield
     except RuntimeError as error:
-        raise DistributedError(
-            located(
-                f"{equation.op}: {_absent(_text(equation))}",
-                equation=text,
-                source=equation.source,
-                fix="The group cannot be used any more: end this process, and start all ranks again from a checkpoint.",
-            )
-        ) from error
+        fix = "The group cannot be used any more: end this process, and start all ranks again from a checkpoint."
+        raise DistributedError(located(f"{what}: {_absent(where or what)}", **place, fix=fix)) from error
     finally:
         _heart.where = COMPUTING
 
@@ -119,9 +145,15 @@ def _absent(collective: str) -> str:
     size = dist.get_world_size()
     if size == 1:
         return "the collective failed on the only rank"
-    before = [_seen(rank) for rank in range(size)]
-    time.sleep(SECONDS * PATIENCE)
-    after = [_seen(rank) for rank in range(size)]
+    try:
+        before = [_seen(rank) for rank in range(size)]
+        time.sleep(SECONDS * PATIENCE)
+        after = [_seen(rank) for rank in range(size)]
+    except RuntimeError:
+        return (
+            "the group's store cannot be reached: the process that keeps it ended, which is rank 0 or the agent that started "
+            "the ranks, and without it nobody knows who else is there"
+        )
     others = [rank for rank in range(size) if rank != dist.get_rank()]
     gone = [rank for rank in others if after[rank] is None or before[rank] == after[rank]]
     if gone:
@@ -146,12 +178,9 @@ def _text(equation: Equation) -> str:
 
 
 def _seen(rank: int) -> str | None:
-    """What a rank wrote last; None if nothing, or if the store is gone, with the rank that keeps it."""
-    try:
-        store = internals.default_store()
-        return store.get(_key(rank)).decode() if store.check([_key(rank)]) else None
-    except RuntimeError:
-        return None
+    """What a rank wrote last; None if nothing."""
+    store = internals.default_store()
+    return store.get(_key(rank)).decode() if store.check([_key(rank)]) else None
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from thunder_fn import ops
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import memo
+from thunder_fn.rules import memo, rules_of
 from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type, Var
 
 Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | Kept | None"]
@@ -305,17 +305,33 @@ class _Walk:
     ) -> tuple[Atom | _Parts, ...]:
         """The results of an equation that became a trace on parts, by a rule or by what its body became."""
         body = kept.trace
-        arguments = tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
+        if by is None and equation.op.kind == "structured":
+            return self.wrapped(equation, held, kept)
+        arguments = _flat(held)
         is_one = len(body.equations) == 1
-        if by is not None and is_one and (by.of_results or body.equations[0].op.kind == "composite"):  # it has a name
+        is_named = not body.equations or (is_one and body.equations[0].op.kind == "composite")
+        if by is not None and (is_named or (is_one and by.of_results)):
             return _grouped(inline_into(self.builder, body, arguments, equation.source), kept.results)
         word = ops.short_name(equation.op) if equation.op.kind == "composite" else equation.op.name.split(".")[1]
         op = ops.composite(word if by is None else f"{by.label}_{word}")
         found = self.builder.add(op, arguments, body.output_types, bodies=(body,), source=equation.source)
         return _grouped(found, kept.results)
 
+    def wrapped(self, equation: Equation, held: list[Atom | _Parts], kept: Kept) -> tuple[Atom | _Parts, ...]:
+        """The op of an equation, a checkpoint say, around what its body became."""
+        body = kept.trace
+        found = self.builder.add(
+            equation.op,
+            _flat(held),
+            body.output_types,
+            kwargs=equation.kwargs,
+            bodies=(body,),
+            source=equation.source,
+        )
+        return _grouped(found, kept.results)
+
     def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[Representation | None, Kept] | None:
-        """What an equation is on parts: by the rule of a representation, or by a composite's own body.
+        """What an equation is on parts: by the rule of a representation, or by the body of a composite, a checkpoint or a call.
 
         None for an op that needs the value.
         """
@@ -324,7 +340,8 @@ class _Walk:
             answer = by.rule(equation, kept)
             if answer is not None:
                 return by, answer if isinstance(answer, Kept) else Kept(answer, (None,) * len(answer.outputs))
-        return (None, _kept(equation.body, kept)) if equation.op.kind == "composite" else None
+        is_open = equation.op.kind == "composite" or has_one_body(equation)
+        return (None, _kept(equation.body, kept)) if is_open else None
 
     def value(self, var: Var) -> Atom:
         held = self.env[var.index]
@@ -334,6 +351,16 @@ class _Walk:
             op = ops.composite(f"{held.kept.label}_decode")
             (self.decoded[var.index],) = self.builder.add(op, held.atoms, (held.kept.type,), bodies=(held.kept.decode,))
         return self.decoded[var.index]
+
+
+def has_one_body(equation: Equation) -> bool:
+    """The equation is an op around one body on its operands: a checkpoint, or a call."""
+    return equation.op.kind == "structured" and rules_of(equation).divide is not None
+
+
+def _flat(held: Sequence[Atom | _Parts]) -> tuple[Atom, ...]:
+    """Values, parts one by one."""
+    return tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
 
 
 def _grouped(atoms: tuple[Atom, ...], results: tuple[Representation | None, ...]) -> tuple[Atom | _Parts, ...]:

@@ -23,7 +23,7 @@ from thunder_fn.jit.callpath import MISS
 from thunder_fn.jit.dynamic import Miss, RetraceWarning
 from thunder_fn.jit.explain import ClaimReport, explain
 from thunder_fn.jit.families import family_key
-from thunder_fn.jit.guards import call_path, pattern
+from thunder_fn.jit.guards import call_path
 from thunder_fn.jit.options import Options, check_argnums
 from thunder_fn.jit.program import Entry, build, capture_call
 from thunder_fn.structured.call import bind_call
@@ -122,17 +122,19 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
-    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, other arguments by type and value,
-    but a size or number that changes between calls becomes a symbol of the program.
+    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether one is passed twice, other
+    arguments by type and value, but a size or number that changes between calls becomes a symbol of the program.
     Tensors that f closes over are used by reference; any other value that f takes from outside, such as a global number
-    or a module's `training`, is baked in when f is traced.
+    or a module's `training`, is baked in when f is traced. What f does to Python's own objects, such as
+    `print` or an attribute that it sets, it does when it is traced; lists and dicts among its arguments are copies.
 
     Args:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
         executors: what runs the program, in order of priority: values such as `OperatorExecutor("mine")` or names of
             registered ones. What none of them takes, the torch executor runs.
-        numerics: how far results may be from eager's: executors labelled otherwise are left out, transforms refused. `"bitwise"`,
-            `"reassociating"` (sums and products in another order) or `"precision-changing"`, which allows all.
+        numerics: how far results may be from eager's: executors labelled otherwise are left out, transforms refused, in jitted
+            functions that f calls too. `"bitwise"`, `"reassociating"` (sums and products in another order) or
+            `"precision-changing"`, which allows all.
         verify: run every program beside `evaluate`, and raise a VerificationError that names the first equation whose
             executor is farther off than its label says. Slow.
         transforms: functions from Trace to Trace, applied in order to what was traced.
@@ -193,11 +195,12 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     """
     recorder = current()
     assert recorder is not None, "the caller has looked"
-    call = read_call(jitted.options, args, kwargs)
-    captured, traces = capture_call(jitted.fn, jitted.options, call)
+    options = jitted.options.as_called()
+    call = read_call(options, args, kwargs)
+    captured, traces = capture_call(jitted.fn, options, call)
     body, closures = close_over(traces[-1])
     inputs = [tensor for _, tensor in call.tensors]
-    outputs = bind_call(recorder, body, (*inputs, *closures), body.name, jitted.options)
+    outputs = bind_call(recorder, body, (*inputs, *closures), body.name, options)
     write_back(captured, inputs, outputs[captured.num_results :])
     return captured.result(outputs)
 
@@ -236,7 +239,7 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
     """The call path for calls like this one: the one that was made before, if it is in use or near."""
     kind = key if entry.symbolic is None else (id(entry), family_key(call, key))
-    cache, where = jitted.programs, (kind, pattern(call))
+    cache, where = jitted.programs, (kind, torch.get_num_threads())
     known = cache.get_path(where)
     if known is not None and known.entry is entry:
         return known

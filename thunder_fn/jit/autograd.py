@@ -18,16 +18,16 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
-from thunder_fn.constraints import close_symbols
+from thunder_fn.constraints import close_symbols, constraints_of
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.jit.nodes import Node, call
+from thunder_fn.jit.nodes import Following, Node, call
 from thunder_fn.jit.pieces import Pieces, pieces_of
 from thunder_fn.rules import Split
-from thunder_fn.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Var, type_of
+from thunder_fn.trace import Atom, Expr, Literal, TensorType, Trace, TraceBuilder, Var, type_of
 
 Mask = tuple[bool, ...]
 
@@ -202,6 +202,12 @@ class Bridge:
         return pieces_of(self.split)
 
     @cached_property
+    def inner_sizes(self) -> tuple[Expr, ...]:
+        """The symbolic sizes of what one piece gives another."""
+        inner = self.pieces.edges[sum(self.active) :]
+        return tuple(dict.fromkeys(size for type in inner for size in type.shape if isinstance(size, Expr)))
+
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes of autograd's graph in the order in which they are made: the last to run backward is the first."""
         nodes, start = list[Node](), 0
@@ -212,8 +218,9 @@ class Bridge:
 
     @cached_property
     def forward(self) -> Program:
-        """From the inputs to the outputs, the residuals, and the numbers that the backward takes."""
-        numbers = tuple(Literal(number) for node in reversed(self.nodes) for number in node.numbers)
+        """From the inputs to the outputs, the residuals, numbers that the backward takes, and the sizes of its inner edges."""
+        numbers = [Literal(number) for node in reversed(self.nodes) for number in node.numbers]
+        numbers += [Literal(size) for size in self.inner_sizes]
         whole = dataclasses.replace(self.split.forward, outputs=(*self.split.forward.outputs, *numbers))
         return lower(whole, below_autograd=True, executors=self.executors)
 
@@ -237,7 +244,15 @@ class Bridge:
         devices = {type.device for type in map(type_of, atoms) if isinstance(type, TensorType)}
         return tuple(sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str))
 
-    def following(self, trace: Trace, tensors: Sequence[Any]) -> Bridge | Program:
+    @cached_property
+    def decisions(self) -> tuple[Expr, ...]:
+        """What the rules of the derivative, and the trace, demand of symbols."""
+        found = (constraints_of(trace) for trace in (self.trace, self.split.forward, self.split.backward))
+        return tuple(dict.fromkeys(decision for decisions in found for decision in decisions))
+
+    def following(self, trace: Trace, tensors: Sequence[Any]) -> Following:
         """Another trace on the same executors, as a function of tensors like these that autograd follows."""
         found = bridge(trace, tensors, executors=self.executors)
-        return lower(trace, executors=self.executors) if found is None else found
+        if found is None:
+            return lower(trace, executors=self.executors), constraints_of(trace)
+        return found, found.decisions

@@ -13,13 +13,16 @@ from thunder_fn.capture import pytree
 from thunder_fn.errors import DonatedTensorError, UnhashableStatic, kind_of, located
 from thunder_fn.jit.memory import DonatedTensor
 from thunder_fn.jit.options import Options
-from thunder_fn.jit.prologue import Key, argument_name, leaf_key
+from thunder_fn.jit.prologue import Key, Repeated, argument_name, leaf_key
 from thunder_fn.trace import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of a call: the static ones by position, and the leaves and structure of the others."""
+    """The arguments of a call: the static ones by position, and the leaves and structure of the others.
+
+    A tensor is a leaf once; where it is passed again, `leaves` say so.
+    """
 
     count: int
     statics: tuple[tuple[int, Any], ...]
@@ -52,7 +55,15 @@ def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     given = {argnum % count for argnum in options.donate_argnums if -count <= argnum < count}
     donated = tuple(_donated_leaves(spec, [i in given for i in range(count) if i not in static]))
     _check_donation(leaves, [i for i in donated if isinstance(leaves[i], torch.Tensor)], (dynamic, kwargs))
-    return Call(count, statics, dynamic, kwargs, tuple(leaves), spec, donated)
+    return Call(count, statics, dynamic, kwargs, _each_once(leaves, (dynamic, kwargs)), spec, donated)
+
+
+def _each_once(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...]:
+    """The leaves, with a `Repeated` for a tensor that is there already."""
+    first: dict[int, int] = {}
+    same = [first.setdefault(id(leaf), i) if isinstance(leaf, torch.Tensor) else i for i, leaf in enumerate(leaves)]
+    pairs = enumerate(zip(leaves, same, strict=True))
+    return tuple(leaf if i == at else Repeated(argument_name(tree, at), at) for i, (leaf, at) in pairs)
 
 
 def _check_hashable(position: int, value: Any) -> None:

@@ -14,7 +14,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.jit.autograd import bridge
 from thunder_fn.jit.call import read_call
 from thunder_fn.jit.options import Options
-from thunder_fn.jit.program import capture_call, close_over
+from thunder_fn.jit.program import capture_call, close_over, places_of
 from thunder_fn.trace import Trace
 
 
@@ -40,6 +40,8 @@ class ClaimReport:
     def __str__(self) -> str:
         lines = [f"claims of {self.function}"]
         lines += [f"  {name} is not asked: {reason}" for name, reason in self.left_out]
+        if not self.forward:
+            lines.append("  the torch executor runs all of it")
         for title, decisions in (("forward", self.forward), ("backward", self.backward)):
             if decisions:
                 lines += [f"{title}:", *(_line(decision) for decision in decisions)]
@@ -61,12 +63,12 @@ def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
     closed, constants = close_over(traces[-1])
     executors = options.chosen_executors()
     tensors = (*(tensor for _, tensor in call.tensors), *constants)
-    writes = (None,) * len(captured.writes)
-    bridged = bridge(closed, tensors, writes, executors) if torch.is_grad_enabled() else None
+    writes = places_of([write.target for write in captured.writes], len(call.tensors), constants)
+    bridged = bridge(closed, tensors, (None,) * len(writes), executors) if torch.is_grad_enabled() else None
     forward = closed if bridged is None else bridged.split.forward
     return ClaimReport(
         closed.name,
-        decisions_of(forward, executors),
+        decisions_of(forward, executors, writes if bridged is None else ()),
         () if bridged is None else decisions_of(bridged.split.backward, executors),
         left_out(options),
     )
@@ -81,12 +83,14 @@ def left_out(options: Options) -> tuple[tuple[str, str], ...]:
     )
 
 
-def decisions_of(trace: Trace, executors: Sequence[Executor], depth: int = 0) -> tuple[Decision, ...]:
+def decisions_of(
+    trace: Trace, executors: Sequence[Executor], writes: Sequence[int | None] = (), depth: int = 0
+) -> tuple[Decision, ...]:
     """The log of a claiming, then those of the bodies of structured ops, which are programs of their own."""
-    claimed = claim(dce(trace), executors, below_autograd=True)
+    claimed = claim(dce(trace), executors, writes, below_autograd=True)
     found = [replace(decision, depth=decision.depth + depth) for decision in claimed.log]
     for equation in claimed.trace.equations:
         if equation.op.kind == "structured":
             for body in dict.fromkeys(equation.bodies):
-                found += decisions_of(body, executors, depth + 1)
+                found += decisions_of(body, executors, depth=depth + 1)
     return tuple(found)

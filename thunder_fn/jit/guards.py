@@ -8,7 +8,7 @@
         count_hit()
         return execute(l0, l1)
 
-Law: a call path answers exactly the calls whose key and pattern are those of the call that it was made from.
+Law: a call path answers exactly the calls whose key and number of threads are those of the call that it was made from.
 """
 
 from __future__ import annotations
@@ -25,14 +25,8 @@ from thunder_fn.capture.numbers import Symbolic, is_number
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
 from thunder_fn.jit.program import Entry
+from thunder_fn.jit.prologue import Repeated
 from thunder_fn.trace import Literal
-
-
-def pattern(call: Call) -> tuple[Any, ...]:
-    """What a call path depends on besides the key: which tensors are the same one, and the number of threads."""
-    first: dict[int, int] = {}
-    same = tuple(first.setdefault(id(tensor), position) for position, tensor in call.tensors)
-    return same, torch.get_num_threads()
 
 
 def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trusting: bool = False) -> Callable[..., Any]:
@@ -102,27 +96,22 @@ def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     """Static leaves, repeated tensors, then what C++ checks."""
     dynamic = frozenset(entry.symbolic.places.values()) if entry.symbolic is not None else frozenset()
     layouts = entry.symbolic.layouts if entry.symbolic is not None else {}
-    first: dict[int, int] = {}
-    distinct: list[tuple[int, torch.Tensor]] = []
     for position, leaf in enumerate(call.leaves):
         if (position, None) in dynamic:
             yield f"type(l{position}) is {type(leaf).__name__}"
             yield f"is_number(l{position})"
+        elif isinstance(leaf, Repeated):
+            yield f"l{position} is l{leaf.position}"
         elif not isinstance(leaf, torch.Tensor):
             yield static_check(f"l{position}", leaf, names)
-        elif id(leaf) in first:
-            yield f"l{position} is l{first[id(leaf)]}"
-        else:
-            first[id(leaf)] = position
-            distinct.append((position, leaf))
     if internals.count_function_modes():
         yield "False"  # a call under a torch function mode is looked up by its key, which knows the modes
     checks = [f"{names.bind(internals.global_state_guard(), 'state_matches')}()"]
     checks.append(f"not {names.bind(internals.count_function_modes, 'function_modes')}()")
-    if distinct:
-        loose = [layouts.get(position) for position, _ in distinct]
-        guard = names.bind(internals.tensor_guard([tensor for _, tensor in distinct], loose), "tensors_match")
-        checks.insert(0, f"{guard}({', '.join(f'l{position}' for position, _ in distinct)})")
+    if call.tensors:
+        loose = [layouts.get(position) for position, _ in call.tensors]
+        guard = names.bind(internals.tensor_guard([tensor for _, tensor in call.tensors], loose), "tensors_match")
+        checks.insert(0, f"{guard}({', '.join(f'l{position}' for position, _ in call.tensors)})")
     if entry.constants:
         checks.append(f"{names.bind(entry.is_current, 'constants_match')}()")
     yield " and ".join(checks)

@@ -10,6 +10,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DonatedTensorError, located
+from thunder_fn.trace import Trace
 
 
 class DonatedTensor(torch.Tensor):
@@ -68,15 +69,17 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def clash_check(
-    inputs: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], *, symbolic: bool = False
+    trace: Trace, inputs: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], *, symbolic: bool = False
 ) -> Callable[..., bool]:
-    """A check on tensors like these inputs: does one that is written to share memory with another?
+    """A check on tensors like these inputs: does one that is written to share memory with another, or with a constant?
 
     Targets are inputs, by position, or closed-over tensors. `symbolic` says that sizes differ from call to call.
     """
-    outside = tuple(target for target in targets if isinstance(target, torch.Tensor))
+    read = (constant.tensor for constant in trace.constants if not constant.owned)
+    written = {id(target) for target in targets}
+    outside = tuple({id(one): one for one in (*read, *targets) if isinstance(one, torch.Tensor)}.values())
     marks = {target for target in targets if isinstance(target, int)}
-    marks |= set(range(len(inputs), len(inputs) + len(outside)))
+    marks |= {len(inputs) + i for i, tensor in enumerate(outside) if id(tensor) in written}
     known = None if symbolic else tuple(map(extent, (*inputs, *outside)))
 
     def clash(*tensors: torch.Tensor) -> bool:

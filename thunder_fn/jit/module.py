@@ -12,22 +12,22 @@ import functools
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.modules import PLAIN, TRACING
 from thunder_fn.capture.patches import module_path
 from thunder_fn.capture.reads import Changed, Reads, tracked
-from thunder_fn.errors import HooksWarning, JitError, ThunderError, kind_of, located
+from thunder_fn.errors import JitError, ThunderError, located
 from thunder_fn.jit import Jitted
 from thunder_fn.jit.cache import MAXSIZE, CacheInfo
 from thunder_fn.jit.dynamic import RetraceWarning
 from thunder_fn.jit.module_forward import SLOT, Forward
+from thunder_fn.jit.module_hooks import HookEffect, HooksOutside, check_unchanged, held_by_hooks
 from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
 from thunder_fn.jit.options import Options, check_argnums
 
@@ -70,10 +70,13 @@ class TracedForward:
             raise _Changed("another thread changed the module between the call and its trace")
         for tensor, tracer in zip(reading.tensors, given, strict=True):
             recorder.identify(tensor, tracer)
+        args, kwargs = _with_own((args, kwargs), dict(zip(map(id, given), reading.tensors, strict=True)))
         places = {child: place for place, child in enumerate(self.module.modules())}
+        held = held_by_hooks(self.module) if self.layout is not None else ()
         with tracked() as found:
             result = self.module.forward(*args, **kwargs)
             assigned = recorder.modules.take_assigned(places, found.written)
+        check_unchanged(held)
         reads = found.reads
         plain = (one for one in assigned if isinstance(one.value, PLAIN) and (one.module, one.name) in reads)
         changed = (*(one.name for one in plain), *(one.name for one in reads.values() if isinstance(one, Changed)))
@@ -83,6 +86,12 @@ class TracedForward:
             return result
         attributes = tuple((places[one.module], one.section, one.name, one.value) for one in assigned)
         return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes)
+
+
+def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    """The arguments with the module's own tensors as what the module knows them as."""
+    own = any(id(leaf) in tensors for leaf in pytree.flatten(arguments)[0])
+    return pytree.tree_map(lambda leaf: tensors.get(id(leaf), leaf), arguments) if own else arguments
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,7 @@ class ModuleJit:
     variants: tuple[Variant, ...] = ()
     latest: Latest | None = None
     retired: tuple[CacheInfo, ...] = ()
-    warned: bool = False
+    hooks: HooksOutside = field(default_factory=HooksOutside)
     counting: int = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,6 +145,10 @@ class ModuleJit:
             else:
                 result = self._call_slowly(args, kwargs)
         except _Changed:
+            return self(*args, **kwargs)
+        except HookEffect as effect:
+            self.latest = None
+            self.hooks.note(read(self.module).layout, effect)
             return self(*args, **kwargs)
         if type(result) is not Assigning:
             return result
@@ -171,24 +184,12 @@ class ModuleJit:
             return None
         if current() is not None:
             return self.function()
-        hooked = next((child for child in reading.layout.modules[1:] if internals.has_backward_hooks(child)), None)
-        if hooked is not None:
-            self._warn_of_hooks(hooked)
+        if self.hooks.keep_from_tracing(reading.layout):
             return None
         variant = self.variant_of(reading)
         if not reading.is_borrowed:
             self.latest = Latest(variant.jitted, reading.tensors, unchanged(reading, variant.reads))
         return variant.jitted
-
-    def _warn_of_hooks(self, hooked: torch.nn.Module) -> None:
-        """Say once that the module is not jitted, and why."""
-        if self.warned:
-            return
-        self.warned = True
-        path = next(path for path, child in self.module.named_modules() if child is hooked)
-        what = f"jit: {path!r} in {kind_of(self.module)} has backward hooks, which autograd runs where eager code is"
-        fix = "Until they are removed, the module runs as it does without jit. Hooks of the jitted module itself are no problem."
-        warnings.warn(located(what, fix=fix), HooksWarning, stacklevel=5)
 
     @property
     def again(self) -> Callable[[torch.nn.Module], ModuleJit]:
@@ -260,7 +261,7 @@ def _set_class(self: torch.nn.Module, cls: type[torch.nn.Module]) -> None:
 
 def _follow(self: torch.nn.Module) -> bool:
     """Take over a class that the module behind has got since, as from `register_parametrization`."""
-    cls = _class_of(type(getattr(self, SLOT).module))
+    cls = _class_of(type(getattr(self, SLOT).module), methods_of(self))
     changed = type(self) is not cls
     if changed:
         object.__dict__["__class__"].__set__(self, cls)
@@ -278,28 +279,38 @@ def _attribute_of(cls: type[torch.nn.Module]) -> Callable[..., Any]:
 
 def _replicate(self: torch.nn.Module) -> torch.nn.Module:
     inner = getattr(self, SLOT)
-    return with_forward(inner.module._replicate_for_data_parallel(), inner.again)
+    return with_forward(inner.module._replicate_for_data_parallel(), inner.again, methods_of(self))
 
 
 def _reduce(self: torch.nn.Module, protocol: Any = None) -> tuple[Any, ...]:
     inner = getattr(self, SLOT)
-    return with_forward, (inner.module, inner.again)
+    return with_forward, (inner.module, inner.again, methods_of(self))
 
 
 def _copy(self: torch.nn.Module) -> torch.nn.Module:
     inner = getattr(self, SLOT)
-    return with_forward(copy.copy(inner.module), inner.again)
+    return with_forward(copy.copy(inner.module), inner.again, methods_of(self))
 
 
 def _deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     inner = getattr(self, SLOT)
-    return with_forward(copy.deepcopy(inner.module, memo), inner.again)
+    return with_forward(copy.deepcopy(inner.module, memo), inner.again, methods_of(self))
+
+
+Methods = tuple[tuple[str, Callable[..., Any]], ...]
+"""Methods that a jitted module has and its class has not, or has others of, by name."""
+
+
+def methods_of(module: torch.nn.Module) -> Methods:
+    """The methods of a jitted module's own."""
+    return type(module).__dict__.get("__own_methods__", ())
 
 
 @functools.cache
-def _class_of(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+def _class_of(cls: type[torch.nn.Module], methods: Methods = ()) -> type[torch.nn.Module]:
     """A subclass that looks like the class and whose `forward` is jitted."""
     namespace = {
+        "__own_methods__": methods,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
@@ -311,6 +322,7 @@ def _class_of(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
         "__copy__": _copy,
         "__deepcopy__": _deepcopy,
         "forward": Forward(cls.forward),
+        **dict(methods),
     }
     return types.new_class(cls.__name__, (cls, _Slotted), exec_body=lambda body: body.update(namespace))
 
@@ -363,14 +375,20 @@ def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:
     return ModuleJit(module, options)
 
 
-def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]) -> Any:
+def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any], methods: Methods = ()) -> Any:
     """A module of the same class, on the same state, whose `forward` is what `make` makes of the module.
 
     `make` is what is pickled and copied: what it makes is made again for the copy. It has the attributes `module`, and
     `again`, which is `make`.
     """
-    cls = _class_of(type(module))
+    cls = _class_of(type(module), methods)
     wrapped = object.__new__(cls)  # a class may have a `__new__` of its own, as fx.GraphModule has
     object.__setattr__(wrapped, "__dict__", module.__dict__)
     object.__setattr__(wrapped, SLOT, make(module))
     return wrapped
+
+
+def with_methods(module: torch.nn.Module, **methods: Callable[..., Any]) -> Any:
+    """A jitted module on the same state with these methods too. The module that it was made from does not have them."""
+    inner = jit_of(module)
+    return with_forward(inner.module, inner.again, (*methods_of(module), *methods.items()))

@@ -16,6 +16,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.reads import Reads, attribute, parts_of, seen
+from thunder_fn.errors import JitError, kind_of, located
 
 Tensor = torch.Tensor
 
@@ -52,8 +53,14 @@ class Reading:
 
 
 def read(module: torch.nn.Module) -> Reading:
-    """Walk over a module and its submodules."""
+    """Walk over a module and its submodules.
+
+    Raises:
+        JitError: one of them is compiled by `torch.jit`.
+    """
     modules = tuple(module.modules())
+    if any(isinstance(child, torch.jit.ScriptModule) for child in modules):
+        _refuse_scripts(module)
     numbers: dict[int, int] = {}
     tensors: list[Tensor] = []
     places: list[tuple[str, int | None]] = []
@@ -76,6 +83,14 @@ def read(module: torch.nn.Module) -> Reading:
         places += [(name, None if part is None else -1) for name, part in held["_modules"].items()]
     return Reading(
         Layout(modules, tuple(map(type, modules)), tuple(places), tuple(hooks)), tuple(tensors), tuple(dicts)
+    )
+
+
+def _refuse_scripts(module: torch.nn.Module) -> None:
+    path = next(path for path, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule))
+    what = f"jit: {path!r} in {kind_of(module)} is a torch.jit.ScriptModule, which has no Python code to trace"
+    raise JitError(
+        located(what, fix="Put the module there that it was made from, or jit the modules around it one by one.")
     )
 
 

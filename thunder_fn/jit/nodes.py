@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,11 +19,18 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.jit.pieces import Piece, depends
 from thunder_fn.rules import Mask
-from thunder_fn.symbols import bind, is_symbolic, replaced
+from thunder_fn.symbols import bind, is_symbolic, replaced, specialize
 from thunder_fn.trace import Expr, Literal, Trace, TraceBuilder, canonical, vars_in
 
 if TYPE_CHECKING:
     from thunder_fn.jit.autograd import Bridge
+
+
+Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
+"""A trace as a function of tensors that autograd follows, and what has to hold of the trace's symbols."""
+
+MAX_KNOWN = 16
+"""How many derivatives of one node are remembered: for sizes one by one, where their rules do not hold for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +40,8 @@ class Node:
     bridge: Bridge
     piece: Piece
     start: int
-    known: dict[Mask, Bridge | Program] = field(default_factory=dict[Mask, "Bridge | Program"], repr=False)
-    """What computes `gradient` under autograd, by which of its inputs require grad."""
+    known: dict[Any, Following] = field(default_factory=dict[Any, "Following"], repr=False)
+    """What computes `gradient` under autograd, by which of its inputs require grad, and by sizes where it is for these only."""
 
     @cached_property
     def closed(self) -> tuple[Trace, tuple[Expr, ...]]:
@@ -118,9 +125,20 @@ class Node:
     def differentiable(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the piece gives, from the inputs that are needed and the cotangents, so that autograd follows it."""
         wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
-        if wanted not in self.known:
-            self.known[wanted] = self.bridge.following(self.gradient, tensors)
-        return self.known[wanted](*tensors)
+        sizes = bind(self.gradient.inputs, tensors)
+        call, decisions = self.following((wanted, ()), self.gradient, tensors)
+        if sizes and any(replaced(decision, sizes) is False for decision in decisions):
+            numbers = tuple((str(symbol), number) for symbol, number in sizes.items())
+            call, _ = self.following((wanted, numbers), specialize(self.gradient, sizes), tensors)
+        return call(*tensors)
+
+    def following(self, key: Any, gradient: Trace, tensors: tuple[Any, ...]) -> Following:
+        """The gradient as a function that autograd follows, and what of its symbols its rules were made for."""
+        if key not in self.known:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[key] = self.bridge.following(gradient, tensors)
+        return self.known[key]
 
     def reached(self, given: Mask) -> Mask:
         """Which of its results are not None, where only some of the edges have a cotangent."""
@@ -159,11 +177,11 @@ class _Call:
 
     def stand_in(self) -> None:
         """Tensors of one element in place of what one piece gives another: autograd asks for their types only."""
-        trace, edges = self.bridge.trace, self.bridge.pieces.edges
-        values = bind(trace.inputs, self.inputs) if is_symbolic(trace) else {}
+        edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
+        values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
         for edge in range(len(self.edges), len(edges)):
             type = edges[edge]
-            shape = [replaced(size, values) if isinstance(size, Expr) else size for size in type.shape]
+            shape = [values[size] if isinstance(size, Expr) else size for size in type.shape]
             strides = (0,) * len(shape)
             self.edges[edge] = torch.empty_strided(shape, strides, dtype=type.dtype, device=type.device)
 

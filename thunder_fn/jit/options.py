@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from thunder_fn.capture.lookasides import Lookaside
+from thunder_fn.capture.lookasides import Lookaside, same_function
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption, kind_of, located
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
 from thunder_fn.executors.grad_transforms import GradTransforms
@@ -20,6 +22,19 @@ from thunder_fn.jit.marks import Marks, read_marks
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
 
 CACHES = ("constant values", "symbolic values", "same input", "no caching")
+
+
+_limit: ContextVar[Numerics] = ContextVar("thunder_fn_numerics", default="precision-changing")
+
+
+@contextmanager
+def calls_within(numerics: Numerics) -> Generator[None]:
+    """Jitted functions that are called inside keep within this limit too, whatever they were jitted with."""
+    token = _limit.set(numerics)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,19 @@ class Options:
             raise ArgnumError(f"jit: argument {min(both)} is both static and donated; only tensors can be donated")
         return new
 
+    def as_called(self) -> Options:
+        """The options of a function that is called while another one is traced: results are no farther off than it allows.
+
+        Raises:
+            JitError: a transform may change results farther.
+        """
+        limit = _limit.get()
+        if is_within(self.numerics, limit):
+            return self
+        limited = dataclasses.replace(self, numerics=limit)
+        limited.check_transforms()
+        return limited
+
     def check_transforms(self) -> None:
         """Raise if a transform may change results farther than `numerics` allows."""
         for transform in self.transforms:
@@ -114,22 +142,35 @@ def _unknown(kind: str, given: Any, known: Iterable[str]) -> str:
     return located(f"jit: unknown {kind} {given!r}; did you mean {near[0]!r}?", fix=f"There are {', '.join(choices)}.")
 
 
+def _several(value: Any, name: str, is_one: bool) -> tuple[Any, ...]:
+    if is_one:
+        return (value,)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise JitError(f"jit: {name} is a sequence, `()` for none, given {kind_of(value)}")
+    return tuple(value)
+
+
 def _read_transforms(value: Any) -> tuple[Transform, ...]:
-    given: tuple[Any, ...] = (value,) if callable(value) else tuple(value)
+    given = _several(value, "transforms", callable(value))
     for transform in given:
         if not callable(transform):
             raise JitError(f"jit: a transform is a function from Trace to Trace, given {kind_of(transform)}")
-        if isinstance(transform, Transform) and transform.on == "model":
+        if isinstance(transform, Transform) and transform.on != "trace":
             fix = "Apply it to the model, or give it to a recipe and call `compile`."
             raise JitError(located(f"jit: {transform.name!r} transforms models, not traces", fix=fix))
     return tuple(map(as_transform, given))
 
 
 def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
-    given: tuple[Any, ...] = (value,) if isinstance(value, Lookaside) else tuple(value)
+    given, seen = _several(value, "lookasides", isinstance(value, Lookaside)), dict[Any, Lookaside]()
     for lookaside in given:
         if not isinstance(lookaside, Lookaside):
             raise JitError(f"jit: a lookaside is a `Lookaside(fn, replace_with)`, given {kind_of(lookaside)}")
+        other = seen.setdefault(lookaside.fn, lookaside).replace_with
+        if same_function(other) != same_function(lookaside.replace_with):
+            both = " and ".join(getattr(one, "__qualname__", repr(one)) for one in (other, lookaside.replace_with))
+            name = getattr(lookaside.fn, "__qualname__", repr(lookaside.fn))
+            raise JitError(located(f"jit: two lookasides divert {name}, to {both}", fix="Leave one of them out."))
     return given
 
 

@@ -9,7 +9,7 @@ def execute(l0, l1):
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -36,7 +36,7 @@ from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
 from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
-from thunder_fn.jit.options import Options
+from thunder_fn.jit.options import Options, calls_within
 from thunder_fn.jit.prologue import prologue_trace, structure_text
 from thunder_fn.trace import Source, Trace, Var, canonical
 
@@ -94,7 +94,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         _warn_of_constants(f, captured.trace.name, generator)
     closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
-    writes = _places(targets, len(tensors) + len(numbers), constants)
+    writes = places_of(targets, len(tensors) + len(numbers), constants)
     executors, values = options.chosen_executors(), (*tensors, *numbers, *constants)
     bridged = bridge(closed, values, writes, executors) if torch.is_grad_enabled() else None
     execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
@@ -107,7 +107,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         bridge=bridged,
         constants=watched,
         constants_match=internals.tensor_guard(watched),
-        clash=clash_check(tensors, targets, symbolic=symbolic is not None) if targets else None,
+        clash=clash_check(captured.trace, tensors, targets, symbolic=symbolic is not None) if targets else None,
         check_clash=partial(_check_clash, captured, source_of(f)),
         symbolic=symbolic,
         decisions=decisions,
@@ -137,11 +137,12 @@ def capture_call(
     on_raise: Callable[[Captured], None] | None = None,
 ) -> tuple[Captured, list[Trace]]:
     """What is captured of a call: its trace, and the trace after each of the transforms. `on_raise` as for `capture`."""
-    with lookasides(options.lookasides), ExitStack() as stack:
+    with lookasides(options.lookasides), calls_within(options.numerics), ExitStack() as stack:
         if (rewrite := options.rewrite()) is not None:
             stack.enter_context(rewritten_by(rewrite))
             stack.enter_context(to_be_fused(any_fuses(options.chosen_executors())))
-        captured = capture(with_statics(f, call), call.args, call.kwargs, symbolic=symbolic, on_raise=on_raise)
+        function = with_statics(f, call)
+        captured = capture(function, call.args, call.kwargs, symbolic=symbolic, on_raise=on_raise, shares=True)
     return captured, transformed(captured.trace, options)
 
 
@@ -168,7 +169,7 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     return closed, tuple(constant.tensor for constant in moved)
 
 
-def _places(
+def places_of(
     targets: Sequence[int | torch.Tensor], count: int, constants: Sequence[torch.Tensor]
 ) -> tuple[int | None, ...]:
     """The input that is each written tensor, None if the program does not read it."""
@@ -266,6 +267,7 @@ class _Execution:
             lines.append(f"    with {self.names.bind(torch.no_grad, 'no_grad')}():")
             line = f"    {line}"
         lines.append(f"    {line}")
+        lines += self.own_leaves(values)
         for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
             lines.append(f"    if {value} is not {target}: write({target}, {value})")
         result = self.result(values)
@@ -273,6 +275,16 @@ class _Execution:
             lines += [f"    result = {result}", f"    give_away({', '.join(self.leaves[i] for i in self.donated)})"]
             result = "result"
         return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
+        """Lines that make results leaves of autograd's graph, each tensor once."""
+        first: dict[Any, str] = {}
+        for place, is_parameter in self.captured.own_leaves:
+            value, atom = values[place], self.trace.outputs[place]
+            kind = self.names.bind(torch.nn.Parameter, "Parameter") if is_parameter else ""
+            made = f"{kind}({value})" if kind else f"{value}.detach().requires_grad_()"
+            yield f"    {value} = {first.get(atom, made)}"
+            first.setdefault(atom, value)
 
     def result(self, values: Sequence[str]) -> str:
         """The expression for the function's result."""

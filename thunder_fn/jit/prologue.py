@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,18 @@ from thunder_fn.errors import JitError, UnsupportedInput, kind_of, located
 from thunder_fn.trace import Arg, Expr, Literal, NumberType, TensorType, Trace, TraceBuilder, Type, type_of_value
 
 Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """In the place of a leaf: the tensor that another leaf is, so that it is one input of the program."""
+
+    name: str
+    position: int
+
+    def __repr__(self) -> str:
+        return self.name
+
 
 _LIBRARY = torch.library.Library("thunder_fn_prologue", "DEF")
 _SCHEMAS = (
@@ -99,12 +112,16 @@ _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodTy
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     """What a program may depend on in a leaf: a tensor's metadata, or the value of anything else with its type.
 
+    A tensor that was passed before is that one.
+
     Raises:
         UnsupportedInput: the leaf is neither a tensor that can be traced nor a value that can be baked in.
     """
     if isinstance(leaf, torch.Tensor):
         check_supported(leaf, lambda: argument_name(tree, position))
         return type(leaf), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
+    if isinstance(leaf, Repeated):
+        return (leaf,)
     if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_FUNCTION_TYPES)) or _is_enum(leaf):
         return type(leaf), Literal(leaf)
     name, kind = argument_name(tree, position), kind_of(leaf)

@@ -19,7 +19,8 @@ from thunder_fn.errors import TraitError, kind_of, located
 from thunder_fn.executors.base import Numerics, check_numerics
 from thunder_fn.interpreters.autocast import autocast
 
-Subject = Literal["trace", "model"]
+Subject = Literal["trace", "model", "compiled"]
+_WHEN: dict[str, int] = {"model": 0, "trace": 1, "compiled": 2}
 
 
 class HasTraits(Protocol):
@@ -60,7 +61,7 @@ class Transform:
         conflicts: names of transforms that it cannot be used with.
         idempotent: applying it twice is applying it once, so it is applied once.
         numerics: how far results may be from those without it: "bitwise", "reassociating" or "precision-changing".
-        on: what it is applied to, each "trace", or the "model" before it is traced.
+        on: what it is applied to, each "trace", the "model" before it is traced, or what `compile` returns, the "compiled" model.
 
     Example:
         >>> from thunder_fn import jit, simplify
@@ -92,8 +93,13 @@ class Transform:
     ) -> None:
         if not callable(fn):
             raise TraitError(f"Transform {name!r}: expected a function, given {kind_of(fn)}: {fn!r:.60}")
-        if on not in ("trace", "model"):
-            raise TraitError(f"Transform {name!r}: on is 'trace' or 'model', given {on!r}")
+        given: tuple[Any, Any] = (name, idempotent)
+        if not (isinstance(given[0], str) and name):
+            raise TraitError(f"a Transform's name is what the traits of others call it, given {name!r:.60}")
+        if not isinstance(given[1], bool):
+            raise TraitError(f"Transform {name!r}: idempotent is True or False, given {idempotent!r:.60}")
+        if on not in _WHEN:
+            raise TraitError(f"Transform {name!r}: on is 'trace', 'model' or 'compiled', given {on!r}")
         values = {"after": after, "before": before, "conflicts": conflicts}
         for trait, names in values.items():
             if isinstance(names, str) or not all(isinstance(one, str) for one in names):
@@ -103,7 +109,7 @@ class Transform:
             object.__setattr__(self, trait, tuple(names))
         object.__setattr__(self, "fn", fn)
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "idempotent", bool(idempotent))
+        object.__setattr__(self, "idempotent", idempotent)
         object.__setattr__(self, "numerics", check_numerics(numerics, f"Transform {name!r}"))
         object.__setattr__(self, "on", on)
 
@@ -176,12 +182,12 @@ def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
 
 def _comes_first(first: HasTraits, second: HasTraits) -> bool:
     """The traits of either, or what they are applied to, say that `first` is before `second`."""
-    return first is not second and (reason(first, second) is not None or _subjects(first, second) == ("model", "trace"))
+    return first is not second and (reason(first, second) is not None or _when(first) < _when(second))
 
 
-def _subjects(first: HasTraits, second: HasTraits) -> tuple[Subject, Subject]:
-    """What each is applied to. Executors run traces."""
-    return getattr(first, "on", "trace"), getattr(second, "on", "trace")
+def _when(one: HasTraits) -> int:
+    """Models are changed before they are traced, and compiled ones after that. Executors run traces."""
+    return _WHEN[getattr(one, "on", "trace")]
 
 
 def reason(first: HasTraits, second: HasTraits) -> str | None:

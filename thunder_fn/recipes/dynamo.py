@@ -81,7 +81,8 @@ class DynamoForward:
 
 def _compiled(f: Compiled, options: Options) -> Compiled:
     """What Dynamo makes of a function. Numbers drawn from `numpy.random` are NumPy's, which Dynamo would draw from PyTorch's."""
-    compiled = torch.compile(f, backend=_backend(options))
+    options_of_dynamo: dict[str, Any] = internals.many_programs()
+    compiled: Compiled = torch.compile(f, backend=_backend(options), **options_of_dynamo)
     in_python = [one for one in options.lookasides if isinstance(one.fn, types.FunctionType)]
     diverted = functools.partial(diverted_in_parts, in_python) if in_python else contextlib.nullcontext
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
 from thunder_fn.recipes.dynamo import through_dynamo, with_breaks
-from thunder_fn.recipes.recipe import Model, Recipe
+from thunder_fn.recipes.recipe import Assembly, Model, Recipe
 
 Choice = None | str | Recipe | Sequence["Recipe | str"]
 
@@ -44,6 +45,13 @@ def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
     assembly = chosen(model, recipe).with_(**options).assemble(model)
     for transform in assembly.on_model:
         model = _transformed(model, transform)
+    compiled = _compiled(model, assembly)
+    for transform in assembly.on_compiled:
+        compiled = _transformed(compiled, transform)
+    return compiled
+
+
+def _compiled(model: Model, assembly: Assembly) -> Any:
     if assembly.frontend == "dynamo":
         return through_dynamo(model, assembly.options)
     if assembly.frontend == "direct":
@@ -79,13 +87,23 @@ def chosen(model: Model, recipe: Choice) -> Recipe:
     return whole
 
 
+def _made(recipe: type[Recipe]) -> Recipe:
+    """A recipe without arguments."""
+    try:
+        inspect.signature(recipe.__init__).bind(None)
+    except TypeError as error:
+        what = f"compile: the recipe {recipe.name!r} cannot be made without arguments: {error}"
+        raise RecipeError(located(what, fix=f"Give the recipe itself, `{recipe.__name__}(...)`.")) from error
+    return recipe()
+
+
 def _read(model: Model, one: Any) -> Recipe:
     if isinstance(one, Recipe):
         return one
     if one == "auto":
         found = registry.for_model(model)
-        return Default() if found is None else found()
+        return Default() if found is None else _made(found)
     if isinstance(one, str):
-        return registry.get(one)()
+        return _made(registry.get(one))
     hint = "; make an instance of it" if isinstance(one, type) and issubclass(one, Recipe) else ""
     raise RecipeError(f"compile: a recipe is a name or a `Recipe`, given {one!r:.60}{hint}")

@@ -18,7 +18,10 @@ OPEN = "direct, or dynamo for what is no single trace"
 
 def explain(assembly: Assembly) -> str:
     """An assembly as text."""
-    lines = [f"recipe     {' + '.join(map(repr, assembly.recipes))}", f"frontend   {assembly.frontend or OPEN}"]
+    lines = [
+        f"recipe     {' + '.join(map(repr, assembly.recipes)) or 'Recipe()'}",
+        f"frontend   {assembly.frontend or OPEN}",
+    ]
     lines += _listed(
         "transforms", assembly.transforms, assembly.origins, lambda one: f"on the {one.on}, {one.numerics}"
     )

@@ -5,14 +5,19 @@ transformers is imported when a recipe is used, never by `import thunder_fn`.
 
 from __future__ import annotations
 
+import copy
 import importlib
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from thunder_fn.capture import pytree
 from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.errors import kind_of, with_article
+from thunder_fn.jit.module import jit_of, with_methods
 from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
@@ -38,16 +43,37 @@ def _take_caches_apart(model: Any) -> Any:
     return model
 
 
-def _generate_with_static_cache(model: Any) -> Any:
+DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+"""Options of `generate` by which tokens are drafted and taken back, which keys and values of fixed size cannot be."""
+
+
+def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`generate` with keys and values of fixed size, unless the call or a configuration says otherwise."""
+    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    config = self.generation_config if given is None else given
+    is_said = config.cache_implementation is not None or {"cache_implementation", "past_key_values"} & set(kwargs)
+    drafts = any(kwargs.get(name, getattr(config, name, None)) is not None for name in DRAFTS)
+    if not is_said and not drafts and kwargs.get("use_cache", config.use_cache) is not False:
+        if given is None:
+            kwargs["cache_implementation"] = "static"
+        else:
+            config = copy.copy(config)
+            config.cache_implementation = "static"
+            if len(args) > 1:
+                args = (args[0], config, *args[2:])
+            else:
+                kwargs["generation_config"] = config
+    cls: Any = type(jit_of(self).module)
+    return cls.generate(self, *args, **kwargs)
+
+
+def _generate_with_static_cache(compiled: Any) -> Any:
     """`generate` decodes with keys and values of fixed size, so that one program serves every token."""
-    config = getattr(model, "generation_config", None)
-    if config is not None and config.cache_implementation is None:
-        config.cache_implementation = "static"
-    return model
+    return with_methods(compiled, generate=_generate) if getattr(compiled, "generation_config", None) else compiled
 
 
 CACHES = Transform(_take_caches_apart, name="caches_as_arguments", on="model", idempotent=True)
-STATIC = Transform(_generate_with_static_cache, name="static_cache", on="model", idempotent=True, after=(CACHES.name,))
+STATIC = Transform(_generate_with_static_cache, name="static_cache", on="compiled", idempotent=True)
 
 
 @register
@@ -125,3 +151,52 @@ class Mamba(Decoder):
     name = "hf-mamba"
     models = ("transformers.MambaPreTrainedModel",)
     ways = (("models.mamba.modeling_mamba.mamba_selective_scan", _scan_in_order),)
+
+
+def _with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A stack of layers that is given the mask of ones which eager transformers makes where it is given none.
+
+    Where it is compiled, these encoders forget to make it, and fail.
+    """
+
+    signature = inspect.signature(fn)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        tokens = given.arguments.get("input_ids")
+        of = given.arguments.get("inputs_embeds") if tokens is None else tokens
+        if not self.is_decoder and of is not None and given.arguments.get("attention_mask") is None:
+            given.arguments["attention_mask"] = torch.ones(of.shape[:2], device=of.device)
+        return fn(*given.args, **given.kwargs)
+
+    return forward
+
+
+class MaskedEncoder(Decoder):
+    """Families of encoders and decoders that take a mask, whose encoders are the class `stack`."""
+
+    stack: ClassVar[str] = ""
+
+    def setup_lookasides(self) -> Sequence[Lookaside]:
+        """Encoders get their mask."""
+        stack = _in_transformers(self.stack)
+        found = () if stack is None else (Lookaside(stack.forward, _with_mask(stack.forward)),)
+        return (*super().setup_lookasides(), *found)
+
+
+@register
+class SwitchTransformers(MaskedEncoder):
+    """Switch transformers."""
+
+    name = "hf-switch"
+    models = ("transformers.SwitchTransformersPreTrainedModel",)
+    stack = "models.switch_transformers.modeling_switch_transformers.SwitchTransformersStack"
+
+
+@register
+class LongT5(MaskedEncoder):
+    """T5 of local attention."""
+
+    name = "hf-longt5"
+    models = ("transformers.LongT5PreTrainedModel",)
+    stack = "models.longt5.modeling_longt5.LongT5Stack"

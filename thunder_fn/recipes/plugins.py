@@ -74,7 +74,7 @@ class Quantize(Recipe):
             Transform(
                 change,
                 name=f"quantize_{self.scheme}",
-                after=("caches_as_arguments", "static_cache", "lora"),
+                after=("caches_as_arguments", "lora"),
                 before=("fsdp", "ddp"),
                 conflicts=others,
                 idempotent=True,
@@ -85,7 +85,7 @@ class Quantize(Recipe):
 
     def setup_executors(self) -> Sequence[str]:
         """Kernels for layers on codes."""
-        return ("quantized",)
+        return ("codes", "quantized")
 
 
 SCHEMES = ("int8", "nf4", "fp8_dynamic")

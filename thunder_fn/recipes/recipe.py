@@ -24,29 +24,18 @@ import shutil
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypedDict, final, get_args
+from typing import Any, ClassVar, final, get_args
 
 from thunder_fn.capture.lookasides import Lookaside, same_function
 from thunder_fn.errors import RecipeError, UnknownOption, kind_of, located
-from thunder_fn.executors import Executor, Numerics, inductor
+from thunder_fn.executors import Executor, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jit import Options
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
 from thunder_fn.recipes.explaining import explain, name_of
+from thunder_fn.recipes.questions import Config as Config, Frontend as Frontend, answer, check_names, sequence
 
-Frontend = Literal["direct", "dynamo"]
 Model = Callable[..., Any]
-
-
-class Config(TypedDict, total=False):
-    """Options of `jit` that a recipe may set."""
-
-    cache: str
-    numerics: Numerics
-    verify: bool
-    dynamic: bool | Mapping[int | str, Any]
-    static_argnums: int | Sequence[int]
-    donate_argnums: int | Sequence[int]
 
 
 class _MadeOnce(ABCMeta):
@@ -98,10 +87,7 @@ class Recipe(metaclass=_MadeOnce):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("assemble", "explain"):
-            if name in vars(cls):
-                fix = "Override `validate` and the `setup_` methods, whose answers it puts together."
-                raise RecipeError(located(f"{cls.__name__}: `{name}` is not to be overridden", fix=fix))
+        check_names(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._check_unmade()
@@ -266,6 +252,11 @@ class Assembly:
         return tuple(one for one in self.transforms if one.on == "model")
 
     @property
+    def on_compiled(self) -> tuple[Transform, ...]:
+        """Transforms of what `compile` returns."""
+        return tuple(one for one in self.transforms if one.on == "compiled")
+
+    @property
     def options(self) -> dict[str, Any]:
         """What `jit` is given."""
         on_trace = tuple(one for one in self.transforms if one.on == "trace")
@@ -292,17 +283,17 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
     """Ask every part, and put the answers in order."""
     parts, origins = parts_of(recipe), dict[Any, str]()
     for part in parts:
-        answer: Any = part.validate(model)
-        if answer is False:
+        said: Any = part.validate(model)
+        if said is False:
             fix = "Let it raise an error that says why."
             raise RecipeError(located(f"{part!r}: validate returned False for {kind_of(model)}", fix=fix))
 
     def asked(question: str, read: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> list[Any]:
         found = list[Any]()
         for part in parts:
-            answer = read(_sequence(part, question))
-            origins.update((id(one), repr(part)) for one in answer)
-            found += answer
+            said = read(sequence(part, question))
+            origins.update((id(one), repr(part)) for one in said)
+            found += said
         return found
 
     transforms = asked("setup_transforms", lambda given: [as_transform(one) for one in given])
@@ -323,19 +314,10 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
     return assembly
 
 
-def _sequence(part: Recipe, question: str) -> Sequence[Any]:
-    answer: Any = getattr(part, question)()
-    if answer is None:  # said by a method without `return`
-        return ()
-    if isinstance(answer, str) or not isinstance(answer, Sequence):
-        raise RecipeError(f"{part!r}: {question} returns a sequence, not {kind_of(answer)}\nReturn `()` for nothing.")
-    return answer
-
-
 def _lookasides(parts: Sequence[Recipe]) -> tuple[Lookaside, ...]:
     said: dict[Any, list[tuple[Recipe, Lookaside]]] = {}
     for part in parts:
-        for one in _sequence(part, "setup_lookasides"):
+        for one in sequence(part, "setup_lookasides"):
             if not isinstance(one, Lookaside):
                 raise RecipeError(f"{part!r}: setup_lookasides returns `Lookaside`s, not {kind_of(one)}")
             said.setdefault(one.fn, []).append((part, one))
@@ -363,10 +345,10 @@ def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
     said: dict[str, list[tuple[Recipe, Any]]] = {}
     known = Config.__annotations__
     for part in parts:
-        answer: Any = part.setup_config() or {}
-        if not isinstance(answer, Mapping):
-            raise RecipeError(f"{part!r}: setup_config returns a dict of options, not {kind_of(answer)}")
-        for name, value in answer.items():
+        options: Any = answer(part, "setup_config") or {}
+        if not isinstance(options, Mapping):
+            raise RecipeError(f"{part!r}: setup_config returns a dict of options, not {kind_of(options)}")
+        for name, value in options.items():
             if name not in known:
                 raise UnknownOption(f"{part!r}: setup_config has {name!r}; a recipe may set {', '.join(known)}")
             said.setdefault(name, []).append((part, value))

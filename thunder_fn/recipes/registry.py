@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, TypeVar
 
-from thunder_fn.errors import RecipeError, located
+from thunder_fn.errors import RecipeError, kind_of, located
 from thunder_fn.recipes.recipe import Recipe
 
 R = TypeVar("R", bound=type[Recipe])
@@ -17,8 +17,12 @@ def register(recipe: R) -> R:
     """Make a class of recipes known by its name. A decorator.
 
     Raises:
-        RecipeError: it has no name, or another class has it.
+        RecipeError: it is no class of recipes, it has no name, or another class has it.
     """
+    given: Any = recipe
+    if not (isinstance(given, type) and issubclass(given, Recipe)):
+        what = f"register: expected a class derived from `Recipe`, given {given!r:.60}"
+        raise RecipeError(located(what, fix="Give the class, not a recipe made of it."))
     if not recipe.name:
         raise RecipeError(f"{recipe.__name__} has no `name` to be registered under")
     known = _recipes.get(recipe.name)
@@ -39,6 +43,9 @@ def get(name: str) -> type[Recipe]:
     Raises:
         RecipeError: there is none; names the nearest.
     """
+    given: Any = name
+    if not isinstance(given, str):
+        raise RecipeError(f"a recipe's name is a str, given {kind_of(given)}: {given!r:.60}")
     if name not in _recipes:
         near = difflib.get_close_matches(name, _recipes, n=1, cutoff=0.0)
         fix = f"There are {', '.join(list_recipes())}; `recipes.register` adds others."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from thunder_fn.interpreters.heartbeat import watched
+from thunder_fn.interpreters.ranks import evaluate_ranks
 from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.rewrites.clipping import clip_by_global_norm, global_norm
 from thunder_fn.rewrites.distributed import Group, simulated, simulated_mesh
@@ -24,6 +26,7 @@ __all__ = [
     "Scheme",
     "clip_by_global_norm",
     "ddp",
+    "evaluate_ranks",
     "fp8",
     "fsdp",
     "global_norm",
@@ -33,4 +36,5 @@ __all__ = [
     "simulated",
     "simulated_mesh",
     "tensor_parallel",
+    "watched",
 ]

@@ -14,6 +14,7 @@ import torch
 from thunder_fn.derive import alone
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.rewrite import has_one_body
 from thunder_fn.rewrites.eight_bits import INT8_LARGEST, STATIC_LINEAR
 from thunder_fn.rewrites.prepared import Prepared
 from thunder_fn.rewrites.scheme import scales_of
@@ -32,7 +33,7 @@ def observe(trace: Trace, inputs: Sequence[Any], see: See) -> tuple[Any, ...]:
     env = [*inputs, *(constant.tensor for constant in trace.constants)]
     for equation in trace.equations:
         values = see(equation, [env[var.index] for var in equation.operands])
-        body = lowered(equation)
+        body = equation.body if has_one_body(equation) else lowered(equation)  # a checkpoint's own: the other copies
         env.extend(observe(body, values, see) if body is not None else evaluate(alone(equation), values))
     return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
 

@@ -61,7 +61,7 @@ def norm_over_ranks(layout: Layout, gradients: Mapping[str, Any], norm_type: flo
 
 
 def _counts(gradient: Any) -> bool:
-    return isinstance(gradient, torch.Tensor) and gradient.dtype.is_floating_point
+    return isinstance(gradient, torch.Tensor) and (gradient.is_floating_point() or gradient.is_complex())
 
 
 def _split_names(layout: Layout) -> frozenset[str]:
@@ -73,11 +73,12 @@ def _split_names(layout: Layout) -> frozenset[str]:
 
 def _power(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     """The sum of powers, or the greatest, in float32 at least."""
-    wide = [g.double() if g.dtype == torch.float64 else g.float() for g in gradients]
+    sizes = [g.abs() for g in gradients]
+    wide = [size if size.dtype == torch.float64 else size.float() for size in sizes]
     if norm_type == math.inf:
-        each = [g.abs().amax() for g in wide if g.numel()]
+        each = [size.amax() for size in wide if size.numel()]
         return torch.stack(each).amax() if each else torch.zeros(())
-    each = [g.abs().pow(norm_type).sum() for g in wide]
+    each = [size.pow(norm_type).sum() for size in wide]
     return torch.stack(each).sum() if each else torch.zeros(())
 
 

@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-from thunder_fn.rewrites.distributed import Ddp, Group, collectives, reduced
+from thunder_fn.rewrites.distributed import Ddp, Group, added_up, all_gathered, reduced
 from thunder_fn.structured.custom_vjp import custom_vjp
 from thunder_fn.trace import TensorType, type_of_value
 
@@ -36,7 +36,7 @@ def summed(x: torch.Tensor, group: Group) -> torch.Tensor:
 
     @custom_vjp
     def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
-        return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", group.name))
+        return added_up(x.contiguous(), group)
 
     sum_over_ranks.defvjp(lambda x: (sum_over_ranks(x), None), lambda _, ct: (ct,))
     return sum_over_ranks(x)
@@ -57,7 +57,7 @@ def _gathering(group: Group, dim: int, size: int) -> Crossing:
     @custom_vjp
     def gather_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
         first = x.movedim(dim, 0).contiguous()
-        whole = collectives.wait_tensor(collectives.all_gather_into_tensor(first, group.size, group.name))
+        whole = all_gathered(first.reshape(-1), group).reshape(group.size * first.shape[0], *first.shape[1:])
         return whole[:size].movedim(0, dim).contiguous()  # PyTorch's attention on CPUs reads any other last dim wrongly
 
     gather_shares.defvjp(

@@ -10,22 +10,27 @@ Sources: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import RewriteError, kind_of, located
+from thunder_fn.interpreters.heartbeat import join
 from thunder_fn.interpreters.rewrite import Representation
-from thunder_fn.rewrites.steps import traced
-from thunder_fn.rewrites.units import Bucket, InUnits
+from thunder_fn.rewrites.steps import ADAPTERS, traced
+from thunder_fn.rewrites.units import Bucket, Company, InUnits
 from thunder_fn.rules import memo
 from thunder_fn.structured.custom_vjp import custom_vjp
 from thunder_fn.trace import TensorType, static_shape
 
 collectives = torch.ops._c10d_functional
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SENT = frozenset((*FLOATS, torch.int64, torch.int32, torch.int8, torch.uint8))
+"""What gloo knows; numbers of other dtypes are sent as bytes."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,22 @@ def check_there(steps: Sequence[Any], what: str = "restore") -> None:
             raise RewriteError(located(why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`."))
 
 
+def check_groups(steps: Sequence[Any], step: Any) -> None:
+    """The ranks of a step are those of no step before it.
+
+    Raises:
+        RewriteError: what one rank has, another has not: sharing it once more would mix up the ranks' parameters.
+    """
+    own = getattr(step, "group", None)
+    for other in steps:
+        if own is not None and getattr(other, "group", None) == own:
+            one, before = type(step).__name__.lower(), type(other).__name__.lower()
+            what = f"{one}: the {own.size} ranks of this mesh hold the parameters by {before} already"
+            raise RewriteError(
+                located(what, fix='Pass each its own dim of one mesh, such as `mesh["dp"]` and `mesh["tp"]`.')
+            )
+
+
 def group_of(mesh: Any) -> Group:
     """The group of a one-dimensional DeviceMesh, or a `Group` itself."""
     if isinstance(mesh, Group):
@@ -97,6 +118,7 @@ def group_of(mesh: Any) -> Group:
             names = mesh.mesh_dim_names or tuple(range(mesh.ndim))
             what = f"expected a mesh of one dim, given one of {mesh.ndim}: {', '.join(map(str, names))}"
             raise RewriteError(located(what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`."))
+        join()
         return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), mesh)
     raise RewriteError(
         located(
@@ -137,6 +159,7 @@ class Fsdp:
     precision: torch.dtype | None = None
     offload: bool = False
     prefetch: int | None = None
+    frozen: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def in_flight(self) -> int | None:
@@ -145,11 +168,22 @@ class Fsdp:
         return None if ahead is None else ahead + 1
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
-        return sharded(self, type)
+        return sharded(replace(self, frozen=frozenset()), type, company_of(name, self.frozen))
+
+
+def company_of(name: str, frozen: frozenset[str]) -> Company:
+    """What a parameter travels with: adapters with adapters, what is trained with what is trained."""
+    return name.endswith(ADAPTERS), name in frozen
+
+
+def apart(steps: Sequence[Any], frozen: Iterable[str]) -> tuple[Any, ...]:
+    """The steps, which let frozen parameters travel apart from others: nobody computes or sends gradients of them."""
+    names = frozenset(frozen)
+    return tuple(replace(step, frozen=names) if isinstance(step, Fsdp | Ddp) else step for step in steps)
 
 
 @memo(4096)
-def sharded(step: Fsdp, type: TensorType) -> Representation:
+def sharded(step: Fsdp, type: TensorType, company: Company) -> Representation:
     """A parameter of this type of which every rank keeps some rows."""
     size, rank, rows, shape = step.group.size, step.group.rank, rows_of(type, step.group.size), static_shape(type)
 
@@ -162,7 +196,7 @@ def sharded(step: Fsdp, type: TensorType) -> Representation:
     encoded = traced(encode, type)
     (part,) = (part for part in encoded.output_types if isinstance(part, TensorType))
     decoded = traced(lambda shard: gathered(step, (type,), (shard,))[0], part)
-    return Representation("fsdp", type, ("",), encoded, decoded, rule=InUnits(step, gathered))
+    return Representation("fsdp", type, ("",), encoded, decoded, rule=InUnits(step, gathered, company))
 
 
 def gathered(step: Fsdp, types: Sequence[TensorType], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -170,17 +204,37 @@ def gathered(step: Fsdp, types: Sequence[TensorType], shards: Sequence[torch.Ten
     size, widths = step.group.size, [shard.numel() for shard in shards]
     flat = torch.cat([shard.reshape(-1) for shard in shards]) if len(shards) > 1 else shards[0].reshape(-1)
     flat = flat.to(types[0].device)  # from where it was offloaded to
-    if step.reduction == "mean" and flat.dtype.is_floating_point:
-        flat = divided_gradient(flat, size)
-    if step.precision is not None and flat.dtype.is_floating_point and flat.dtype.itemsize > 1:
-        flat = flat.to(step.precision)
-    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(flat, size, step.group.name))
-    columns = whole.reshape(size, -1).split(widths, 1)
-    return [_unpadded(column, type).to(type.dtype) for column, type in zip(columns, types, strict=True)]
+    precision = step.precision if flat.dtype.is_floating_point and flat.dtype.itemsize > 1 else None
+    before, after = _divisors(size, precision or flat.dtype) if step.reduction == "mean" else (1, 1)
+    flat = divided_gradient(flat, after)
+    whole = divided_gradient(all_gathered(flat.to(precision or flat.dtype), step.group), before)
+    columns = whole.reshape(size, sum(widths)).split(widths, 1)
+    return [_unpadded(column, type, size).to(type.dtype) for column, type in zip(columns, types, strict=True)]
 
 
-def divided_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
+def all_gathered(flat: torch.Tensor, group: Group) -> torch.Tensor:
+    """What all ranks have, one after the other."""
+    if not flat.numel():
+        return flat.repeat(group.size)
+    if flat.is_complex():
+        return torch.view_as_complex(all_gathered(torch.view_as_real(flat).reshape(-1), group).reshape(-1, 2))
+    sent = flat if flat.dtype in SENT else flat.view(torch.uint8)
+    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(sent, group.size, group.name))
+    return whole if flat.dtype in SENT else whole.view(flat.dtype)
+
+
+def _divisors(size: int, dtype: torch.dtype) -> tuple[float, float]:
+    """What gradients are divided by before they are added up, and after. Sums of float16 would overflow; these are FSDP2's."""
+    before = 1
+    while dtype == torch.float16 and size % before == 0 and size > before * before:
+        before *= 2
+    return before, size / before
+
+
+def divided_gradient(x: torch.Tensor, size: float) -> torch.Tensor:
     """x, with gradients divided by the number of ranks that add theirs."""
+    if size == 1 or not (x.is_floating_point() or x.is_complex()):
+        return x
 
     @custom_vjp
     def divide_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -190,9 +244,9 @@ def divided_gradient(x: torch.Tensor, size: int) -> torch.Tensor:
     return divide_gradient(x)
 
 
-def _unpadded(column: torch.Tensor, type: TensorType) -> torch.Tensor:
+def _unpadded(column: torch.Tensor, type: TensorType, size: int) -> torch.Tensor:
     shape = static_shape(type)
-    return column.reshape(-1, *shape[1:])[: shape[0] if shape else 1].reshape(shape)
+    return column.reshape(size * rows_of(type, size), *shape[1:])[: shape[0] if shape else 1].reshape(shape)
 
 
 # ---- replication ----
@@ -205,19 +259,22 @@ class Ddp:
     group: Group
     bucket: Bucket
     reduction: str
+    frozen: frozenset[str] = field(default=frozenset(), repr=False)
     zero: ClassVar[int] = 0
     in_flight: ClassVar[int | None] = None
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
-        return replicated(self, type) if type.dtype.is_floating_point else None
+        if not is_differentiable(type):
+            return None
+        return replicated(replace(self, frozen=frozenset()), type, company_of(name, self.frozen))
 
 
 @memo(4096)
-def replicated(step: Ddp, type: TensorType) -> Representation:
+def replicated(step: Ddp, type: TensorType, company: Company) -> Representation:
     """A parameter of this type that every rank keeps, its gradient the reduction of all ranks'."""
     same = traced(lambda w: w, type)
     decoded = traced(lambda w: reduced(step, (type,), (w,))[0], type)
-    return Representation("ddp", type, ("",), same, decoded, restore=same, rule=InUnits(step, reduced))
+    return Representation("ddp", type, ("",), same, decoded, restore=same, rule=InUnits(step, reduced, company))
 
 
 def reduced(step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -230,9 +287,19 @@ def reduced(step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tenso
 
     def backward(_: Any, cotangents: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         flat = torch.cat([ct.reshape(-1) for ct in cotangents])
-        whole = collectives.wait_tensor(collectives.all_reduce(flat, "sum", group.name))
-        whole = whole / group.size if step.reduction == "mean" else whole
+        if step.reduction == "mean" and group.size > 1:
+            flat = flat * (1 / group.size)  # before they are added up, as DDP does
+        whole = added_up(flat, group)
         return tuple(column.reshape(ct.shape) for column, ct in zip(whole.split(widths), cotangents, strict=True))
 
     reduce_gradients.defvjp(lambda *xs: (tuple(x.view_as(x) for x in xs), None), backward)
     return list(reduce_gradients(*params))
+
+
+def added_up(flat: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum over ranks."""
+    if not flat.numel():
+        return flat
+    if flat.is_complex():
+        return torch.view_as_complex(added_up(torch.view_as_real(flat), group))
+    return collectives.wait_tensor(collectives.all_reduce(flat, "sum", group.name))

@@ -11,11 +11,14 @@ from torch.nn.functional import linear
 from thunder_fn.rewrites.scheme import (
     INPUT_SCALE,
     Bias,
+    Method,
     Parts,
     Scheme,
     Shape,
     as_column,
+    in_dtype,
     narrowed,
+    of_codes,
     on_codes,
     plus,
     rounded_rows,
@@ -48,6 +51,12 @@ def floats_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return ((values.view(torch.int8).to(integer) << shift) & ~between).view(dtype) * factor
 
 
+@of_codes
+def floats(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As `floats_of`, of a whole weight: executors may have a kernel."""
+    return floats_of(values, dtype)
+
+
 # ---- int8 ----
 
 INT8_LARGEST = 127
@@ -66,17 +75,32 @@ def _int8_encode(w: torch.Tensor) -> Parts:
 
 
 def _scaled_decode(parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    return narrowed(floats_of(parts["values"], torch.float32) * as_column(parts["scales"], len(shape)), dtype)
+    return narrowed(floats(parts["values"], torch.float32) * as_column(parts["scales"], len(shape)), dtype)
 
 
 def _int8_bound(w: torch.Tensor) -> torch.Tensor:
     return (as_column(_int8_scales(w).float(), w.dim()) * 0.5 + rounding(w)).expand(w.shape)
 
 
+def scaled_product(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    bias: Bias,
+    floats: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = floats,
+) -> torch.Tensor:
+    """The scales are applied to the few results rather than to the many weights; but in fp16, which ends before sums of codes do,
+    and begins after scales do, to the weights."""
+    if x.dtype == torch.float16:
+        w = floats(values, torch.float32) * as_column(scales, 2)
+        return linear(x, in_dtype(w, x.dtype), bias)
+    return plus(torch.matmul(x, floats(values, x.dtype).t()) * scales.to(x.dtype), bias)
+
+
 @on_codes
 def int8_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-    """The scales are applied to the few results rather than to the many weights."""
-    return plus(torch.matmul(x, values.to(x.dtype).t()) * scales.to(x.dtype), bias)
+    """Codes become floats, and are multiplied."""
+    return scaled_product(x, values, scales, bias)
 
 
 @on_codes
@@ -84,7 +108,7 @@ def int8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Ten
     """An integer matrix product: each row of x has a step of its own. Gradients are those of the float product."""
     codes, steps = rounded_rows(x, INT8_LARGEST)
     seen = (torch.round(codes).clamp(-INT8_LARGEST, INT8_LARGEST) * steps).to(x.dtype).reshape(x.shape)
-    return plus(torch.matmul(x + (seen - x).detach(), values.to(x.dtype).t()) * scales.to(x.dtype), bias)
+    return int8_linear(x + (seen - x).detach(), values, scales, bias)
 
 
 @on_codes
@@ -94,14 +118,14 @@ def int8_static_linear(
     """As `int8_dynamic_linear`, with one step for all activations, known beforehand; what is beyond its reach is clipped."""
     codes = torch.round(x.detach().float() / input_scale).clamp(-INT8_LARGEST, INT8_LARGEST)
     seen = (codes * input_scale).to(x.dtype)
-    return plus(torch.matmul(x + (seen - x).detach(), values.to(x.dtype).t()) * scales.to(x.dtype), bias)
+    return int8_linear(x + (seen - x).detach(), values, scales, bias)
 
 
 STATIC_LINEAR = "quantized.int8_static_linear"
 
 
 def _static_encode(w: torch.Tensor) -> Parts:
-    return _int8_encode(w) | {INPUT_SCALE: torch.full((), float("nan"), device=w.device)}
+    return _int8_encode(w) | {INPUT_SCALE: torch.full((), float("nan"), dtype=torch.float32, device=w.device)}
 
 
 def _static_call(x: torch.Tensor, parts: Parts, bias: Bias, shape: Shape) -> torch.Tensor:
@@ -143,7 +167,7 @@ INT8_STATIC = replace(INT8, name="int8_static", encode=_static_encode, linear=_s
 @on_codes
 def fp8_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
     """As `int8_linear`."""
-    return plus(torch.matmul(x, floats_of(values, x.dtype).t()) * scales.to(x.dtype), bias)
+    return scaled_product(x, values, scales, bias)
 
 
 @on_codes
@@ -151,7 +175,7 @@ def fp8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tens
     """As `int8_dynamic_linear`, on floats of eight bits."""
     codes, steps = rounded_rows(x, FP8_LARGEST)
     seen = (codes.to(FP8).float() * steps).to(x.dtype).reshape(x.shape)
-    return plus(linear(x + (seen - x).detach(), floats_of(values, x.dtype)) * scales.to(x.dtype), bias)
+    return fp8_linear(x + (seen - x).detach(), values, scales, bias)
 
 
 @dataclass(frozen=True)
@@ -174,5 +198,13 @@ class _Fp8:
 def fp8(per_row: bool = True, dynamic: bool = False) -> Scheme:
     """Eight-bit floats (e4m3) with one scale for each row, or for the whole weight; with `dynamic`, activations too."""
     own = _Fp8(per_row)
-    name, linear = ("fp8_dynamic", fp8_dynamic_linear) if dynamic else ("fp8", fp8_linear)
-    return Scheme(name, own.encode, _scaled_decode, own.bound, _OnCodes(linear), _scaled_embedding, bits=8)
+    name, layer = ("fp8_dynamic", fp8_dynamic_linear) if dynamic else ("fp8", fp8_linear)
+    return Scheme(
+        name,
+        Method(_Fp8.encode, own),
+        _scaled_decode,
+        Method(_Fp8.bound, own),
+        _OnCodes(layer),
+        _scaled_embedding,
+        bits=8,
+    )

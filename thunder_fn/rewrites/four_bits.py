@@ -14,11 +14,14 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.errors import RewriteError
 from thunder_fn.rewrites.scheme import (
     Bias,
+    Method,
     Parts,
     Scheme,
     Shape,
     flat_size,
+    in_dtype,
     narrowed,
+    of_codes,
     on_codes,
     padded,
     rounding,
@@ -66,13 +69,28 @@ def kernel_block() -> int | None:
         return next(found, None)
 
 
+@of_codes
+def int4_weights(
+    values: torch.Tensor, scales_and_zeros: torch.Tensor, columns: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A matrix, of which so many columns are no padding."""
+    return in_dtype(_grouped_decode(_unpack(values), scales_and_zeros)[:, :columns], dtype)
+
+
 @on_codes
 def int4_linear(
     x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
 ) -> torch.Tensor:
     """The weight is decoded."""
-    w = _grouped_decode(_unpack(values), scales_and_zeros)[:, :columns]
-    return linear(x, w.to(x.dtype), bias)
+    return linear(x, int4_weights(values, scales_and_zeros, columns, x.dtype), bias)
+
+
+@of_codes
+def int4_packed_weights(
+    packed: torch.Tensor, scales_and_zeros: torch.Tensor, block: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A matrix that is stored in the bytes of PyTorch's kernel, in blocks of so many rows."""
+    return in_dtype(_grouped_decode(_kernel_unpack(packed, block), scales_and_zeros), dtype)
 
 
 @on_codes
@@ -80,7 +98,7 @@ def int4_packed_linear(
     x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, block: int
 ) -> torch.Tensor:
     """The weight, in the bytes of PyTorch's kernel, is decoded."""
-    return linear(x, _grouped_decode(_kernel_unpack(packed, block), scales_and_zeros).to(x.dtype), bias)
+    return linear(x, int4_packed_weights(packed, scales_and_zeros, block, x.dtype), bias)
 
 
 def _grouped_decode(codes: torch.Tensor, scales_and_zeros: torch.Tensor) -> torch.Tensor:
@@ -129,8 +147,12 @@ class _Int4:
         return is_half_matrix and fits and self.group_of(columns) in KERNEL_GROUPS and kernel_block() is not None
 
     def decode(self, parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-        codes = _kernel_unpack(parts["packed"], kernel_block() or 0) if "packed" in parts else _unpack(parts["values"])
-        return narrowed(_grouped_decode(codes, parts["scales_and_zeros"])[:, : flat_size(shape)].reshape(shape), dtype)
+        both, columns = parts["scales_and_zeros"], flat_size(shape)
+        if "packed" in parts:
+            w = int4_packed_weights(parts["packed"], both, kernel_block() or 0, torch.float32)
+        else:
+            w = int4_weights(parts["values"], both, columns, torch.float32)
+        return narrowed(w.reshape(shape), dtype)
 
     def bound(self, w: torch.Tensor) -> torch.Tensor:
         groups, scales, zeros = self.ranges(w)
@@ -150,10 +172,11 @@ def int4(group: int = 256) -> Scheme:
 
     Rows that the group does not divide have groups of 128, 64 or 32 where those do.
     """
-    if group < 2 or group % 2:
-        raise RewriteError(f"int4: a group is an even number of weights, given {group}")
+    if isinstance(group, bool) or not isinstance(group, int) or group < 2 or group % 2:
+        raise RewriteError(f"int4: a group is an even number of weights, given {group!r}")
     own = _Int4(group)
-    return Scheme("int4", own.encode, own.decode, own.bound, own.linear, bits=4 + 32 / group)
+    encode, decode, bound, call = (Method(f, own) for f in (_Int4.encode, _Int4.decode, _Int4.bound, _Int4.linear))
+    return Scheme("int4", encode, decode, bound, call, bits=4 + 32 / group)
 
 
 # ---- nf4 with double quantisation ----
@@ -180,7 +203,7 @@ def _nf4_encode(w: torch.Tensor) -> Parts:
     """Two codes lie in a byte, the first in the upper half, as bitsandbytes has it."""
     blocks, amax, mean, steps = _blocks(w)
     inner = torch.round(padded(amax - mean, _OUTER) / steps.unsqueeze(-1)).clamp(-127, 127).to(torch.int8)
-    table = torch.tensor(NF4_VALUES, device=w.device)
+    table = torch.tensor(NF4_VALUES, dtype=torch.float32, device=w.device)
     codes = torch.bucketize(blocks / torch.clamp(amax, min=1e-30).unsqueeze(-1), (table[1:] + table[:-1]) / 2)
     swapped = codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2)
     return {"values": _pack(swapped), "scales": inner.flatten()[: amax.shape[0]], "steps": steps, "mean": mean}
@@ -191,18 +214,29 @@ def nf4_scales(scales: torch.Tensor, steps: torch.Tensor, mean: torch.Tensor) ->
     return (padded(scales.float(), _OUTER) * steps.unsqueeze(-1)).flatten()[: scales.shape[0]] + mean
 
 
-def _nf4_weights(values: torch.Tensor, amax: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Weights in the table's dtype. Both codes of a byte are looked up at once, as one number of twice the width."""
-    pairs = torch.stack((table.repeat_interleave(16), table.repeat(16)), -1)
-    twice = torch.int64 if table.dtype == torch.float32 else torch.int32
-    found = pairs.view(twice).flatten().index_select(0, values.flatten().int()).view(table.dtype)
-    return found.reshape(amax.shape[0], NF4_BLOCK) * amax.to(table.dtype).unsqueeze(-1)
+@of_codes
+def nf4_weights(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    steps: torch.Tensor,
+    mean: torch.Tensor,
+    table: torch.Tensor,
+    count: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """So many weights, one after the other. The table has the sixteen values; both codes of a byte are looked up at once, as
+    one number of twice the width."""
+    amax, found = nf4_scales(scales, steps, mean), dtype if dtype == torch.bfloat16 else torch.float32
+    seen, twice = table.to(found), torch.int32 if found == torch.bfloat16 else torch.int64
+    pairs = torch.stack((seen.repeat_interleave(16), seen.repeat(16)), -1).view(twice).flatten()
+    units = pairs.index_select(0, values.flatten().int()).view(found).reshape(amax.shape[0], NF4_BLOCK)
+    return in_dtype((units * amax.to(found).unsqueeze(-1)).flatten()[:count], dtype)
 
 
 def _nf4_decode(parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    amax = nf4_scales(parts["scales"], parts["steps"], parts["mean"])
-    table = torch.tensor(NF4_VALUES, device=amax.device)
-    return narrowed(_nf4_weights(parts["values"], amax, table).flatten()[: math.prod(shape)].reshape(shape), dtype)
+    table = torch.tensor(NF4_VALUES, dtype=torch.float32, device=parts["mean"].device)
+    own = (parts["values"], parts["scales"], parts["steps"], parts["mean"], table)
+    return narrowed(nf4_weights(*own, math.prod(shape), torch.float32).reshape(shape), dtype)
 
 
 def _nf4_bound(w: torch.Tensor) -> torch.Tensor:
@@ -225,15 +259,13 @@ def nf4_linear(
     rows: int,
 ) -> torch.Tensor:
     """The weight is decoded; the table has the sixteen values."""
-    shape = (rows, x.shape[-1])
-    half = x.dtype in (torch.bfloat16, torch.float16)  # half the memory to write and to read
-    seen = table.to(x.dtype) if half else table
-    w = _nf4_weights(values, nf4_scales(scales, steps, mean), seen).flatten()[: math.prod(shape)]
-    return linear(x, w.reshape(shape).to(x.dtype), bias)
+    columns = x.shape[-1]
+    w = nf4_weights(values, scales, steps, mean, table, rows * columns, x.dtype)
+    return linear(x, w.reshape(rows, columns), bias)
 
 
 def _nf4_call(x: torch.Tensor, parts: Parts, bias: Bias, shape: Shape) -> torch.Tensor:
-    table = torch.tensor(NF4_VALUES, device=x.device)
+    table = torch.tensor(NF4_VALUES, dtype=torch.float32, device=x.device)
     scales, steps, mean = parts["scales"], parts["steps"], parts["mean"]
     return nf4_linear(x, parts["values"], scales, steps, mean, table, bias, rows=shape[0])
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from thunder_fn.errors import RewriteError
-from thunder_fn.rewrites.distributed import Ddp, Fsdp, group_of, groups_of
+from thunder_fn.rewrites.distributed import FLOATS, Ddp, Fsdp, group_of, groups_of
 from thunder_fn.rewrites.rewritten import rewritten
 from thunder_fn.rewrites.scheme import Scheme
 from thunder_fn.rewrites.schemes import scheme_named
@@ -21,8 +22,9 @@ def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, train
 
     Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding, and `restore` gives each
     parameter back within the scheme's bound. Schemes that round activations too (`int8_dynamic`, `fp8_dynamic`) are off by
-    half a step of each row of them besides. Jitted functions run linear layers on codes with PyTorch's kernels, where it
-    has faster ones (`thunder_fn.rewrites.kernels`).
+    half a step of each row of them besides. Jitted functions run linear layers on codes with PyTorch's kernels where it
+    has fast ones (the executor `quantized`), and on CPUs, where a C++ compiler is found, with our own (`codes`), compiled
+    once and kept on disk; `jit(executors=["torch"])` and `numerics="bitwise"` do without either.
 
     Args:
         f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or a `Rewrite`.
@@ -30,7 +32,7 @@ def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, train
             (activations too, calibrated from samples: `calibrate`), `"int4"` (groups of 256), `"nf4"` (blocks
             of 64, scales quantised again), `"fp8"` (one scale a row), `"fp8_tensor"`, `"fp8_dynamic"`; or a `Scheme`.
         filter: which weights: patterns on names such as `"layers.*.weight"`, or a predicate on (name, shape). Left out,
-            all floating parameters of two or more dims.
+            all floating parameters of two or more dims. Parameters without dims, or of eight bits already, stay.
         training: keep the weights and let computations see them rounded (quantisation-aware training).
 
     Returns:
@@ -68,8 +70,10 @@ def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = Non
 
     Source: LoRA (arXiv:2106.09685), QLoRA (arXiv:2305.14314).
     """
-    if rank < 1:
-        raise RewriteError(f"lora: the rank is at least 1, given {rank}")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise RewriteError(f"lora: the rank is a number from 1 on, given {rank!r}")
+    if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha)):
+        raise RewriteError(f"lora: alpha is a finite number, given {alpha!r}")
     return rewritten(f, Lora(rank, float(rank if alpha is None else alpha), read_filter(filter, "lora")))
 
 
@@ -101,23 +105,26 @@ def fsdp(
             precision); `autocast` says in which precision is computed.
         offload: keep shards in the CPU's memory.
         prefetch: how many buckets are gathered ahead of the one that computes, forward and, with `zero=3`, backward, and how
-            many reductions travel while the backward goes on; left out, collectives stay where their results are used. See
-            `thunder_fn.interpreters.schedule`.
+            many reductions travel while the backward goes on. Each takes the memory of one more whole bucket, and the function is
+            unfolded: equal layers are no longer derived and compiled once. 1 is what PyTorch's FSDP does. Left out, collectives
+            stay where their results are used. See `thunder_fn.interpreters.schedule`.
 
     Returns:
         What was given, on shards: `prepare` takes whole parameters and keeps this rank's rows; `restore` and `state_dict`
         gather, so all ranks call them.
 
     Raises:
-        RewriteError: mesh is no mesh of one or two dims, or an option is none of the choices.
+        RewriteError: mesh is no mesh of one or two dims, its ranks have shares of the parameters already, or an option is none of
+            the choices.
 
     Source: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
     """
     _check_choice("fsdp", "zero", zero, (2, 3))
     bucket = _read_bucket("fsdp", bucket)
     _check_choice("fsdp", "reduction", reduction, ("mean", "sum"))
-    if precision is not None and not precision.is_floating_point:
-        raise RewriteError(f"fsdp: precision is a floating dtype, given {precision}")
+    _check_choice("fsdp", "offload", offload, (True, False))
+    if precision is not None and precision not in FLOATS:
+        raise RewriteError(f"fsdp: precision is a floating dtype of 16 bits or more, given {precision!r}")
     if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0):
         raise RewriteError(f"fsdp: prefetch is a number of buckets from 0 on, given {prefetch!r}")
     *replicas, shards = groups_of(mesh)
@@ -139,7 +146,8 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
             sums), `"embedding"` (the words), `"sequence"` (layer_norm and rms_norm: positions, dim -2 of activations).
 
     Raises:
-        RewriteError: mesh is no mesh of one dim, or there is no such way to split.
+        RewriteError: mesh is no mesh of one dim, there is no such way to split, or, when parameters are prepared, a pattern
+            matches none of them.
 
     Source: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
     """

@@ -108,10 +108,11 @@ def suits_static(
 def int_mm_static_linear(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
 ) -> torch.Tensor:
-    """Codes that are NaN, where nothing was calibrated, are no integers: their scale, NaN too, keeps the result NaN."""
-    codes = torch.round(x.reshape(-1, x.shape[-1]).float() / input_scale).nan_to_num(0.0)
-    codes = codes.clamp(-INT8_LARGEST, INT8_LARGEST).to(torch.int8)
-    y = aten._int_mm(codes, values.t()) * input_scale * scales
+    """Codes that are NaN, of such activations or where nothing was calibrated, are no integers: the step of their row is NaN."""
+    units = torch.round(x.reshape(-1, x.shape[-1]).float() / input_scale)
+    steps = torch.where(units.isnan().any(1, keepdim=True), float("nan"), input_scale)
+    codes = units.nan_to_num(0.0).clamp(-INT8_LARGEST, INT8_LARGEST).to(torch.int8)
+    y = aten._int_mm(codes, values.t()) * steps * scales
     return plus(y.to(x.dtype).reshape(*x.shape[:-1], values.shape[0]), bias)
 
 

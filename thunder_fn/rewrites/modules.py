@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
+from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewrite import Step
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.jit.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks
+from thunder_fn.rewrites.distributed import apart
 from thunder_fn.rewrites.initialising import Init, initialised
+from thunder_fn.rewrites.optimizer_state import load_optimizer_state, sharded_optimizer_state
 from thunder_fn.rewrites.prepared import Layout, Prepared, for_pickle, from_pickle, is_adapter, moved_part
-from thunder_fn.rewrites.rewritten import Rewritten, with_kernels
+from thunder_fn.rewrites.rewritten import Rewritten, checked, with_kernels
 from thunder_fn.rewrites.sharded_state import sharded_state, split_of, whole_tensor
-from thunder_fn.rewrites.skeleton import OnState, Skeleton, with_tensors
+from thunder_fn.rewrites.skeleton import OnState, Skeleton, is_extra, named_parts, state_names, with_tensors
 from thunder_fn.trace import static_shape, type_of_value
 
 _BUFFER = "buffer "
@@ -45,9 +49,9 @@ class RewrittenModule(torch.nn.Module):
         self._skeleton = Skeleton(module)
         self._functions: dict[tuple[bool, ...], tuple[Rewritten, Jitted | None]] = {}
         self._latest: Latest | None = None
-        self._steps, self._options = steps, options
+        self._options = options
         self._whole: dict[str, torch.Tensor] | None = None
-        self._state_names = _state_names(module)
+        self._state_names = state_names(module)
         self._buffer_names = tuple(name for name, _ in module.named_buffers())
         params = dict(module.named_parameters())
         if prepared is None:
@@ -55,19 +59,22 @@ class RewrittenModule(torch.nn.Module):
         self._layout = prepared.layout
         adapters = any(map(is_adapter, prepared))
         for name, value in prepared.items():
-            if is_adapter(name) or (name in params and value.dtype.is_floating_point):
+            if is_adapter(name) or (name in params and is_differentiable(type_of_value(value))):
                 trained = is_adapter(name) or (not adapters and params[name].requires_grad)
                 self.register_parameter(_slot(name), torch.nn.Parameter(value.clone(), requires_grad=trained))
             else:
                 self.register_buffer(_slot(name), value)
         for name, value in module.named_buffers():
             self.register_buffer(_BUFFER + _slot(name), value.detach().clone())
+        self._steps = apart(steps, (name for name, part in self.parts().items() if not part.requires_grad))
+        self._layout = replace(self._layout, steps=self._steps)
         self.train(module.training)
 
     def parts(self) -> Prepared:
         """The parameters as they are stored."""
         return Prepared(self._layout, [getattr(self, _slot(name)) for name in self._layout.rewrite.names])
 
+    @internals.outside_dynamo
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes on the parameters that the parts stand for."""
         latest = self._latest
@@ -98,15 +105,15 @@ class RewrittenModule(torch.nn.Module):
         """
         known = sharded_state(self._layout, self.parts())
         known |= self._buffers_by_name()
-        return {name: known[part] for name, part in self._named_parts(known)}
+        return {name: known[part] for name, part in named_parts(self._state_names, known)}
 
-    def _named_parts(self, parts: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Parts of parameters, tied ones under each of their names."""
-        parts = tuple(parts)
-        for name, canonical in self._state_names:
-            for part in parts:
-                if part == canonical or part.startswith(f"{canonical}."):
-                    yield name + part.removeprefix(canonical), part
+    def sharded_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What an optimizer of this module keeps, as `sharded_state_dict` has the parameters. See `optimizer_state`."""
+        return sharded_optimizer_state(self.parts(), optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Give an optimizer the state that `sharded_optimizer_state_dict` gave. All ranks call it."""
+        load_optimizer_state(self.parts(), optimizer, state)
 
     def _function(self) -> Rewritten:
         return self._chosen()[0]
@@ -169,7 +176,7 @@ class RewrittenModule(torch.nn.Module):
     def calibrate(self, samples: Iterable[tuple[Any, ...]]) -> None:
         """Steps of activations from sample inputs, in place. See `Rewritten.calibrate`."""
         buffers = self._buffers_by_name()
-        self._take(self._function().calibrate(self.parts(), ((buffers, *inputs) for inputs in samples)))
+        self._take(self._function().calibrate(self.parts(), checked(samples, buffers)))
 
     def initialise(self, device: Any, init: Init | None = None) -> RewrittenModule:
         """Give the parts of a module that was made on the meta device their first values, one module after the other, so that
@@ -208,7 +215,10 @@ class RewrittenModule(torch.nn.Module):
             found = {name: self._whole[name].grad for name in trained}
         finally:
             self._whole = None
+        unused = tuple(f"{name}." for name, gradient in found.items() if gradient is None)
         for name, gradient in pull(found).items():
+            if f"{name}.".startswith(unused) and not gradient.any():  # of no rank
+                continue
             held = parts[name].grad
             parts[name].grad = gradient if held is None else held + gradient
 
@@ -254,7 +264,7 @@ class RewrittenModule(torch.nn.Module):
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
         """The parameters and buffers under the names, shapes and dtypes of the module that was given."""
-        known = self._known()
+        known = self._known() | self._skeleton.extras()
         found = {prefix + name: known[canonical] for name, canonical in self._state_names}
         destination = args[0] if args else kwargs.get("destination")
         if destination is None:
@@ -284,23 +294,31 @@ class RewrittenModule(torch.nn.Module):
         wrong = [
             f"  {name}: expected shape {tuple(value.shape)}, given {tuple(state[name].shape)}"
             for name, value in current.items()
-            if name in state and (state[name].shape or (1,)) != (value.shape or (1,))  # numbers are sharded as rows
+            if name in state
+            and not is_extra(name)
+            and (state[name].shape or (1,)) != (value.shape or (1,))  # numbers are sharded as rows
         ]
         if not wrong:
             given = {
                 canonical: whole_tensor(state.get(name, current[name])).reshape(current[name].shape)
                 for name, canonical in self._state_names
+                if not is_extra(name)
             }
-            types = dict(zip(self._layout.names, self._layout.types, strict=True))
-            given_types = {name: given[name].to(type.device, type.dtype) for name, type in types.items()}
-            self._take(self.parts().renewed(given_types))
+            if self._skeleton.set_extras(state):
+                self._functions, self._latest = {}, None
+            there = {canonical for name, canonical in self._state_names if name in state}
+            own = self._layout.only(name for name in self._layout.names if name in there)
+            types = zip(own.names, own.types, strict=True)
+            new = own.prepare({name: given[name].to(type.device, type.dtype) for name, type in types})
+            calibrated = self.parts().calibrated
+            self._take({name: value for name, value in new.items() if name not in calibrated})
             for name, value in self._buffers_by_name().items():
                 value.copy_(given.get(name, value))
         return missing, unknown, wrong
 
     def _load_parts(self, split: Layout, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
         """As `_load`, of parameters as they are stored."""
-        known = dict(self._named_parts((*split.names, *self._buffer_names)))
+        known = dict(named_parts(self._state_names, (*split.names, *self._buffer_names)))
         missing, unknown = sorted(known.keys() - state.keys()), sorted(state.keys() - known.keys())
         given = {part: whole_tensor(state[name]) for name, part in known.items() if name in state}
         types = dict(zip(split.names, split.types, strict=True))
@@ -364,17 +382,9 @@ class RewrittenModule(torch.nn.Module):
 
 
 def _slot(name: str) -> str:
-    """A name without dots, which modules keep for their children."""
-    return name.replace(".", "/")
-
-
-def _state_names(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
-    """The names in a module's state, and for each the one under which its tensor is listed: tied ones have one."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    listed = {id(tensor): name for name, tensor in tensors.items()}
-    every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    own = {name: listed[id(tensor)] for name, tensor in every}
-    return tuple((name, own[name]) for name in module.state_dict() if name in own)
+    """A name without dots, which modules keep for their children, and that no attribute has."""
+    slot = name.replace(".", "/")
+    return f"{slot}/" if hasattr(RewrittenModule, slot) else slot
 
 
 def rewritten_module(module: torch.nn.Module, step: Step) -> RewrittenModule:

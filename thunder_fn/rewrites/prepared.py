@@ -17,6 +17,7 @@ from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
 from thunder_fn.rewrites.distributed import check_there
 from thunder_fn.rewrites.scheme import INPUT_SCALE
 from thunder_fn.rewrites.steps import ADAPTERS, Patterns
+from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.rewrites.units import scheduled, then
 from thunder_fn.trace import TensorType, Trace, TraceBuilder, static_shape, type_of_value
 
@@ -67,7 +68,7 @@ class Layout:
         """Parameters of this structure and these types, as the steps store them."""
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         with torch.no_grad():
-            return Prepared(self, evaluate(self.rewrite.prepare, leaves))
+            return Prepared(self, _in_order(self.rewrite, evaluate(self.rewrite.prepare, leaves)))
 
     def only(self, names: Iterable[str]) -> Layout:
         """The layout of some of the parameters, as a dict of them."""
@@ -83,6 +84,12 @@ class Layout:
                 replace(old, dtype=new.dtype, device=new.device) for old, new in zip(self.types, types, strict=True)
             ),
         )
+
+
+def _in_order(rewrite: Rewrite, values: Sequence[Any]) -> list[Any]:
+    """Codes lie as kernels read them, row after row, however the weight lay."""
+    named = zip(rewrite.names, values, strict=True)
+    return [value.contiguous() if name in rewrite.codes else value for name, value in named]
 
 
 def _nothing(types: Sequence[Any]) -> Trace:
@@ -164,7 +171,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         before = self.layout.rewrite
         after = rewrite(_nothing(before.prepare.output_types), before.names, step, before.codes)
         with torch.no_grad():
-            values = evaluate(after.prepare, [value.detach() for value in self.values()])
+            values = _in_order(after, evaluate(after.prepare, [value.detach() for value in self.values()]))
         return Prepared(replace(self.layout, steps=(*self.layout.steps, step)), values)
 
     def merge(self) -> tuple[Prepared, dict[str, torch.Tensor]]:
@@ -289,5 +296,7 @@ def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
     for step in steps:
         chosen = getattr(step, "chosen", None)
         if isinstance(chosen, Patterns):
-            chosen.check(names, types, type(step).__name__.lower())
+            chosen.check(names, types, type(step).__name__.lower(), getattr(step, "most_dims", None))
+        if isinstance(step, TensorParallel):
+            step.check_names(names)
     return Layout(names, tuple(types), spec, steps)

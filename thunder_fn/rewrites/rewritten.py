@@ -18,12 +18,14 @@ import torch
 from thunder_fn.api.calling import Transformed, apply
 from thunder_fn.api.vjp import vjp
 from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.rewrite import Rewrite, Step
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.calibration import calibrated
-from thunder_fn.rewrites.distributed import Ddp, Fsdp, check_there
-from thunder_fn.rewrites.kernels import EXECUTOR
+from thunder_fn.rewrites.codes_kernels import EXECUTOR as CODES
+from thunder_fn.rewrites.distributed import Ddp, Fsdp, check_groups, check_there
+from thunder_fn.rewrites.kernels import EXECUTOR as QUANTIZED
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize, example
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
@@ -66,7 +68,12 @@ class Rewritten(Transformed):
         return None if self.options is None else Jitted(self.run, with_kernels(self.options, self.steps))
 
     def with_step(self, step: Step) -> Rewritten:
-        """This function with one more step."""
+        """This function with one more step.
+
+        Raises:
+            RewriteError: its ranks have shares of the parameters already.
+        """
+        check_groups(self.steps, step)
         return replace(self, steps=in_order((*self.steps, step)))
 
     def rewrite(self, params: Any, *inputs: Any, **kwargs: Any) -> Rewrite:
@@ -113,7 +120,7 @@ class Rewritten(Transformed):
         self._check(params)
 
         def runs() -> Iterator[tuple[Trace, list[Any]]]:
-            for inputs in samples:
+            for inputs in checked(samples):
                 compute = params.layout.rewritten(self._captured(params.layout, inputs, {}).trace).compute
                 yield compute, [leaf for leaf in pytree.flatten(inputs)[0] if isinstance(leaf, torch.Tensor)]
 
@@ -141,7 +148,10 @@ class Rewritten(Transformed):
         has ops that autograd does not follow."""
         examples = list(map(example, layout.types))
         if getattr(self.fn, "of_parameters", False):
-            examples = [value.requires_grad_(value.dtype.is_floating_point) for value in examples]
+            examples = [
+                value.requires_grad_(is_differentiable(type))
+                for value, type in zip(examples, layout.types, strict=True)
+            ]
         params = pytree.unflatten(layout.spec, examples)
         return capture(self.fn, (params, *inputs), kwargs)
 
@@ -180,12 +190,26 @@ class Rewritten(Transformed):
         return f"{words}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
 
 
+def checked(samples: Iterable[Any], *first: Any) -> Iterator[tuple[Any, ...]]:
+    """The inputs of some calls, after others that all have.
+
+    Raises:
+        RewriteError: those of a call are one tensor, say.
+    """
+    for inputs in samples:
+        if not isinstance(inputs, tuple | list):
+            what = f"calibrate: a sample is the inputs of a call, given {kind_of(inputs)}"
+            raise RewriteError(located(what, fix="Write `[(x,), (y,)]`: a tuple for each call."))
+        yield (*first, *inputs)
+
+
 def with_kernels(options: Options, steps: Sequence[Step]) -> Options:
-    """The options with an executor for linear layers on codes, after those that the user chose, where there are such."""
+    """The options with executors for linear layers on codes, after those that the user chose, where there are such."""
     names = {executor.name for executor in options.executors}
-    if not any(isinstance(step, Quantize) for step in steps) or names & {EXECUTOR.name, "torch"}:
+    if "torch" in names or not any(isinstance(step, Quantize) for step in steps):
         return options
-    return options.changed({"executors": (*options.executors, EXECUTOR)})
+    others = (executor for executor in (CODES, QUANTIZED) if executor.name not in names)
+    return options.changed({"executors": (*options.executors, *others)})
 
 
 def _steps_text(steps: Sequence[Step]) -> str:

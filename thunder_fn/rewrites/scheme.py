@@ -18,6 +18,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from thunder_fn.capture import named_composite
+from thunder_fn.derive_autocast import LAYERS, Layer
+from thunder_fn.structured.checkpoint import checkpoint
 
 Parts = dict[str, torch.Tensor]
 Shape = tuple[int, ...]
@@ -51,6 +53,17 @@ class Scheme:
     linear: Callable[[torch.Tensor, Parts, Bias, Shape], torch.Tensor] | None = field(default=None)
     embedding: Callable[[torch.Tensor, Parts, torch.dtype], torch.Tensor] | None = field(default=None)
     bits: float | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A function with its first argument. Two are equal if both are, which of bound methods is true of one object's only."""
+
+    function: Callable[..., Any]
+    own: Any
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(self.own, *args)
 
 
 def rows_of(w: torch.Tensor) -> torch.Tensor:
@@ -92,6 +105,11 @@ def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.clamp(-largest, largest).to(dtype)
 
 
+def in_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As `narrowed`, where numbers of a weight's size may be too great."""
+    return narrowed(values, dtype) if dtype == torch.float16 else values.to(dtype)
+
+
 def padded(flat: torch.Tensor, size: int) -> torch.Tensor:
     """The last dim padded with zeros to a multiple of size, and split into groups of it."""
     short = -flat.shape[-1] % size
@@ -115,6 +133,14 @@ def rounded_rows(x: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.T
     return flat.float() / steps, steps
 
 
-def on_codes(f: F) -> F:
-    """A linear layer on codes is a composite, `quantized.int8_linear` say, which executors know."""
+def of_codes(f: F) -> F:
+    """A function of codes is a composite, `quantized.nf4_weights` say, which executors know."""
     return cast(F, named_composite(f, f"quantized.{f.__name__}"))
+
+
+def on_codes(f: F) -> F:
+    """A linear layer on codes, `quantized.int8_linear` say. Its backward decodes the weight again: kept from the forward, it
+    would take the memory that its codes do not. Autocast lowers its activations, and its bias."""
+    found = of_codes(cast(F, checkpoint(f)))
+    LAYERS[f"quantized.{f.__name__}"] = Layer(found, ("x", "bias"))
+    return found

@@ -21,6 +21,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import RewriteError, located
+from thunder_fn.interpreters.heartbeat import watched
 from thunder_fn.interpreters.rewrite import Representation, Rewrite, Step
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, Group, collectives
 from thunder_fn.rewrites.prepared import Layout, layout_of_types
@@ -132,9 +133,16 @@ def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str
 
 
 def whole_tensor(value: Any) -> torch.Tensor:
-    """A tensor; a DTensor gathered."""
+    """A tensor; a DTensor gathered.
+
+    Raises:
+        DistributedError: a rank does not take part.
+    """
     gather = getattr(value, "full_tensor", None)
-    return value if gather is None else gather()
+    if gather is None:
+        return value
+    with watched(f"full_tensor of a DTensor of shape {tuple(value.shape)}"):
+        return gather()
 
 
 def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[Stored | Fsdp], mesh: Any) -> Any:

@@ -131,7 +131,7 @@ class OnShares:
         """What of a whole operand this rank needs; gradients of all ranks are added."""
         if align is not None and x.dim() >= -align and x.shape[align] != 1:
             return share(x, rank, self.group, align)
-        return copied(x, self.group) if x.dtype.is_floating_point else x
+        return copied(x, self.group) if x.is_floating_point() or x.is_complex() else x
 
 
 def _cut(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:

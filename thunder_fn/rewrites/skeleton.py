@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from thunder_fn.capture.modules import TRACING
+from thunder_fn.errors import RewriteError, located
 from thunder_fn.jit.module import STATE
 from thunder_fn.rewrites.prepared import Layout, Prepared
 from thunder_fn.rewrites.rewritten import Rewritten
+
+EXTRA_STATE = "_extra_state"
 
 
 def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> torch.nn.Module:
     """A copy of a module on other tensors, made from names and old ones. What was tied stays tied."""
     memo: dict[int, Any] = {}
+    for child in module.modules():  # a pruned weight, say, which a hook computes anew in each call
+        memo |= {id(value): value.detach() for value in vars(child).values() if is_computed(value)}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         new = make(name, tensor)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         memo[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
     return copy.deepcopy(module, memo)
+
+
+def is_computed(value: Any) -> bool:
+    """A tensor that autograd has made, of which Python makes no copies."""
+    return isinstance(value, torch.Tensor) and not value.is_leaf
+
+
+def is_extra(name: str) -> bool:
+    """The name, in a module's state, of what is no tensor of it: `get_extra_state`."""
+    return name.rpartition(".")[2] == EXTRA_STATE
+
+
+def check_initialised(module: torch.nn.Module) -> None:
+    """Raises:
+    RewriteError: a parameter has no shape yet; names it.
+    """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            what = f"the parameter {name!r} of the {type(module).__name__} has no shape yet"
+            raise RewriteError(located(what, fix="Call the module once, which gives it one, and rewrite it then."))
 
 
 def places_of(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
@@ -36,22 +63,53 @@ def places_of(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
             yield (f"{path}.{own}" if path else own), listed[id(tensor)]
 
 
+def state_names(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
+    """The names in a module's state, and for each the one under which its tensor is listed: tied ones have one."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    listed = {id(tensor): name for name, tensor in tensors.items()}
+    every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    own = {name: listed[id(tensor)] for name, tensor in every}
+    return tuple((name, own.get(name, name)) for name in module.state_dict() if name in own or is_extra(name))
+
+
+def named_parts(names: Iterable[tuple[str, str]], parts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Parts of parameters, tied ones under each of their names."""
+    parts = tuple(parts)
+    for name, canonical in names:
+        for part in parts:
+            if part == canonical or part.startswith(f"{canonical}."):
+                yield name + part.removeprefix(canonical), part
+
+
 class Skeleton:
     """A module without tensors, as a function of its parameters, its buffers and its arguments."""
 
     of_parameters: ClassVar[bool] = True
 
     def __init__(self, module: torch.nn.Module) -> None:
+        check_initialised(module)
         self.module = with_tensors(module, lambda _, tensor: torch.empty_like(tensor, device="meta"))
         self.__name__ = type(module).__name__
         self.places = tuple(places_of(self.module))
+
+    def extras(self) -> dict[str, Any]:
+        """What modules save besides tensors, by its name in the state."""
+        return {name: value for name, value in self.module.state_dict().items() if is_extra(name)}
+
+    def set_extras(self, state: Mapping[str, Any]) -> bool:
+        """Load what `extras` gave, as far as it is there; whether anything is."""
+        names = self.extras().keys() & state.keys()
+        for name in names:
+            self.module.get_submodule(name.rpartition(".")[0]).set_extra_state(state[name])
+        return bool(names)
 
     def __call__(
         self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any
     ) -> Any:
         given = {**params, **buffers}
         tensors = {place: given[name] for place, name in self.places if name in given}
-        return torch.func.functional_call(self.module, tensors, args, kwargs, tie_weights=False)
+        with TRACING:  # there is one module, for all threads
+            return torch.func.functional_call(self.module, tensors, args, kwargs, tie_weights=False)
 
 
 class OnState:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture
-from thunder_fn.errors import RewriteError, located, with_article
-from thunder_fn.interpreters.rewrite import Representation
+from thunder_fn.derive_autocast import TO_COPY
+from thunder_fn.errors import RewriteError, kind_of, located, with_article
+from thunder_fn.interpreters.rewrite import Kept, Representation
+from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rewrites.scheme import Parts, Scheme, Shape
 from thunder_fn.rules import memo
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, static_shape
+from thunder_fn.structured.calls import examples_of, inside_capture
+from thunder_fn.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var, static_shape
 
 Filter = Callable[[str, Shape], bool]
 LINEAR, EMBEDDING = "torch.nn.functional.linear", "aten.embedding.default"
@@ -34,8 +37,8 @@ def read_filter(given: Any, what: str) -> Filter:
         return matrices
     if callable(given):
         return cast(Filter, given)
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(pattern, str) for pattern in patterns):
+    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise RewriteError(f"{what}: a filter is a pattern on names, some of them, or a function of (name, shape)")
     return Patterns(patterns)
 
@@ -49,19 +52,20 @@ class Patterns:
     def __call__(self, name: str, shape: Shape) -> bool:
         return len(shape) >= 2 and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
-    def check(self, names: Sequence[str], types: Sequence[TensorType], what: str) -> None:
-        """Every pattern chooses something.
+    def check(self, names: Sequence[str], types: Sequence[TensorType], what: str, most_dims: int | None) -> None:
+        """Every pattern chooses something that has two dims or more, and no more than a step takes.
 
         Raises:
             RewriteError: one does not, which would leave weights as they are without a word.
         """
-        weights = [name for name, type in zip(names, types, strict=True) if len(static_shape(type)) >= 2]
+        dims = [len(static_shape(type)) for type in types]
+        weights = [name for name, n in zip(names, dims, strict=True) if 2 <= n <= (most_dims or n)]
         for pattern in self.patterns:
             if not fnmatch.filter(weights, pattern):
                 near = difflib.get_close_matches(pattern, weights, n=3, cutoff=0.0)
                 raise RewriteError(
                     located(
-                        f"{what}: the filter {pattern!r} matches no parameter of two or more dims",
+                        f"{what}: the filter {pattern!r} matches no parameter of two{'' if most_dims else ' or more'} dims",
                         fix=f"There are {', '.join(near)}." if near else "There are no such parameters.",
                     )
                 )
@@ -74,9 +78,9 @@ def example(type: TensorType) -> torch.Tensor:
 
 
 def traced(f: Callable[..., Any], *types: TensorType) -> Trace:
-    """The trace of a function on tensors of these types, whatever autocast is around."""
+    """The trace of a function on tensors of these types, whose sizes may be symbols, whatever autocast is around."""
     with internals.autocast_off():
-        return capture(f, tuple(map(example, types))).trace
+        return inside_capture(lambda: capture(f, tuple(examples_of(types))).trace)
 
 
 # ---- calls on parts ----
@@ -100,7 +104,9 @@ class Calls:
     suffixes: tuple[str, ...]
     parts: tuple[TensorType, ...]
 
-    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
+    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | Kept | None:
+        if equation.op == TO_COPY:
+            return self.cast(equation, kept[0])
         compute = dict(self.computes).get(equation.op.name)
         named = operand_names(equation) if compute is not None else None
         places = [position for position, one in enumerate(kept) if one is not None]
@@ -114,10 +120,27 @@ class Calls:
         def call(*values: torch.Tensor) -> torch.Tensor:
             parts = dict(zip(self.suffixes, values[position:end], strict=True))
             given = (in_precision(value, precision) for value in (*values[:position], *values[end:]))
-            return compute(dict(zip(others, given, strict=True)), parts)
+            return in_precision(compute(dict(zip(others, given, strict=True)), parts), precision)
 
         types = [var.type for var in equation.operands if isinstance(var.type, TensorType)]
         return traced(call, *types[:position], *self.parts, *types[position + 1 :])
+
+    def cast(self, equation: Equation, kept: Representation | None) -> Kept | None:
+        """The weight in another floating dtype, as autocast has it, is stored as it was."""
+        type, options = equation.outputs[0].type, [key for key, _ in equation.kwargs]
+        if kept is None or not isinstance(type, TensorType) or options != ["dtype"]:
+            return None
+        same = traced(lambda *parts: parts, *self.parts)
+        return Kept(same, (recast(kept, type),)) if type.dtype.is_floating_point else None
+
+
+@memo(4096)
+def recast(kept: Representation, type: TensorType) -> Representation:
+    """What is stored in the same parts, seen in another dtype."""
+    builder = TraceBuilder("decode")
+    seen = inline_into(builder, kept.decode, tuple(map(builder.input, kept.part_types)))
+    decode = builder.build(builder.add(TO_COPY, seen, (type,), kwargs=(("dtype", Literal(type.dtype)),)))
+    return replace(kept, type=type, decode=decode, of_results=True)
 
 
 def in_precision(value: torch.Tensor, type: Any) -> torch.Tensor:
@@ -161,7 +184,8 @@ class Quantize:
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         shape = static_shape(type)
-        if not type.dtype.is_floating_point or 0 in shape or not self.chosen(name, shape):
+        is_weight = type.dtype.is_floating_point and type.dtype.itemsize > 1 and shape and 0 not in shape
+        if not is_weight or not self.chosen(name, shape):
             return None
         return rounded(self.scheme, type) if self.training else quantised(self.scheme, type)
 
@@ -172,16 +196,26 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
     shape, dtype, names = static_shape(type), type.dtype, list[str]()
 
     def encode(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        parts = scheme.encode(w)
+        parts: Any = scheme.encode(w)
+        is_named = isinstance(parts, Mapping) and all(isinstance(name, str) for name in parts)
+        if not is_named or not parts or not all(isinstance(part, torch.Tensor) for part in parts.values()):
+            given = (
+                ", ".join(f"{key!r}: {kind_of(part)}" for key, part in parts.items()) if is_named else kind_of(parts)
+            )
+            what = f"quantize: encode of the scheme {scheme.name} gives tensors by name, such as {{'values': ...}}"
+            raise RewriteError(f"{what}, given {given or 'none'}")
         names.extend(parts)
         return tuple(parts.values())
 
     encoded = traced(encode, type)
     suffixes = tuple(names)
+    if len(encoded.outputs) > len(names):
+        what = f"quantize: encode of the scheme {scheme.name} changes the weight in place"
+        raise RewriteError(located(what, fix="Compute the parts from it, or from a copy."))
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))
     decoded = traced(lambda *xs: scheme.decode(dict(zip(suffixes, xs, strict=True)), shape, dtype), *parts)
     if decoded.output_types != (type,):
-        given = ", ".join(map(str, decoded.output_types))
+        given = ", ".join(map(str, decoded.output_types)) or "no tensor"
         raise RewriteError(f"quantize: the scheme {scheme.name} decodes the parts of {with_article(type)} to {given}")
     rule = Calls(_calls(scheme, shape, dtype), suffixes, parts)
     return Representation(scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True)
@@ -222,6 +256,7 @@ class Lora:
     of_weights: ClassVar[bool] = True
     beside: ClassVar[bool] = True
     """Its parts are beside the weight, which is stored as it was."""
+    most_dims: ClassVar[int] = 2
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         shape = static_shape(type)
@@ -244,9 +279,9 @@ def adapted(rank: int, scale: float, type: TensorType) -> Representation:
 
     def linear(given: dict[str, torch.Tensor], parts: Parts) -> torch.Tensor:
         x = given["input"]
-        base = torch.nn.functional.linear(x, parts[""], given.get("bias"))
-        low = torch.nn.functional.linear(x, parts["lora_a"])
-        return base + torch.nn.functional.linear(low, parts["lora_b"]) * scale
+        own, a, b = (parts[suffix].to(x.dtype) for suffix in ("", *ADAPTERS))
+        low = torch.nn.functional.linear(x, a)
+        return torch.nn.functional.linear(x, own, given.get("bias")) + torch.nn.functional.linear(low, b) * scale
 
     suffixes, encoded = ("", *ADAPTERS), traced(encode, type)
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))

@@ -10,16 +10,17 @@ Sources: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198)
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional as F
 
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.rewrite import Kept, Representation
 from thunder_fn.rewrites.crossings import copied, gathered_dim, share, summed
 from thunder_fn.rewrites.distributed import Group
@@ -115,6 +116,18 @@ class TensorParallel:
     group: Group
     plan: tuple[tuple[str, str], ...]
     of_weights: ClassVar[bool] = True
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Every pattern of the plan matches a parameter.
+
+        Raises:
+            RewriteError: one does not, which would leave weights whole without a word.
+        """
+        for pattern, _ in self.plan:
+            if not fnmatch.filter(names, pattern):
+                near = ", ".join(difflib.get_close_matches(pattern, names, n=3, cutoff=0.0))
+                what = f"tensor_parallel: the plan's {pattern!r} matches no parameter"
+                raise RewriteError(located(what, fix=f"There are {near}." if near else "There are no parameters."))
 
     def style(self, name: str, type: TensorType) -> str | None:
         """How a parameter is split; None if it is not."""
@@ -235,7 +248,10 @@ def read_plan(plan: Any) -> tuple[tuple[str, str], ...]:
     Raises:
         RewriteError: there is no such way.
     """
-    for style in dict(plan).values():
+    if not isinstance(plan, Mapping):
+        what = f"tensor_parallel: a plan is a dict of patterns on names and how the parameters are split, given {kind_of(plan)}"
+        raise RewriteError(located(what, fix='Write `{"*.up.weight": "column", "*.down.weight": "row"}`.'))
+    for style in plan.values():
         if style not in STYLES:
             raise RewriteError(f"tensor_parallel: a weight is split by {', '.join(STYLES)}; given {style!r}")
-    return tuple(dict(plan).items())
+    return tuple(plan.items())

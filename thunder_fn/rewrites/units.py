@@ -30,6 +30,9 @@ FUNCTION = ops.composite("function")
 Bucket = str | int
 """What is made whole in one collective: the parameters of a "block", those of "each" use, or so many bytes of any."""
 
+Company = tuple[bool, bool]
+"""Parameters are made whole together that are adapters or not, and frozen or not: a collective has gradients for all or none."""
+
 Together = Callable[[Any, Sequence[TensorType], Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -71,6 +74,7 @@ class InUnits:
 
     step: Any
     together: Together
+    company: Company = (False, False)
 
     def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
         if equation.op.kind != "composite":
@@ -89,7 +93,7 @@ class InUnits:
         builder = TraceBuilder(equation.body.name)
         given = _given(builder, equation.operands, kept)
         inside = equation.source and equation.source.within(equation.source.module)
-        for positions in _by_dtype(kept).values():
+        for positions in _companies(kept):
             self.decode(builder, given, kept, positions, inside)
         return builder.build(inline_into(builder, equation.body, tuple(given), inside))
 
@@ -144,25 +148,30 @@ def _given(builder: TraceBuilder, operands: Sequence[Var], kept: Sequence[Repres
     return [builder.input(one.part_types[0] if one is not None else var.type) for var, one in pairs]
 
 
-def _by_dtype(kept: Sequence[Representation | None]) -> dict[torch.dtype, list[int]]:
-    """The positions of shards, those of one dtype together."""
-    meeting: dict[torch.dtype, list[int]] = {}
+def _companies(kept: Sequence[Representation | None]) -> list[list[int]]:
+    """The positions of shards, those together that are of one dtype and in one company."""
+    meeting: dict[tuple[torch.dtype, Company], list[int]] = {}
     for position, one in enumerate(kept):
         if one is not None:
-            meeting.setdefault(one.type.dtype, []).append(position)
-    return meeting
+            assert isinstance(one.rule, InUnits), "parameters are shared over ranks once"
+            meeting.setdefault((one.type.dtype, one.rule.company), []).append(position)
+    return list(meeting.values())
 
 
 def _buckets(body: Trace, kept: Sequence[Representation | None], most_bytes: int) -> list[list[int]]:
-    """The positions of shards of one dtype, in the order of their first use, until whole they have more than so many bytes."""
+    """The positions of shards that go together, in the order of first use, until whole they have more than so many bytes. What
+    nothing reads stays where it is, and has no gradient."""
     first: dict[int, int] = {}
     for at, equation in enumerate(body.equations):
         for var in equation.operands:
             first.setdefault(var.index, at)
+    for atom in body.outputs:
+        if isinstance(atom, Var):
+            first.setdefault(atom.index, len(body.equations))
     found: list[list[int]] = []
-    for positions in _by_dtype(kept).values():
+    for positions in _companies(kept):
         bucket, held = list[int](), 0
-        for position in sorted(positions, key=lambda position: first.get(position, len(body.equations))):
+        for position in sorted((position for position in positions if position in first), key=first.__getitem__):
             one = kept[position]
             assert one is not None, "it is a shard"
             size = math.prod(static_shape(one.type)) * one.type.dtype.itemsize
@@ -170,7 +179,7 @@ def _buckets(body: Trace, kept: Sequence[Representation | None], most_bytes: int
                 found.append(bucket)
                 bucket, held = [], 0
             bucket, held = [*bucket, position], held + size
-        found.append(bucket)
+        found += [bucket] if bucket else []
     return found
 
 

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -53,6 +53,8 @@ class FunctionCall(Call):
     """
 
     copied: tuple[int, ...] = ()
+    ignores_closures: ClassVar[bool] = True
+    """What `forward` closes over is constant, as in PyTorch."""
 
     @property
     def has_rule(self) -> bool:
@@ -312,8 +314,9 @@ def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
 
 
 def is_internal(cls: Any) -> bool:
-    """A function of PyTorch's or ours, whose derivative is what it records; but not one that torch.vmap has batched."""
-    return cls.__module__.startswith(("torch.", "thunder_fn.")) and not cls.__name__.startswith("Vmapped")
+    """A part of autograd's own machinery or of ours, whose derivative is what it records; not one that torch.vmap has batched."""
+    internal = ("thunder_fn.", *internals.OF_AUTOGRAD)
+    return cls.__module__.startswith(internal) and not cls.__name__.startswith("Vmapped")
 
 
 def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -322,6 +325,11 @@ def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     original = functools.partial(original_of(internals.FUNCTION_APPLY), cls)
     if recorder is None or is_internal(cls) or internals.inside_torch_func():
         return original(*args, **kwargs)
+    return _apply(recorder, cls, original, args, kwargs)
+
+
+def _apply(recorder: Recorder, cls: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call as an equation; where it can be none, what `original` records."""
     signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
     try:
@@ -357,3 +365,33 @@ def _apply_in_place(
 
 
 divert("autograd function", apply_function)
+
+
+def apply_graphs(operator: Any, fwd: Any, bwd: Any, *args: Any, **options: Any) -> Any:
+    """An autograd function in a graph of Dynamo's, where `forward` and `backward` are graphs.
+
+    Law: the gradient is that of `bwd`. PyTorch's class hands over what `fwd` saved by a variable around its methods.
+    """
+    recorder = current()
+    original = functools.partial(original_of(type(operator).__call__), operator, fwd, bwd, **options)
+    if recorder is None or internals.inside_torch_func():
+        return original(*args)
+
+    class GraphFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            output, ctx.kept = fwd(*args)
+            outputs = output if isinstance(output, tuple) else (output,)
+            ctx.mark_non_differentiable(*(outputs[i] for i in options.get("non_differentiable_idx", ())))
+            if dirty := options.get("dirty_idx", ()):
+                ctx.mark_dirty(*(outputs[i] for i in dirty))
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return bwd(*grads, *ctx.kept)
+
+    return _apply(recorder, GraphFunction, original, args, {})
+
+
+divert("autograd function operator", apply_graphs)

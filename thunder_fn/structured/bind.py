@@ -12,16 +12,19 @@ from typing import Any
 
 import torch
 
+from thunder_fn import ops
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import bind_structured, can_bind, replay
+from thunder_fn.capture.apply import apply_inside, bind_structured, can_bind, replay
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derive import is_differentiable
 from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.vjp import vjp
+from thunder_fn.interpreters.vjp import split_vjp, vjp
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.trace import Literal, Op, Trace, TraceBuilder, Type, as_dim, type_of_value
+from thunder_fn.rules import Mask, Split
+from thunder_fn.structured.bodies import body_activity
+from thunder_fn.trace import Equation, Literal, Op, Trace, TraceBuilder, Type, as_dim, type_of_value
 
 Values = tuple[Any, ...]
 
@@ -39,6 +42,28 @@ def bind(
     single = builder.build(builder.add(op, inputs, types, kwargs=literals, bodies=bodies, source=source))
     wrapped = [value if is_wrapped(value) else recorder.lift(value) for value in values]
     return tuple(_Wrapped.apply(single, *wrapped)) if types else ()  # type: ignore[no-untyped-call]
+
+
+def bind_composite(recorder: Recorder, name: str, body: Trace, values: Sequence[Any]) -> Values:
+    """Record a closed trace on tensors as one equation, one node of autograd's graph; op by op inside torch.func."""
+    op = ops.composite(name)
+    if not can_bind(recorder, values):
+        return apply_inside(recorder, body, values, op)
+    return bind_structured(recorder, op, values, (body,), body.output_types, BodyRules)
+
+
+class BodyRules:
+    """The rules of a composite: its body's."""
+
+    @staticmethod
+    def activity(equation: Equation, active: Mask) -> Mask:
+        """Which outputs depend on the active operands."""
+        return body_activity(equation.body, active)
+
+    @staticmethod
+    def split(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+        """The body in two."""
+        return split_vjp(equation.body, wanted_inputs, wanted_outputs)
 
 
 class _Wrapped(torch.autograd.Function):

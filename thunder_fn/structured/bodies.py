@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.python_numbers import running
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.constraints import equations_between
-from thunder_fn.errors import CaptureError, InvalidTrace, located
+from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, located
 from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.simplify import inline_into, is_kept
 from thunder_fn.rules import Mask
@@ -232,3 +232,15 @@ def described_function(function: Callable[..., Any]) -> str:
 def standing_for(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator: errors speak of the user's function where the decorated one is captured in its place."""
     return lambda wrapper: functools.update_wrapper(wrapper, function, updated=())
+
+
+def decided(op: str, choice: Any, kind: type[int]) -> int:
+    """What a choice says outside of a trace, where it is Python's own."""
+    try:
+        return kind(choice)
+    except RuntimeError as error:
+        if not isinstance(choice, torch.Tensor) or not internals.is_functorch_wrapped(choice):
+            raise
+        what = f"{op}: examples of torch.func.vmap decide differently, and outside of a trace {op} is Python's own"
+        fix = "Batch it with `thunder_fn.vmap`, which has a rule for it."
+        raise TraceTypeError(located(what, source=user_source(), fix=fix)) from error

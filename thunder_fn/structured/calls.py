@@ -13,10 +13,11 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derive import is_differentiable
-from thunder_fn.errors import CustomRuleError, kind_of
+from thunder_fn.errors import CustomRuleError, kind_of, located, with_article
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.structured.bodies import check_no_writes
-from thunder_fn.trace import Literal, TensorType, Type, type_of_value
+from thunder_fn.rules import Mask
+from thunder_fn.structured.bodies import body_activity, check_no_writes
+from thunder_fn.trace import Equation, Literal, TensorType, Type, type_of_value
 
 C = TypeVar("C", bound="Call")
 
@@ -89,6 +90,20 @@ class Call:
         for position, value in self.nondiff:
             args.insert(position, value.value)
         return args
+
+
+def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> None:
+    """A rule speaks of the arguments, the first `count` operands; derivatives for what the function closes over would be lost."""
+    if not any(active[count:]) or getattr(call, "ignores_closures", False):
+        return
+    primal = equation.bodies[0]
+    for index in range(count, len(active)):
+        only = tuple(place == index for place in range(len(active)))
+        if active[index] and any(body_activity(primal, only)):
+            what = f"{call.__name__} closes over {with_article(primal.input_types[index])} that is differentiated"
+            what = f"{equation.op}: {what}, and its rule says nothing of it"
+            fix = "Pass it as an argument that the rule knows; or close over `stop_gradient` of it, if it is to be constant."
+            raise CustomRuleError(located(what, source=equation.source, fix=fix))
 
 
 def make_call(

@@ -26,6 +26,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.interpreters.vjp import split_vjp
@@ -72,10 +73,13 @@ def policy_of(equation: Equation) -> Policy:
 
 
 def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: Any) -> tuple[Any, ...]:
-    """Run the body; inside a capture, record the equation."""
+    """Run the body; inside a capture, record the equation. Where values are cheap to have again, autograd is told so."""
     recorder, (body,) = current(), bodies
+    if recorder is None and isinstance(policy, AllBut):
+        plain = lambda: evaluate(body, operands)
+        return evaluate_followed(CHECKPOINT, tuple(bodies), operands, {"policy": policy}, plain)
     if recorder is None:
-        return evaluate(body, operands)
+        return _eager(lambda *values: evaluate(body, values), policy, operands, {})
     return bind(recorder, CHECKPOINT, operands, tuple(bodies), body.output_types, policy=policy)
 
 

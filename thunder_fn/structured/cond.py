@@ -35,6 +35,7 @@ from thunder_fn.structured.bodies import (
     agreed,
     body_activity,
     capture_bodies,
+    decided,
     expand,
     tensor_leaves,
     without_inputs,
@@ -307,8 +308,9 @@ def cond(
     Source: torch.cond for the signature, jax.lax.cond for the semantics.
     """
     recorder, options = current(), _options("cond", batched)
+    _check_scalar(COND, pred)
     if recorder is None or not isinstance(pred, torch.Tensor):
-        return (true_fn if pred else false_fn)(*operands)
+        return (true_fn if decided("cond", pred, bool) else false_fn)(*operands)
     return _choose(recorder, COND, pred, (true_fn, false_fn), tuple(operands), options)
 
 
@@ -325,8 +327,9 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
         what = f"switch: the index must be an integer, not {type_of_value(index)}"
         raise TraceTypeError(located(what, source=user_source(), fix="Convert it by `.to(torch.int64)`."))
     recorder, options = current(), _options("switch", batched)
+    _check_scalar(SWITCH, index)
     if recorder is None or not isinstance(index, torch.Tensor):
-        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+        return branches[min(max(decided("switch", index, int), 0), len(branches) - 1)](*operands)
     return _choose(recorder, SWITCH, index, tuple(branches), tuple(operands), options)
 
 
@@ -334,6 +337,13 @@ def _options(name: str, batched: str) -> dict[str, Any]:
     if batched not in ("select", "loop"):
         raise TraceTypeError(f"{name}: batched is 'select' or 'loop', given {batched!r}")
     return {} if batched == "select" else {"batched": batched}
+
+
+def _check_scalar(op: Op, choice: Any) -> None:
+    if isinstance(choice, torch.Tensor) and choice.numel() != 1:
+        what = f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}"
+        fix = "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap`, or `torch.where`."
+        raise TraceTypeError(located(what, source=user_source(), fix=fix))
 
 
 def _choose(
@@ -344,10 +354,6 @@ def _choose(
     operands: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Any:
-    if choice.numel() != 1:
-        what = f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}"
-        fix = "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap`, or `torch.where`."
-        raise TraceTypeError(located(what, source=user_source(), fix=fix))
     bodies = capture_bodies(op.name, functions, [operands] * len(functions))
     for other in bodies.bodies[1:]:
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)

@@ -36,6 +36,7 @@ from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
@@ -45,7 +46,6 @@ from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_jvp_split import transposed
-from thunder_fn.structured.followed import evaluate_followed
 from thunder_fn.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 
 CUSTOM_JVP = Op("structured", "custom_jvp")
@@ -99,7 +99,9 @@ def custom_jvp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
 
 def custom_jvp_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Every differentiable output depends on every tensor of the arguments."""
-    any_active = any(active[: num_args(equation)])
+    count = num_args(equation)
+    calls.check_closures(equation, call_of(equation), count, active)
+    any_active = any(active[:count])
     return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
 
 
@@ -301,7 +303,8 @@ class custom_jvp:
     for a tangent that is zero. The rule must be linear in the tangents.
 
     Raises:
-        CustomRuleError: f has no rule where one is needed, or the rule returns something that does not fit f.
+        CustomRuleError: f has no rule where one is needed, the rule returns something that does not fit f, or f closes
+            over a tensor that is differentiated.
 
     Example:
         >>> from thunder_fn import grad

@@ -13,8 +13,8 @@ its own, None for zero. fwd and bwd are captured with the call where they can be
 function itself, as fwd usually does, or one of them fails to trace), only the primal body is there, and they are
 captured when a derivative asks for them.
 
-vjp is fwd and bwd; jvp differentiates the primal function; vmap batches all bodies. Closed-over tensors are
-constants for the rule.
+vjp is fwd and bwd; jvp differentiates the primal function; vmap batches all bodies. fwd and bwd may close over tensors,
+which are constants for the rule; that f closes over what is differentiated is an error, as in JAX.
 
 Source: jax.custom_vjp for the semantics.
 """
@@ -34,6 +34,7 @@ from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.interpreters.vjp import zeros
@@ -42,7 +43,6 @@ from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, keep_
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
-from thunder_fn.structured.followed import evaluate_followed
 from thunder_fn.structured.vjp_rules import (
     BatchedCall,
     Places,
@@ -114,7 +114,9 @@ def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
 
 def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Every differentiable output depends on every tensor of the arguments."""
-    any_active = any(active[: len(gradients_of(equation))])
+    count = len(gradients_of(equation))
+    calls.check_closures(equation, call_of(equation), count, active)
+    any_active = any(active[:count])
     return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
 
 
@@ -124,6 +126,7 @@ def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     if getattr(call, "has_jvp", False):
         return capture_jvp(call, tuple(var.type for var in equation.operands), active)
     count = len(gradients_of(equation))
+    calls.check_closures(equation, call, count, active)
     rule = push_forward(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
     return _with_all_tangents(rule, active, count, equation)
 
@@ -144,6 +147,9 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
 
 def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """fwd and bwd. A residual that is an operand or an output is passed again, not kept twice."""
+    check_wanted = getattr(call_of(equation), "check_wanted", None)
+    if check_wanted is not None:  # a rule that may be silent about some gradients
+        check_wanted(wanted_inputs, wanted_outputs, equation)
     equation = expanded(equation)
     _, fwd, bwd = equation.bodies
     places, count = gradients_of(equation), len(equation.outputs)
@@ -268,7 +274,8 @@ class custom_vjp:
     `bwd(residuals, cotangent)` returns a tuple with the gradient of each argument, None standing for zero.
 
     Raises:
-        CustomRuleError: f has no rule where one is needed, or `fwd` or `bwd` returns something that does not fit f.
+        CustomRuleError: f has no rule where one is needed, `fwd` or `bwd` returns something that does not fit f, or f
+            closes over a tensor that is differentiated.
 
     Example:
         >>> from thunder_fn import grad

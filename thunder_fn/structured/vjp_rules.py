@@ -21,7 +21,7 @@ from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.structured import calls
 from thunder_fn.structured.bodies import batched_outputs, expand
 from thunder_fn.structured.calls import Call
-from thunder_fn.trace import Atom, Dim, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
 
 Places: TypeAlias = tuple[int | None, ...]
 """Which gradient belongs to which tensor of the arguments; None for zero."""
@@ -171,6 +171,11 @@ class BatchedCall:
         """The function has a forward derivative of its own."""
         return getattr(self.call, "has_jvp", False)
 
+    @property
+    def ignores_closures(self) -> bool:
+        """What the function closes over is constant."""
+        return getattr(self.call, "ignores_closures", False)
+
     def capture_jvp(self, active: Mask) -> JvpRule:
         """The forward derivative of the call of one example, in batches."""
         one = capture_jvp(self.call, self.types, active)
@@ -178,6 +183,12 @@ class BatchedCall:
         trace, own = batch(one.trace, (*self.batched, *tangents), self.size, self.randomness)
         moved = tuple(flag for flag, moves in zip(self.outputs, one.active_outputs, strict=True) if moves)
         return JvpRule(batched_outputs(trace, own, (*self.outputs, *moved), self.size), one.active_outputs)
+
+    def check_wanted(self, inputs: Mask, outputs: Mask, equation: Equation) -> None:
+        """As for the call of one example."""
+        check = getattr(self.call, "check_wanted", None)
+        if check is not None:
+            check(inputs, outputs, equation)
 
     def capture(self) -> tuple[Trace, Trace, Places]:
         """The rule of the call of one example, in batches."""

@@ -32,6 +32,7 @@ from thunder_fn.structured.bodies import (
     Bodies,
     agreed,
     capture_bodies,
+    decided,
     described_function,
     standing_for,
     tensor_leaves,
@@ -295,7 +296,7 @@ def _run(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
 ) -> Any:
     first, steps = carry, 0
-    while (max_steps is None or steps < max_steps) and _truth(cond_fn, cond_fn(*carry)):
+    while (max_steps is None or steps < max_steps) and decided("while_loop", _truth(cond_fn, cond_fn(*carry)), bool):
         carry, steps = _as_tuple(body_fn, body_fn(*carry)), steps + 1
         if steps == 1:
             check_carry("while_loop", body_fn, first, carry)

@@ -39,6 +39,9 @@ DRAWS_TWICE = Program(X, (Step("composite", (0, 0, 0), (Program((), (Step("berno
 CALL_OF_TWO = Program(X, (Step("sum_all"), Step("composite", (0, 1, 0, 1), (Program((), (Step("mul", (0, 1)),)),))))
 """A call on two operands of different types."""
 
+RULE_OF_TWO = Program(X, (Step("sin"), Step("custom_vjp", (1, 0, 1), (Program((), (Step("mul", (0, 1)),)),))))
+"""A function of two different operands with a rule of its own that keeps both."""
+
 COPY = Program(X, (Step("clone"),))
 """A copy that is returned: whoever writes to it does not change the input."""
 
@@ -47,7 +50,7 @@ SEEDS = tuple(
         Case,
         (
             *(DELAY_LINE, WHILE_DELAY_LINE, PRODUCTS_ALONG, ONE_SIDED, STOPPED),
-            *(CLOSED_OVER, DRAWS_TWICE, CALL_OF_TWO, COPY),
+            *(CLOSED_OVER, DRAWS_TWICE, CALL_OF_TWO, RULE_OF_TWO, COPY),
         ),
     )
 )

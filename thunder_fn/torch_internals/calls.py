@@ -128,6 +128,11 @@ def is_decomposed(overload: OpOverload) -> bool:
     )
 
 
+def is_pytorchs_own(overload: OpOverload) -> bool:
+    """The op is PyTorch's, and no custom op of a user or library."""
+    return overload.namespace in ("aten", "prim", "prims")
+
+
 def schema_of(overload: OpOverload) -> Any:
     """The op's schema: `arguments`, each with `name`, `type`, `kwarg_only` and `alias_info`, `returns`, `is_mutable`."""
     return overload._schema

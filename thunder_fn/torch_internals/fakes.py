@@ -25,6 +25,7 @@ from torch._subclasses.functional_tensor import disable_functional_mode
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.torch_internals.calls import aten, runnable
+from thunder_fn.torch_internals.known_results import answer, question, remember
 from thunder_fn.torch_internals.modes import FAKE, get_dispatch_mode, isolated, no_torch_function, only_memory
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision
 from thunder_fn.trace import Dim, Expr, TensorType
@@ -37,6 +38,9 @@ INTERNAL_ERRORS = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 """What PyTorch raises where an op has no rule for tensors without memory."""
 
 OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+
+OnQuestion = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Answers a question about values, or says NotImplemented."""
 
 DEVICE = torch.ops.prim.device.default
 """A question that PyTorch asks of every tensor that it wraps."""
@@ -55,8 +59,11 @@ class RecordingMode(FakeTensorMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, on_op: OnOp = _ignore_op, on_decision: OnDecision | None = None) -> None:
+    def __init__(
+        self, on_op: OnOp = _ignore_op, on_decision: OnDecision | None = None, on_question: OnQuestion | None = None
+    ) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self._on_question = on_question
         self._on_decision, self._shared = on_decision, False
         self._on_op = on_op
         self._silent = 0
@@ -73,18 +80,32 @@ class RecordingMode(FakeTensorMode):
                 return aten.scalar_tensor(args[0], dtype=kwargs.get("dtype"))
         if self._assumption is not None and func in QUESTIONS:
             return self._assume(QUESTIONS[func], args, kwargs, *self._assumption)
+        if func in QUESTIONS and self._on_question is not None:
+            known = self._on_question(func, args, kwargs)
+            if known is not NotImplemented:
+                return known
         with self.silent():
-            rule = FAKE_RESULTS.get(func)
-            result = NotImplemented if rule is None else self._result(rule, args, kwargs)
-            if result is NotImplemented:
-                result = super().__torch_dispatch__(func, types, args, kwargs)
+            result = self._result_of(func, types, args, kwargs)
         if result is not NotImplemented:
             self._on_op(func, args, kwargs, result)
         return result
 
+    def _result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What the op gives, from memory where it has been asked before."""
+        asked = question(func, args, kwargs) if self.shape_env is None else None
+        if asked is not None and (known := answer(self, asked)) is not None:
+            return known
+        rule = FAKE_RESULTS.get(func)
+        result = NotImplemented if rule is None else self._result(rule, args, kwargs)
+        if result is NotImplemented:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        if asked is not None:
+            remember(asked, result)
+        return result
+
     def forget(self) -> None:
         """Drop what refers to the recorder, and with it every cycle."""
-        self._on_op = _ignore_op
+        self._on_op, self._on_question = _ignore_op, None
         if self._on_decision is not None and self.shape_env is not None and not self._shared:
             self.shape_env.on_decision = self.shape_env.on_assertion = None
         self._on_decision = None
@@ -193,6 +214,20 @@ def _ctc_loss(
     return log_probs.new_empty([batch] if log_probs.dim() == 3 else []), alpha
 
 
+def _ctc_loss_of_tensors(log_probs: FakeTensor, targets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """As above, where the longest target is what the data says."""
+    numbers = log_probs.fake_mode.shape_env
+    if numbers is None or not numbers.allow_dynamic_output_shape_ops:
+        return NotImplemented
+    lengths = args[0]
+    alpha = log_probs.new_empty([lengths.numel(), log_probs.shape[0], numbers.create_unbacked_symint()])
+    return log_probs.new_empty([lengths.numel()] if log_probs.dim() == 3 else []), alpha
+
+
+def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return torch.empty_like(log_probs)
+
+
 def _cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> Any:
     """One gradient for each pair of batches; autograd sums them."""
     return x1.new_empty([*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), *x1.shape[-2:]])
@@ -221,20 +256,39 @@ def _is_type(asked: Any) -> bool:
     return isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[1], torch.dtype)
 
 
-def _pack_padded_sequence(x: FakeTensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-    """The rows of all sequences, as many as their lengths add up to, and for each step how many sequences there are."""
-    numbers = x.fake_mode.shape_env
-    if numbers is None or not numbers.allow_dynamic_output_shape_ops:
+def _bincount(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
+    """Sums of weights are floats: PyTorch 2.11 says that they are counts."""
+    if weights is None:
         return NotImplemented
-    rows, steps = numbers.create_unbacked_symint(), numbers.create_unbacked_symint()
-    return x.new_empty([rows, *x.shape[2:]]), lengths.new_empty([steps])
+    dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+    return torch.empty_like(aten.bincount(x, None, minlength), dtype=dtype)
+
+
+def _attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The logarithms are of the precision that is computed in: PyTorch 2.11 says float32 of float64 too."""
+    out, logs = aten._scaled_dot_product_flash_attention_for_cpu(q, *args, **kwargs)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return out, logs if logs.dtype == dtype else torch.empty_strided(logs.shape, logs.stride(), dtype=dtype)
+
+
+def _loss_backward(grad: torch.Tensor, input: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
+    """Of no elements: PyTorch divides by their number in Python."""
+    shape = torch.broadcast_shapes(input.shape, target.shape)
+    is_empty = any(isinstance(size, int) and size == 0 for size in shape)
+    return input.new_empty(shape, dtype=torch.result_type(input, target)) if is_empty else NotImplemented
 
 
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten.mse_loss_backward.default: _loss_backward,
+    aten.huber_loss_backward.default: _loss_backward,
+    aten.smooth_l1_loss_backward.default: _loss_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    aten.bincount.default: _bincount,
     aten.mkldnn_rnn_layer.default: _rnn_layer,
     aten._cdist_backward.default: _cdist_backward,
     aten._ctc_loss.default: _ctc_loss,
-    aten._pack_padded_sequence.default: _pack_padded_sequence,
+    aten._ctc_loss.Tensor: _ctc_loss_of_tensors,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.linalg_lstsq.default: _lstsq,
 }
 """Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it says wrongly."""

@@ -19,6 +19,20 @@ import torch
 IS_ALL_TRUE = torch._is_all_true
 """What `torch.distributions` asks to validate its arguments."""
 
+PACK_PADDED_SEQUENCE = torch._pack_padded_sequence
+PAD_PACKED_SEQUENCE = torch._pad_packed_sequence
+"""What `torch.nn.utils.rnn` calls."""
+
+
+def demand(holds: Any, text: str) -> None:
+    """Say what must hold of a size or number; the program checks what is found in data.
+
+    Raises:
+        RuntimeError: it is known not to hold.
+    """
+    torch._check(holds, lambda: text)
+
+
 HIGHER_ORDER = {
     "cond": ("torch._higher_order_ops.cond", "cond"),
     "while_loop": ("torch._higher_order_ops.while_loop", "while_loop"),
@@ -32,6 +46,8 @@ HIGHER_ORDER = {
     "strict_mode operator": ("torch._higher_order_ops.strict_mode", "StrictMode.__call__"),
     "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
     "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
+    "autograd function operator": ("torch._functorch.autograd_function", "AutogradFunctionApply.__call__"),
+    "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
     "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
     "linearize": ("torch._functorch.eager_transforms", "linearize"),
     "autocast enter": ("torch.amp.autocast_mode", "autocast.__enter__"),
@@ -39,6 +55,10 @@ HIGHER_ORDER = {
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
     "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
     "batch norm": ("torch.nn.modules.batchnorm", "_BatchNorm.forward"),
+    "positive definite": ("torch.distributions.constraints", "_PositiveDefinite.check"),
+    "positive semidefinite": ("torch.distributions.constraints", "_PositiveSemidefinite.check"),
+    "transformer encoder": ("torch.nn.modules.transformer", "TransformerEncoder.forward"),
+    "recurrent arguments": ("torch.nn.modules.rnn", "RNNBase.check_forward_args"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
 }
 """Where they are. A user may have imported them from elsewhere, but they are these objects."""
@@ -92,6 +112,9 @@ def on_import(names: Iterable[str], told: Callable[[str], object]) -> Generator[
 FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 """`torch.autograd.Function.apply`, as a function of the class and the arguments."""
 
+OF_AUTOGRAD = ("torch._", *(f"torch.{name}." for name in ("autograd", "cuda", "distributed", "nested", "utils")))
+"""What the modules begin with whose autograd functions are machinery: PyTorch records what they do."""
+
 
 def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """What runs before the module's forward."""
@@ -139,6 +162,7 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(
 """The hooks that PyTorch runs for every module."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
 
 def default_store() -> Any:

@@ -98,8 +98,13 @@ def no_autocast_cache() -> Generator[None]:
 no_torch_function = torch._C.DisableTorchFunction
 """Context: torch function modes and subclasses see nothing."""
 
-symbolic_dispatch = torch._C._EnablePythonDispatcher
-"""Context: ops that PyTorch composes of others are composed by Python code, which computes with symbolic numbers."""
+
+@contextlib.contextmanager
+def symbolic_dispatch() -> Generator[None]:
+    """Ops that PyTorch composes of others are composed by Python code, which computes with symbolic numbers."""
+    with torch._C._EnablePythonDispatcher():  # begins where it is made, so it is made no earlier
+        yield
+
 
 no_autocast = torch._C._DisableAutocast
 """Context: autocast is off on every device."""

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import logging
 import sys
 import threading
@@ -14,6 +16,12 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+    set_eval_frame,
+)
 
 
 class Patch:
@@ -167,6 +175,23 @@ def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
     return fn
 
 
+def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, of which Dynamo compiles nothing, neither its own code nor what it calls: `torch.compiler.disable`, which
+    would import Dynamo."""
+
+    @functools.wraps(fn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            set_eval_frame(before)
+
+    set_code_exec_strategy(called.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    called._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+    return called
+
+
 def is_op(fn: Any) -> bool:
     """An operator of a library, all of its overloads or one, or what `torch.library.custom_op` makes."""
     return isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef)
@@ -189,6 +214,16 @@ def arrives_as(fn: Any) -> tuple[Any, ...]:
         if first.func is not None:
             return (first.func,)
     return (fn,)
+
+
+def many_programs() -> dict[str, Any]:
+    """Options of `torch.compile` by which models that run the same code, such as those of one class, may be many.
+
+    Past a limit (8 programs of one code object) Dynamo runs the code as it is, and only logs that. PyTorch has the option from
+    2.13 on. Its `isolate_recompiles` would count models apart, but mixes up those of several threads.
+    """
+    known = "recompile_limit" in inspect.signature(torch.compile).parameters
+    return {"recompile_limit": 256} if known else {}
 
 
 def numbers_of_numpy() -> contextlib.AbstractContextManager[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_fn.torch_internals.modes import no_torch_function
@@ -100,12 +101,24 @@ def version_probe(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
-    """Autograd, or a transform of torch.func at some level, records what is done with the tensor."""
+    """Autograd, or a transform of torch.func at some level, records what is done with the tensor.
+
+    In forward mode each tensor of a level counts: whether it has a tangent at a level further out cannot be asked.
+    """
+    if forward_ad._current_level >= 0:
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        if is_wrapped or torch._VF._unpack_dual(tensor, level=0)[1] is not None:
+            return True
     while not tensor.requires_grad:
         if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return False
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return True
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """A transform of torch.func looks on."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_kept_by_autograd(tensor: torch.Tensor) -> bool:

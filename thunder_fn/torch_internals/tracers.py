@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._higher_order_ops.effects import has_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -20,6 +19,7 @@ from torch.utils import _pytree as torch_pytree
 
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
+from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import FAKE, PROXY, get_dispatch_mode, levels_outside, only_memory
 from thunder_fn.torch_internals.tensors import storage_id
 from thunder_fn.trace import type_of_value
@@ -148,12 +148,13 @@ OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
 
 def changed_tensors(func: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The tracers among the arguments that an op changes in place, and the other ones."""
-    if not isinstance(func, OpOverload) or not func._schema.is_mutable:
+    written = traits_of(func).written
+    if not written:
         return [], []
     found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    for known, arg in zip(func._schema.arguments, args, strict=False):
+    for position, arg in enumerate(args):
         items = arg if isinstance(arg, (list, tuple)) else (arg,)
-        found[0 if known.is_write else 1].extend(item for item in items if isinstance(item, Tracer))
+        found[0 if position in written else 1].extend(item for item in items if isinstance(item, Tracer))
     return found
 
 
@@ -209,14 +210,18 @@ class TracerMode(FunctionalTensorMode):
         if is_strided_draw(func, args):
             with self:
                 return _draw_in_memory_order(func, args, kwargs or {})
-        if has_effects(func):
+        traits = traits_of(func)
+        if traits.has_effects:
             return self._run_effect(func, args, kwargs or {})
         pure = self.pure_call(func) if isinstance(func, OpOverload) else None
         if pure is not None:
             with self:
                 return pure(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
+            if traits.is_simple and all(kind is Tracer for kind in types):
+                result = functionalized(self, func, args, kwargs, has_aliases=traits.has_aliases)
+            else:
+                result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
         if type(result) is FunctionalTensor:
             self.adopt(result)
         elif type(result) is FakeTensor and not any(isinstance(arg, torch.Tensor) for arg in args):

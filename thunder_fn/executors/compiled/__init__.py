@@ -19,6 +19,7 @@ from dataclasses import replace
 from thunder_fn.executors.base import RunFunction
 from thunder_fn.executors.compiled.added_rows import AddedRows, added_rows, is_added_rows
 from thunder_fn.executors.compiled.backends import Backend, backend
+from thunder_fn.executors.compiled.products import is_worth_a_region
 from thunder_fn.executors.compiled.programs import Region, Staged, has_regions
 from thunder_fn.executors.compiled.regions import RegionCompiler, bisect
 from thunder_fn.executors.compiled.worker import WORKER
@@ -32,7 +33,7 @@ class Inductor(RegionCompiler):
     """Compiles regions with Inductor. Made by `inductor`."""
 
     def __init__(self, *, tiered: bool = False, fuel: int | None = None) -> None:
-        super().__init__("inductor", min_shared=6, fuel=fuel, takes_symbols=True)
+        super().__init__("inductor", min_shared=6, fuel=fuel, takes_symbols=True, allocates=True)
         self.tiered = tiered
 
     def refused(self, var: Var) -> str | None:
@@ -43,11 +44,15 @@ class Inductor(RegionCompiler):
             return "Inductor does not compile complex numbers"
         return super().refused(var)
 
+    def is_worth(self, region: Trace) -> bool:
+        """There is something to fuse, or a large product, which is faster by our kernel."""
+        return super().is_worth(region) or any(map(is_worth_a_region, region.equations))
+
     def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
         """Rows that are added to a matrix: where that lies decides how."""
         return added_rows(trace)
 
-    def compile(self, region: Trace) -> RunFunction:
+    def fuse(self, region: Trace) -> RunFunction:
         """The region: compiled when a program that has it knows its layouts."""
         if is_added_rows(region):
             return AddedRows(region)

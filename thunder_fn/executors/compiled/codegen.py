@@ -48,12 +48,14 @@ class RegionError(Exception):
 class Job:
     """A region to compile: a trace without constants, for inputs with these strides, on so many threads.
 
-    What is compiled of a region with symbols takes their values behind its inputs, see `extra_symbols`.
+    What is compiled of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write results
+    over the inputs that are `donated`, by place.
     """
 
     region: Trace
     strides: tuple[tuple[Dim, ...], ...]
     threads: int
+    donated: tuple[int, ...] = ()
 
     @property
     def symbols(self) -> tuple[Symbol, ...]:
@@ -132,11 +134,11 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
     if len(layouts) != len(types):
         raise RegionError("an input is a number, and regions take tensors only")
     wrapper = internals.wrapper_code(
-        job.region.to_fx(), internals.strided_fakes(layouts), job.threads, copy_expanded_targets
+        job.region.to_fx(), internals.strided_fakes(layouts), job.threads, copy_expanded_targets, job.donated
     )
     calls = wrapper.products if own_products and is_faster_here() else {}
-    found = {name: arguments_of(call, job.threads) for name, call in calls.items()}
-    return cut_out(wrapper.text, wrapper.constants, {name: given for name, given in found.items() if given})
+    found = {name: given for name, call in calls.items() if (given := arguments_of(call, job.threads))}
+    return cut_out(wrapper.text, wrapper.constants, found, {place: layouts[place][:2] for place in job.donated})
 
 
 def _symbolic_code(job: Job) -> Code:
@@ -257,9 +259,16 @@ def _is_view(target: OpOverload) -> bool:
 
 
 def cut_out(
-    text: str, constants: dict[str, torch.Tensor], products: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    text: str,
+    constants: dict[str, torch.Tensor],
+    products: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    donated: Mapping[int, tuple[Strides, Strides]] = MappingProxyType({}),
 ) -> Code:
-    """The function, what it uses and the kernels of a module that Inductor wrote. `products` are those to do ourselves.
+    """The function, what it uses and the kernels of a module that Inductor wrote.
+
+    Args:
+        products: those to do ourselves.
+        donated: the sizes and strides of inputs that the code may return, by place.
 
     Raises:
         RegionError: the module is not of the known form.
@@ -269,7 +278,7 @@ def cut_out(
     call = next((node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
     if call is None:
         raise RegionError("Inductor's module has no function `call`")
-    function = _spread(Products(products).visit(call))
+    function = _spread(Products(products).visit(call), donated)
     used = _names(function)
     defined: list[ast.stmt] = []
     for node in reversed(module.body):
@@ -305,7 +314,7 @@ def _kernels(module: ast.Module) -> Iterator[tuple[str, Kernel]]:
                 pass
 
 
-def _spread(call: ast.FunctionDef) -> ast.FunctionDef:
+def _spread(call: ast.FunctionDef, donated: Mapping[int, tuple[Strides, Strides]]) -> ast.FunctionDef:
     """`def call(args): a, b = args; args.clear(); ...` as `def region(a, b): ...`."""
     names: list[str] = []
     rest: list[ast.stmt] = []
@@ -318,13 +327,15 @@ def _spread(call: ast.FunctionDef) -> ast.FunctionDef:
             case _:
                 rest.append(statement)
     parameters = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
-    function = ast.FunctionDef("region", parameters, _separate(rest, names), [], None)
+    function = ast.FunctionDef("region", parameters, _separate(rest, names, donated), [], None)
     if "args" in _names(function):
         raise RegionError("Inductor's function uses its arguments as a list")
     return function
 
 
-def _separate(body: Sequence[ast.stmt], inputs: Sequence[str]) -> list[ast.stmt]:
+def _separate(
+    body: Sequence[ast.stmt], inputs: Sequence[str], donated: Mapping[int, tuple[Strides, Strides]]
+) -> list[ast.stmt]:
     """Outputs that Inductor returns as one tensor, or as an input, as tensors of their own that share its memory.
 
     Which outputs may share memory is up to the ops; that no two of them are the same Python object is what matters here.
@@ -332,10 +343,19 @@ def _separate(body: Sequence[ast.stmt], inputs: Sequence[str]) -> list[ast.stmt]
     *front, last = body
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Tuple):
         raise RegionError("Inductor's function does not end with `return (...)`")
-    seen = set(inputs)
+    seen, layouts = set(inputs), {inputs[place]: layout for place, layout in donated.items()}
+    for statement in front:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=new)], value=ast.Name(id=old)) if old in layouts:
+                layouts[new] = layouts[old]  # it reuses that tensor
+            case _:
+                pass
     values: list[ast.expr] = []
     for value in last.value.elts:
-        if isinstance(value, ast.Name) and value.id in seen:
+        if isinstance(value, ast.Name) and value.id in layouts:
+            sizes, strides = layouts[value.id]
+            value = ast.parse(f"reinterpret_tensor({value.id}, {sizes}, {strides}, 0)", mode="eval").body
+        elif isinstance(value, ast.Name) and value.id in seen:
             value = ast.parse(f"torch.ops.aten.alias.default({value.id})", mode="eval").body
         elif isinstance(value, ast.Name):
             seen.add(value.id)

@@ -24,37 +24,48 @@ from thunder_fn import torch_internals_inductor as internals
 from thunder_fn.executors.compiled.codegen import Kernel, RegionError
 
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
-_FRONT = f"""{_INCLUDE}
+_STANDARD = """#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+"""
+_FRONT = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdexcept>
 
 static void* (*data_pointer)(PyObject*);
 
-template <typename T> static inline T argument(PyObject* value) {{
-    if constexpr (std::is_pointer_v<T>) {{
+template <typename T> static inline T argument(PyObject* value) {
+    if constexpr (std::is_pointer_v<T>) {
         return static_cast<T>(data_pointer(value));
-    }} else if constexpr (std::is_floating_point_v<T>) {{
+    } else if constexpr (std::is_floating_point_v<T>) {
         return static_cast<T>(PyFloat_AsDouble(value));
-    }} else {{
+    } else {
         return static_cast<T>(PyLong_AsLongLong(value));
-    }}
-}}
-
+    }
+}
+"""
+_TANH = """
 // tanh within one unit in the last place, as the library's is, in two thirds of its time.
-template <typename T> static inline T quick_tanh(const T& x) {{ return x.tanh(); }}
-static inline at::vec::Vectorized<float> quick_tanh(const at::vec::Vectorized<float>& x) {{
+template <typename T> static inline T quick_tanh(const T& x) { return x.tanh(); }
+static inline at::vec::Vectorized<float> quick_tanh(const at::vec::Vectorized<float>& x) {
     using Vec = at::vec::Vectorized<float>;
     const Vec size = x.abs(), square = x * x;
     Vec series(-4.554603947326541e-4f);
-    for (float next : {{2.582669025287032e-3f, -8.264545351266861e-3f, 2.1663542836904526e-2f, -5.392930284142494e-2f,
-                       1.3332977890968323e-1f, -3.3333322405815125e-1f}})
+    for (float next : {2.582669025287032e-3f, -8.264545351266861e-3f, 2.1663542836904526e-2f, -5.392930284142494e-2f,
+                       1.3332977890968323e-1f, -3.3333322405815125e-1f})
         series = at::vec::fmadd(series, square, Vec(next));
     const Vec small = at::vec::fmadd(series * square, x, x);
     const Vec far = Vec(1.0f) - Vec(2.0f) / ((size + size).exp() + Vec(1.0f));
     const Vec large = Vec::blendv(far, far.neg(), x < Vec(0.0f));
     return Vec::blendv(Vec::blendv(large, small, size < Vec(0.9f)), x, (x != x) | (square == Vec(0.0f)));
-}}
+}
 """
 _KERNEL = """
 namespace {key} {{
@@ -89,8 +100,10 @@ PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&definition); }}
 
 
 def module_source(kernels: Sequence[Kernel], name: str) -> str:
-    """The source of an extension module with these kernels as functions, each called as its key."""
-    parts = [_FRONT]
+    """The source of an extension module with these kernels as functions, each called as its key. Kernels that do not
+    include PyTorch's headers do without them."""
+    with_headers = any(_INCLUDE in kernel.source for kernel in kernels)
+    parts = [_INCLUDE, _FRONT, _TANH] if with_headers else [_STANDARD, _FRONT]
     for kernel in kernels:
         arguments = ", ".join(f"argument<{type}>(args[{i}])" for i, type in enumerate(kernel.types))
         source = kernel.source.replace(_INCLUDE, "").replace('extern "C"', "static", 1)
@@ -139,7 +152,7 @@ def build(kernels: Sequence[Kernel], folder: Path) -> dict[str, Path]:
             name = module_name(group)
             source, target = folder / f"{name}.cpp", folder / f"{name}.so"
             source.write_text(module_source(group, name))
-            running.append((group, target, _start(internals.build_command(source, target))))
+            running.append((group, target, _start(_command(source, target))))
         for _, target, process in running:
             _finish(target, process)
     finally:
@@ -159,8 +172,15 @@ def build_module(kernels: Sequence[Kernel], folder: Path) -> Path:
     name = module_name(kernels)
     source, target = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(module_source(kernels, name))
-    _finish(target, _start(internals.build_command(source, target)))
+    _finish(target, _start(_command(source, target)))
     return target
+
+
+def _command(source: Path, target: Path) -> str:
+    try:
+        return internals.build_command(source, target)
+    except RuntimeError as error:  # Inductor looks for a compiler, and finds none
+        raise RegionError(f"no C++ compiler: {error}") from error
 
 
 def _start(command: str) -> subprocess.Popen[str]:

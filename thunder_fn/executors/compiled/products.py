@@ -10,12 +10,16 @@ Tiles of ROWS x COLS sums stay in registers while they read a panel of the right
 the left matrix is stored column by column it is packed too. Depth is cut into pieces, so that a panel stays in the cache. Up
 to DEPTH terms are added one after the other, which is about twice as far from the exact sum as MKL's.
 
+A few rows by a matrix whose columns lie in memory one after the other, as one token by the weights of a layer, are a matter of
+reading those once: nothing is packed, four columns at a time are multiplied with all rows.
+
 Source: K. Goto, R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from functools import cache
 
@@ -23,11 +27,16 @@ import torch
 
 from thunder_fn import torch_internals_inductor as internals
 from thunder_fn.torch_internals_inductor import ProductCall
+from thunder_fn.trace import Equation, TensorType, static_shape
 
 NAME = "product"
 TYPES = ("const float*",) * 3 + ("float*",) + ("const int64_t",) * 10
 SMALLEST = (16, 16, 8)
 """Rows, columns and depth from which the kernel is used."""
+FEW, SMALLEST_OF_FEW = 4, (1, 16, 64)
+"""The most that are a few rows, and from which sizes on these are taken, where columns lie one after the other."""
+WORTH_BYTES = 4 << 20
+"""A product that reads so much is worth a region of its own."""
 
 
 @cache
@@ -44,7 +53,8 @@ def arguments_of(call: ProductCall, threads: int) -> tuple[int, ...] | None:
     """The numbers that the kernel takes for a product: sizes, strides, threads; None if it does not compute it."""
     (rows, depth), (_, cols) = call.left.sizes, call.right.sizes
     sizes = (rows, cols, depth)
-    if any(size < least for size, least in zip(sizes, SMALLEST, strict=True)):
+    of_few = rows <= FEW and call.right.strides[0] == 1 and call.left.strides[1] == 1
+    if any(size < least for size, least in zip(sizes, SMALLEST_OF_FEW if of_few else SMALLEST, strict=True)):
         return None
     if 1 not in call.left.strides or 1 not in call.right.strides or call.out.strides[1] != 1:
         return None
@@ -55,6 +65,15 @@ def arguments_of(call: ProductCall, threads: int) -> tuple[int, ...] | None:
             return None
         start_row = outer[0][1] if outer and outer[0][0] > 1 else 0
     return (*sizes, *call.left.strides, *call.right.strides, start_row, call.out.strides[0], threads)
+
+
+def is_worth_a_region(equation: Equation) -> bool:
+    """The equation is a product of so large matrices that our kernel gains more than a region's call costs."""
+    if equation.op.name not in ("aten.mm.default", "aten.addmm.default") or not is_faster_here():
+        return False
+    types = (var.type for var in equation.operands)
+    sizes = [static_shape(type) for type in types if isinstance(type, TensorType) and type.dtype == torch.float32]
+    return len(sizes) == len(equation.operands) and sum(map(math.prod, sizes)) * 4 >= WORTH_BYTES
 
 
 class Products(ast.NodeTransformer):
@@ -219,6 +238,46 @@ static void multiply(const Product& p, int64_t top, int64_t bottom, int64_t firs
     }
 }
 
+// Few rows by columns that lie one after the other: each column is read once.
+template <int R, int C> static void sum_few(const Product& p, int64_t m, int64_t n) {
+    Vec sums[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) sums[r][c] = Vec(0.0f);
+    const float *left[R], *right[C];
+    for (int r = 0; r < R; ++r) left[r] = p.left(m + r, 0);
+    for (int c = 0; c < C; ++c) right[c] = p.right(0, n + c);
+    int64_t k = 0;
+    for (; k + WIDTH <= p.depth; k += WIDTH) {
+        Vec down[R];
+        for (int r = 0; r < R; ++r) down[r] = Vec::loadu(left[r] + k);
+        for (int c = 0; c < C; ++c) {
+            const Vec across = Vec::loadu(right[c] + k);
+            for (int r = 0; r < R; ++r) sums[r][c] = at::vec::fmadd(down[r], across, sums[r][c]);
+        }
+    }
+    if (const int64_t count = p.depth - k)
+        for (int c = 0; c < C; ++c)
+            for (int r = 0; r < R; ++r)
+                sums[r][c] = at::vec::fmadd(Vec::loadu(left[r] + k, count), Vec::loadu(right[c] + k, count), sums[r][c]);
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) {
+            const float sum = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sums[r][c]);
+            p.out[(m + r) * p.out_row + n + c] = p.starts ? *p.start(m + r, n + c) + sum : sum;
+        }
+}
+
+template <int C> static void sum_few(const Product& p, int64_t rows, int64_t n) {
+    if (rows == 4) return sum_few<4, C>(p, 0, n);
+    if (rows == 3) return sum_few<3, C>(p, 0, n);
+    return rows == 2 ? sum_few<2, C>(p, 0, n) : sum_few<1, C>(p, 0, n);
+}
+
+static void multiply_few(const Product& p, int64_t rows, int64_t first, int64_t end) {
+    int64_t n = first;
+    for (; n + 4 <= end; n += 4) sum_few<4>(p, rows, n);
+    for (; n < end; ++n) sum_few<1>(p, rows, n);
+}
+
 static int64_t parts_of(int64_t count, int64_t unit, int64_t parts) {  // units in the largest of equal parts
     return ((count + unit - 1) / unit + parts - 1) / parts * unit;
 }
@@ -229,6 +288,14 @@ extern "C" void kernel(const float* left, const float* right, const float* start
                        const int64_t start_row, const int64_t out_row, const int64_t threads) {
     const Product p{{left, left_row, left_col}, {right, right_row, right_col},
                     {start, start_row, 1}, start_row >= 0, out, out_row, depth};
+    if (rows <= 4) {
+        const int64_t team = cols * depth < (1 << 17) ? 1 : threads, width = parts_of(cols, 4, team);
+        if (team == 1) return multiply_few(p, rows, 0, cols);
+        #pragma omp parallel num_threads(team)
+        for (int64_t i = omp_get_thread_num(); i < team; i += omp_get_num_threads())
+            multiply_few(p, rows, i * width, std::min((i + 1) * width, cols));
+        return;
+    }
     int64_t down = 1;
     const int64_t team = rows * cols * depth < (1 << 19) ? 1 : threads;
     for (int64_t tried = 1, least = INT64_MAX; tried <= team; ++tried) {

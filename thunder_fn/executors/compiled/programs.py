@@ -12,190 +12,22 @@ from __future__ import annotations
 
 import threading
 import types
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals, torch_internals_inductor as inductor_internals
-from thunder_fn.errors import RegionWarning, located
-from thunder_fn.executors.compiled.codegen import Job, Strides, closed_region
+from thunder_fn.executors.compiled.codegen import Job, Strides
 from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
-from thunder_fn.executors.compiled.dry_run import dry_function
-from thunder_fn.executors.compiled.layouts import Variants, layout_of, matcher, strides_for
-from thunder_fn.executors.compiled.loop_plan import is_loop, loop_on_fakes
-from thunder_fn.executors.compiled.parts import Part, join, parts_of
+from thunder_fn.executors.compiled.layouts import matcher
+from thunder_fn.executors.compiled.parts import Part
+from thunder_fn.executors.compiled.region_calls import MAX_LAYOUTS, RECORDING, Calls, Region, recording, warn_of_failure
 from thunder_fn.executors.compiled.worker import WORKER
-from thunder_fn.executors.reuse import find_aliases
 from thunder_fn.executors.taking import take
-from thunder_fn.executors.torch_executor import lower
-from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.symbols import is_symbolic
-from thunder_fn.trace import Trace, Var
 
 Layout = tuple[Strides | None, ...]
-Calls = dict["Region", dict[tuple[Strides, ...], tuple[Any, ...]]]
-"""For each region that was called, the layouts it was called with, and what it gave then."""
-
 Jobs = dict["Region", dict[tuple[Strides, ...], dict[Part, Job]]]
-
-MAX_LAYOUTS = 8
-"""A program is compiled for so many layouts of its inputs; calls with others run on the torch executor."""
-
-_recording: ContextVar[Calls | None] = ContextVar("thunder_fn_region_calls", default=None)
-
-
-@contextmanager
-def recording(calls: Calls) -> Generator[None]:
-    """Inside, the layouts that regions are called with are noted."""
-    token = _recording.set(calls)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
-
-
-class Region:
-    """A region as the program calls it until it is compiled: on the torch executor."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.closed, self.constants = closed_region(trace)
-        self.is_symbolic = is_symbolic(trace)
-        whole = Part(self.closed, tuple(range(len(self.closed.inputs))), tuple(var.index for var in _vars(self.closed)))
-        self.parts = (whole,) if self.is_symbolic else parts_of(self.closed)
-
-    @cached_property
-    def on_torch(self) -> Callable[..., tuple[Any, ...]]:
-        """The region as the torch executor runs it, equal parts lowered once."""
-        if len(self.parts) == 1:
-            return lower(self.trace, below_autograd=True).run
-        known = {trace: lower(trace, below_autograd=True).run for trace in {part.trace for part in self.parts}}
-        return self._joined({part: known[part.trace] for part in self.parts})
-
-    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        calls = _recording.get()
-        if calls is None:
-            return self.on_torch(*inputs)
-        known, layout = calls.setdefault(self, {}), self.layout_of(inputs)
-        if not inductor_internals.are_fake(inputs):
-            known[layout] = ()
-            return self.on_torch(*inputs)
-        if layout not in known:  # tensors without values are all alike
-            known[layout] = self.on_fakes(inputs)
-        return known[layout]
-
-    def on_fakes(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """The region on tensors without values."""
-        if is_loop(self.trace):
-            return loop_on_fakes(self.trace, inputs)
-        if len(self.parts) == 1:
-            return evaluate(self.trace, inputs)
-        known: dict[Any, tuple[Any, ...]] = {}
-
-        def once(part: Part, *given: torch.Tensor) -> tuple[Any, ...]:
-            key = part.trace, tuple(tensor.stride() for tensor in given)
-            if key not in known:
-                known[key] = evaluate(part.trace, given)
-            return known[key]
-
-        return self._joined({part: partial(once, part) for part in self.parts})(*inputs)
-
-    def dry_run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        """What the compiled region allocates and gives, on tensors without values."""
-        functions: dict[Part, Function] = {
-            part: dry_function(job) for part, job in self.jobs(self.layout_of(inputs)).items()
-        }
-        return self._joined(functions)(*inputs)
-
-    def layout_of(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The strides of the inputs, or how sizes explain them."""
-        return layout_of(inputs) if self.is_symbolic else tuple(tensor.stride() for tensor in inputs)
-
-    def jobs(self, layout: tuple[Any, ...]) -> dict[Part, Job]:
-        """What there is to compile for inputs of this layout."""
-        strides = strides_for(self.trace, layout) if self.is_symbolic else layout
-        given = dict(enumerate((*strides, *(tensor.stride() for tensor in self.constants))))
-        threads = torch.get_num_threads()  # what a part gets from another has no dims, and so no strides
-        return {part: Job(part.trace, tuple(given.get(i, ()) for i in part.inputs), threads) for part in self.parts}
-
-    def variants(self, functions: dict[tuple[Any, ...], dict[Part, Function]], *, tiered: bool) -> Variants:
-        """The region of a program with symbols, which chooses by the layouts of its inputs."""
-        known = {layout: self._joined(found) for layout, found in functions.items()}
-        more = (lambda layout: None) if tiered else self._compiled
-        return Variants(self.trace, known, self._job, self.on_torch, more)
-
-    def _job(self, layout: tuple[Any, ...]) -> Job:
-        return next(iter(self.jobs(layout).values()))
-
-    def _compiled(self, layout: tuple[Any, ...]) -> Function | None:
-        """The region, compiled for one more layout."""
-        jobs = self.jobs(layout)
-        found = compile_jobs(jobs.values())
-        reason = next((result.reason for result in found.values() if isinstance(result, Failed)), None)
-        if reason is not None:
-            _warn("a program", [self], reason)
-            return None
-        return self._joined({part: found[job] for part, job in jobs.items()})  # type: ignore[misc]
-
-    def bound(self, functions: dict[tuple[Strides, ...], dict[Part, Function]]) -> Function:
-        """The compiled region: by the strides of its inputs where it is called with several."""
-        whole = {strides: self._joined(found) for strides, found in functions.items()}
-        if len(whole) == 1:
-            return next(iter(whole.values()))
-        return lambda *inputs: whole[tuple(tensor.stride() for tensor in inputs)](*inputs)
-
-    def by_layout(self, functions: dict[tuple[Strides, ...], dict[Part, Function]], *, tiered: bool) -> ByLayout:
-        """The region where only a call knows the strides of its inputs."""
-        known = {strides: self._joined(found) for strides, found in functions.items()}
-        return ByLayout(known, self.on_torch, (lambda strides: None) if tiered else self._compiled)
-
-    @cached_property
-    def on_its_own(self) -> Callable[..., tuple[Any, ...]]:
-        """The region compiled by itself, as `verify` asks for it; on the torch executor where it has symbols."""
-        return self.on_torch if self.is_symbolic or is_loop(self.trace) else self.by_layout({}, tiered=False)
-
-    def _joined(self, functions: dict[Part, Function]) -> Function:
-        function, constants = join(self.closed, self.parts, functions), self.constants
-        count = len(self.trace.inputs)  # behind the inputs and the constants are symbols
-        return (lambda *given: function(*given[:count], *constants, *given[count:])) if constants else function
-
-    def has_private_outputs(self) -> bool:
-        """An output may lie in a constant's memory, where nobody may write to it."""
-        first = len(self.trace.inputs)
-        own = {first + position for position in range(len(self.trace.constants))}
-        buffers = find_aliases(self.trace).buffers
-        return any(isinstance(atom, Var) and buffers[atom.index] & own for atom in self.trace.outputs)
-
-
-class ByLayout:
-    """A region that is compiled for each layout that it is called with; from the ninth on it runs on the torch executor."""
-
-    def __init__(
-        self, known: dict[tuple[Strides, ...], Function], on_torch: Function, more: Callable[[Any], Function | None]
-    ) -> None:
-        self.known, self.on_torch, self.more, self.lock = known, on_torch, more, threading.Lock()
-
-    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        return self._function(inputs)(*inputs)
-
-    def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for inputs that only the box holds."""
-        return take(self._function(box), box)
-
-    def _function(self, inputs: Sequence[torch.Tensor]) -> Function:
-        strides = tuple([tensor.stride() for tensor in inputs])
-        return self.known.get(strides) or self._compile(strides)
-
-    def _compile(self, strides: tuple[Strides, ...]) -> Function:
-        with self.lock:
-            if strides not in self.known and len(self.known) < MAX_LAYOUTS:
-                self.known[strides] = self.more(strides) or self.on_torch
-            return self.known.get(strides, self.on_torch)
 
 
 class Staged:
@@ -228,7 +60,7 @@ class Staged:
         return self._call_slowly(inputs)
 
     def _call_slowly(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if internals.inside_torch_func() or _recording.get() is not None:
+        if internals.inside_torch_func() or RECORDING.get() is not None:
             return self.run(*inputs)
         key = () if self.is_symbolic else _layout(inputs), torch.get_num_threads()
         with self.lock:
@@ -288,7 +120,7 @@ class Staged:
                 else:
                     functions[region] = region.by_layout(compiled, tiered=self.tiered)  # type: ignore[arg-type]
         for reason, regions in failed.items():
-            _warn(self.run.__name__, regions, reason)
+            warn_of_failure(self.run.__name__, regions, reason)
         return rebound(self.run, functions)
 
 
@@ -365,10 +197,6 @@ def _always(*inputs: Any) -> bool:
     return True
 
 
-def _vars(trace: Trace) -> tuple[Var, ...]:
-    return tuple(atom for atom in trace.outputs if isinstance(atom, Var))
-
-
 def _layout(inputs: Sequence[Any]) -> Layout:
     return tuple(value.stride() if isinstance(value, torch.Tensor) else None for value in inputs)
 
@@ -381,14 +209,3 @@ def _run_on_fakes(run: Callable[..., Any], inputs: Sequence[Any], calls: Calls) 
     except Exception:  # noqa: BLE001  then the program is run on the values
         return False
     return True
-
-
-def _warn(program: str, regions: Sequence[Region], reason: str) -> None:
-    first = regions[0].trace
-    source = next((equation.source for equation in first.equations if equation.source is not None), None)
-    names = ", ".join(dict.fromkeys(region.trace.name for region in regions))
-    what = f"inductor: {names} of {program} could not be compiled and runs on the torch executor: {reason}"
-    fix = "Install a C++ compiler and name it in the environment variable CXX, or leave the inductor executor out."
-    if "compiler" not in reason:
-        fix = "The results are right, but slower. Leave the inductor executor out to run without this warning."
-    warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=2)

@@ -9,8 +9,7 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import ExecutorError
-from thunder_fn.executors.base import NOT_REGISTERED, FusionExecutor, RunFunction
-from thunder_fn.executors.torch_executor import lower
+from thunder_fn.executors.base import NOT_REGISTERED, FusionExecutor, Numerics
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.symbols import Symbol
 from thunder_fn.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var
@@ -20,25 +19,28 @@ _EXTERN = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "con
 
 
 class RegionCompiler(FusionExecutor):
-    """Compiles regions of ATen ops.
+    """Compiles regions of ATen ops. Arguments are those of a FusionExecutor."""
 
-    Args:
-        fuel: so many regions are compiled, in the order in which programs are made; the rest run on the torch executor.
-    """
+    is_checked = False
 
-    def __init__(self, name: str, *, min_shared: int, fuel: int | None = None, takes_symbols: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        min_shared: int,
+        fuel: int | None = None,
+        takes_symbols: bool = False,
+        allocates: bool = False,
+    ) -> None:
         super().__init__(
             name,
             version=torch.__version__,
             numerics="precision-changing",
             min_shared=min_shared,
             takes_symbols=takes_symbols,
+            allocates=allocates,
+            fuel=fuel,
         )
-        if fuel is not None and (not isinstance(fuel, int) or fuel < 0):
-            raise ExecutorError(f"{name}: fuel is a number of regions, given {fuel!r}")
-        self.fuel = fuel
-        self.taken: list[Trace] = []
-        """The regions so far, in order."""
 
     def supports(self, equation: Equation) -> str | None:
         """Leaves of ATen on tensors of fixed shape may be compiled, if they draw no random numbers."""
@@ -52,6 +54,11 @@ class RegionCompiler(FusionExecutor):
             return "a number that is no size, and no constant"
         reasons = (self.refused(var) for var in (*equation.operands, *equation.outputs))
         return next((reason for reason in reasons if reason is not None), None)
+
+    def numerics_of(self, meaning: Trace) -> Numerics:
+        """What changes is the precision of halves, which compilers keep in float32; other dtypes they only reorder."""
+        variables = (*meaning.inputs, *(var for equation in meaning.equations for var in equation.outputs))
+        return self.numerics if any(map(_is_half, variables)) else "reassociating"
 
     def refused(self, var: Var) -> str | None:
         """Why a region may not have such a variable."""
@@ -71,18 +78,9 @@ class RegionCompiler(FusionExecutor):
         own = [equation for equation in region.equations if equation.op.name.split(".")[1] not in _EXTERN]
         return super().is_worth(region) and any(not ops.is_view(equation.op) for equation in own)
 
-    def fuse(self, region: Trace) -> RunFunction:
-        """The region, compiled while there is fuel."""
-        return self.compile(region) if self.has_fuel(region) else lower(region, below_autograd=True).run
 
-    def has_fuel(self, region: Trace) -> bool:
-        """The region is one of those that are compiled. It counts as one from here on."""
-        self.taken.append(region)
-        return self.fuel is None or len(self.taken) <= self.fuel
-
-    def compile(self, region: Trace) -> RunFunction:
-        """A function of the region's inputs that returns its outputs as a tuple."""
-        raise NotImplementedError
+def _is_half(var: Var) -> bool:
+    return isinstance(var.type, TensorType) and var.type.dtype.is_floating_point and var.type.dtype.itemsize < 4
 
 
 def _expressions(value: Any) -> Iterator[Expr]:
@@ -104,7 +102,7 @@ def _is_size(expr: Expr) -> bool:
     return expr.kind is int and all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
-def bisect(check: Callable[[RegionCompiler], bool], make: Callable[..., RegionCompiler]) -> Trace | None:
+def bisect(check: Callable[[Any], bool], make: Callable[..., FusionExecutor]) -> Trace | None:
     """Find the region that is compiled wrongly.
 
     Law: with all regions before it compiled and the others not, `check` holds; with it compiled too, it does not.
@@ -112,7 +110,7 @@ def bisect(check: Callable[[RegionCompiler], bool], make: Callable[..., RegionCo
     Args:
         check: jits and runs a program with the executor that it is given, and says whether the results are right. It
             does the same every time.
-        make: `inductor`, or another function that takes `fuel=` and makes an executor.
+        make: `inductor`, or another function that takes `fuel=` and makes a FusionExecutor with it.
 
     Returns:
         The region; None if the results are right with all regions compiled.

@@ -69,7 +69,7 @@ def root() -> Path:
 def job_key(job: Job) -> str:
     """A name for a job that is the same in every process."""
     bounds = sorted((str(symbol), str(symbol.bounds)) for symbol in job.symbols)
-    facts = (fingerprint(job.region), job.strides, job.threads, *([bounds] if bounds else []))
+    facts = (fingerprint(job.region), job.strides, job.threads, job.donated, *([bounds] if bounds else []))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 

@@ -58,6 +58,11 @@ class Worker:
     """The process as those see it who have something to compile. It is started when `start` or `submit` is called."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: after a fork there is no thread here, and the process is the parent's."""
+        self.owner = os.getpid()
         self.batches: queue.SimpleQueue[tuple[list[Job], Future[Results]]] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
@@ -65,6 +70,8 @@ class Worker:
 
     def start(self) -> None:
         """Start the process, if it does not run."""
+        if self.owner != os.getpid():
+            self.forget()
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self.stop()
@@ -86,6 +93,8 @@ class Worker:
 
     def submit(self, jobs: Sequence[Job]) -> Future[Results]:
         """Compile jobs: a function for each, or why there is none."""
+        if self.owner != os.getpid():
+            self.forget()
         future: Future[Results] = Future()
         if jobs:
             self.start()

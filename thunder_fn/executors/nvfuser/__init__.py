@@ -116,7 +116,7 @@ class NvFuser(RegionCompiler):
         devices = {type.device for type in types if isinstance(type, TensorType)}
         return len(devices) == 1 and super().is_worth(region)
 
-    def compile(self, region: Trace) -> RunFunction:
+    def fuse(self, region: Trace) -> RunFunction:
         """The region, defined when it is first called."""
         kind = SizedRegion if is_symbolic(region) else Region
         return kind(self.library or find_library(), self.definitions, region, self.device)

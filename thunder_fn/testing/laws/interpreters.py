@@ -204,9 +204,10 @@ UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx"})
 
 
 def forget() -> None:
-    """Empty every memo of the interpreters and of `derive`, so that the next call works anew."""
+    """Empty every memo of the interpreters, of `derive` and of rewrites, so that the next call works anew."""
+    packages = ("interpreters", "derive", "structured", "rewrites")
     for name, module in list(sys.modules.items()):
-        if name.startswith(("thunder_fn.interpreters", "thunder_fn.derive", "thunder_fn.structured")):
+        if name.startswith(tuple(f"thunder_fn.{package}" for package in packages)):
             for value in vars(module).values():
                 if callable(clear := getattr(value, "cache_clear", None)):
                     clear()

@@ -23,8 +23,9 @@ from thunder_fn.testing.mutations.planting import (
     OutdatedMutation as OutdatedMutation,
     planted as planted,
 )
+from thunder_fn.testing.mutations.rewriting import REWRITING
 from thunder_fn.testing.mutations.symbolic import SYMBOLIC
 from thunder_fn.testing.mutations.transforms import TRANSFORMS
 
-MUTATIONS: tuple[Mutation, ...] = (*PLAIN, *TRANSFORMS, *CONTROL, *SYMBOLIC)
+MUTATIONS: tuple[Mutation, ...] = (*PLAIN, *TRANSFORMS, *CONTROL, *SYMBOLIC, *REWRITING)
 """The bugs, by what they edit. Every one is caught by the law that it names, in the fast profile."""

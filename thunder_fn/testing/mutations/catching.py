@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from thunder_fn.testing.laws import LAWS
 from thunder_fn.testing.laws.pairs import PAIRS
 from thunder_fn.testing.laws.python_numbers import NUMBERS, law_numbers_are_pythons
+from thunder_fn.testing.laws.rewriting import OF_REWRITES
 from thunder_fn.testing.laws.symbolic import (
     CALLS,
     PROMOTED,
@@ -40,11 +41,11 @@ OF_SYMBOLS: dict[str, tuple[Callable[[Any], None], Sequence[Any]]] = {
 KNOWN: dict[str, Any] = {
     **LAWS,
     **{f"{first} and {second}": law for (first, second), law in PAIRS.items()},
-    **{name: law for name, (law, _) in OF_SYMBOLS.items()},
+    **{name: law for name, (law, _) in (*OF_SYMBOLS.items(), *OF_REWRITES.items())},
 }
-"""The laws of single traces, of pairs of transforms, and of symbols."""
+"""The laws of single traces, of pairs of transforms, of symbols, and of rewrites."""
 
-_CASES = dict(OF_SYMBOLS.values())
+_CASES: dict[Any, Sequence[Any]] = dict((*OF_SYMBOLS.values(), *OF_REWRITES.values()))
 
 
 @functools.lru_cache(maxsize=4)

@@ -159,7 +159,7 @@ CONTROL = (
         f"{CUSTOM}:custom_vjp_split_rule",
         'Residual("input", inputs.index(atom))',
         'Residual("input", 0)',
-        "vjp is autograd",
+        "unfold keeps gradients",
     ),
     Mutation(
         "the gradient of a shared operand is that of one example",

@@ -35,7 +35,7 @@ class Mutation:
 
 @contextmanager
 def planted(mutation: Mutation) -> Generator[None]:
-    """Run with a bug, wherever the package knows the function: in modules, and in the table of structured ops."""
+    """Run with a bug, wherever the package knows the function: in modules, in their tables, and in that of structured ops."""
     module_name, _, path = mutation.function.partition(":")
     module = importlib.import_module(module_name)
     *owners, name = path.split(".")
@@ -45,10 +45,13 @@ def planted(mutation: Mutation) -> Generator[None]:
         raise OutdatedMutation(f"{mutation.bug}: there is no {mutation.function} any more; adapt the edit")
     new = _edited(mutation, module, original, name)
     holders = [owner] if owners else [m for m in _modules() if vars(m).get(name) is original]
+    tables = [] if owners else _tables_of(original)
     ops = {key: _with_rule(op, original, new) for key, op in STRUCTURED.items()}
     with ExitStack() as stack:
         for holder in holders:
             stack.enter_context(mock.patch.object(holder, name, new))
+        for table, keys in tables:
+            stack.enter_context(mock.patch.dict(table, dict.fromkeys(keys, new)))
         stack.enter_context(mock.patch.dict(STRUCTURED, ops))
         stack.callback(forget)
         forget()
@@ -57,6 +60,13 @@ def planted(mutation: Mutation) -> Generator[None]:
 
 def _modules() -> list[Any]:
     return [module for name, module in list(sys.modules.items()) if name.startswith("thunder_fn")]
+
+
+def _tables_of(original: Any) -> list[tuple[dict[Any, Any], list[Any]]]:
+    """The dicts of modules that have the function among their values, and its keys."""
+    tables = {id(table): table for module in _modules() for table in vars(module).values() if isinstance(table, dict)}
+    found = ((table, [key for key, value in table.items() if value is original]) for table in tables.values())
+    return [(table, keys) for table, keys in found if keys]
 
 
 def _with_rule(op: StructuredOp, original: Callable[..., Any], new: Callable[..., Any]) -> StructuredOp:

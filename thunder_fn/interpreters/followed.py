@@ -1,8 +1,10 @@
-"""Evaluating a structured equation where PyTorch's autograd or torch.func looks on: its rule is the derivative.
+"""Evaluating an equation where PyTorch's autograd or torch.func looks on: its rule is the derivative.
 
 A custom rule is not what autograd would find by looking at the body, so the equation runs as one node whose forward and
 backward are its split. Where a derivative of that backward may be taken, the residuals that no operand and no output
 holds are computed again from the operands, so that autograd sees where they come from; with the same random numbers.
+
+Collectives run so, too: what their backward sends is an equation, which an error can name.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from thunder_fn import torch_internals as internals
-from thunder_fn.derive import is_differentiable
+from thunder_fn import ops, torch_internals as internals
+from thunder_fn.derive import alone, is_differentiable
+from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.jvp import rule_of
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.rules import Split, rules_of
+from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.rules import Split
 from thunder_fn.trace import Equation, Literal, Op, Trace, Var, type_of_value
 
 
@@ -28,20 +34,30 @@ def evaluate_followed(
     op: Op, bodies: tuple[Trace, ...], operands: Sequence[Any], options: dict[str, Any], plain: Callable[[], Any]
 ) -> tuple[Any, ...]:
     """Run an equation on values: as one node where a derivative may be taken, else plainly."""
-    tensors = [value for value in operands if isinstance(value, torch.Tensor)]
-    if not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors)):
-        return plain()
     inputs = tuple(Var(index, type_of_value(value)) for index, value in enumerate(operands))
-    types = bodies[0].output_types
-    outputs = tuple(Var(len(inputs) + index, type) for index, type in enumerate(types))
+    outputs = tuple(Var(len(inputs) + index, type) for index, type in enumerate(bodies[0].output_types))
     kwargs = tuple((key, Literal(value)) for key, value in options.items())
-    equation = Equation(op, inputs, kwargs, outputs, bodies)
-    flags = tuple(is_differentiable(var.type) for var in inputs)
-    active = rules_of(equation).activity(equation, flags)
-    split = rules_of(equation).split(equation, flags, active)
+    return tuple(follow(Equation(op, inputs, kwargs, outputs, bodies), operands, plain))
+
+
+def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]) -> Sequence[Any]:
+    """Run an equation on the values of its operands: as one node where a derivative may be taken, else plainly."""
+    tensors = [value for value in operands if isinstance(value, torch.Tensor)]
+    sends = ops.is_collective(equation.op) and any(map(internals.is_wrapped, tensors))
+    if not sends and (not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors))):
+        return plain()
+    single = alone(equation)
+    flags = tuple(
+        is_differentiable(var.type) and internals.is_followed(value)
+        for var, value in zip(single.inputs, operands, strict=True)
+    )
+    reached = activity(single, flags)
+    active = tuple(isinstance(atom, Var) and reached[atom.index] for atom in single.outputs)
+    split = split_vjp(single, flags, active)
     again = _same_random_numbers(tensors) if is_kept(equation) else contextlib.nullcontext
-    results = _Ruled.apply(_Rule(equation, split, flags, active, again), *operands)  # type: ignore[no-untyped-call]
-    return tuple(results[: len(outputs)])
+    node = _Sending if ops.is_collective(equation.op) else _Ruled
+    results = node.apply(_Rule(equation, split, flags, active, again), *operands)  # type: ignore[no-untyped-call]
+    return results[: len(single.outputs)]
 
 
 def _same_random_numbers(tensors: Sequence[torch.Tensor]) -> Callable[[], AbstractContextManager[None]]:
@@ -69,6 +85,10 @@ class _Rule:
     active: tuple[bool, ...]
     again: Callable[[], AbstractContextManager[None]]
 
+    def reads(self, kind: str) -> set[int]:
+        """Which inputs, outputs or extra results the backward reads."""
+        return {one.index for one in self.split.residuals if one.kind == kind}
+
 
 class _Ruled(torch.autograd.Function):
     """The node: extra residuals are further results, so that torch.func sees them."""
@@ -87,7 +107,13 @@ class _Ruled(torch.autograd.Function):
         count = len(ctx.rule.active)
         fixed = [value for value, flag in zip(output, ctx.rule.active, strict=False) if not flag]
         ctx.mark_non_differentiable(*(value for value in (*fixed, *output[count:]) if isinstance(value, torch.Tensor)))
-        ctx.save_for_backward(*operands, *output)
+        given = range(len(operands)) if ctx.rule.split.num_extra else ctx.rule.reads("input")
+        results = {*ctx.rule.reads("output"), *range(count, len(output))}
+        # and nothing else, since a collective writes to its result after this
+        ctx.save_for_backward(
+            *(value if position in given else None for position, value in enumerate(operands)),
+            *(value if position in results else None for position, value in enumerate(output)),
+        )
         ctx.save_for_forward(*operands)
 
     @staticmethod
@@ -108,7 +134,7 @@ class _Ruled(torch.autograd.Function):
     def jvp(ctx: Any, *given: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         rule: _Rule = ctx.rule
         operands = ctx.saved_tensors[: len(rule.flags)]
-        found = rules_of(rule.equation).jvp(rule.equation, rule.flags)
+        found = rule_of(rule.equation, rule.flags)
         pairs = zip(operands, given[1:], rule.flags, strict=True)
         tangents = [torch.zeros_like(x) if tangent is None else tangent for x, tangent, flag in pairs if flag]
         with rule.again():
@@ -116,3 +142,17 @@ class _Ruled(torch.autograd.Function):
         moved = iter(results[len(rule.active) :])
         own = (next(moved) if flag else None for flag in found.active_outputs)
         return (*own, *(None for _ in range(rule.split.num_extra)))
+
+
+class _Sending(_Ruled):
+    """The node of a collective. functorch would send each example's alone, and not wait for what comes."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, rule: _Rule, *operands: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Those of all examples together, by our batching rule."""
+        pairs = list(zip(operands, in_dims[1:], strict=True))
+        trace, flags = batch(rule.split.forward, tuple(dim is not None for _, dim in pairs), info.batch_size)
+        given = [value if dim is None else value.movedim(dim, 0) for value, dim in pairs]
+        return tuple(evaluate(trace, given)), tuple(0 if flag else None for flag in flags)

@@ -1,0 +1,69 @@
+"""What recipes are asked: the names of the questions, options that may be set, and how an answer is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from thunder_fn.errors import RecipeError, kind_of, located
+from thunder_fn.executors import Numerics
+
+Frontend = Literal["direct", "dynamo"]
+
+QUESTIONS = (
+    "validate",
+    *(f"setup_{what}" for what in ("operators", "lookasides", "transforms", "executors", "config")),
+)
+"""What a recipe may answer."""
+FINAL = ("assemble", "explain", "setup")
+"""What puts answers together."""
+
+
+class Config(TypedDict, total=False):
+    """Options of `jit` that a recipe may set."""
+
+    cache: str
+    numerics: Numerics
+    verify: bool
+    dynamic: bool | Mapping[int | str, Any]
+    static_argnums: int | Sequence[int]
+    donate_argnums: int | Sequence[int]
+
+
+def check_names(cls: type) -> None:
+    """Raise if a class of recipes overrides the final step, or answers what nobody asks."""
+    for name in vars(cls):
+        if name in FINAL:
+            fix = "Override `validate` and the `setup_` methods, whose answers it puts together."
+            raise RecipeError(located(f"{cls.__name__}: `{name}` is not to be overridden", fix=fix))
+        near = difflib.get_close_matches(name, QUESTIONS, n=1, cutoff=0.9)
+        if near and name not in QUESTIONS:
+            raise RecipeError(f"{cls.__name__}: nobody asks for `{name}`; did you mean `{near[0]}`?")
+
+
+def answer(recipe: Any, question: str) -> Any:
+    """What a recipe says.
+
+    Raises:
+        RecipeError: it has no method of the question's name.
+    """
+    method = getattr(recipe, question)
+    if not callable(method):
+        what = f"{recipe!r}: {question} is a method that returns what is asked for, not {kind_of(method)}"
+        raise RecipeError(located(what, fix=f"Write `def {question}(self): return ...`."))
+    return method()
+
+
+def sequence(recipe: Any, question: str) -> Sequence[Any]:
+    """What a recipe says where a sequence is asked for.
+
+    Raises:
+        RecipeError: it is none.
+    """
+    said = answer(recipe, question)
+    if said is None:  # by a method without `return`
+        return ()
+    if isinstance(said, str) or not isinstance(said, Sequence):
+        raise RecipeError(f"{recipe!r}: {question} returns a sequence, not {kind_of(said)}\nReturn `()` for nothing.")
+    return said

@@ -1,0 +1,109 @@
+"""Bugs in sharding, in what ranks send, in quantisation and in adapters."""
+
+from __future__ import annotations
+
+from thunder_fn.testing.mutations.planting import Mutation
+
+DISTRIBUTED, UNITS, STEPS = (f"thunder_fn.rewrites.{name}" for name in ("distributed", "units", "steps"))
+TENSOR, CROSSINGS = "thunder_fn.rewrites.tensor_parallel", "thunder_fn.rewrites.crossings"
+ONE, WHOLE, ORDER, TRIP = (
+    "N ranks equal one",
+    "parts stand for the whole",
+    "sharding and quantising commute",
+    "restoring undoes preparing",
+)
+
+REWRITING = (
+    # sharding
+    Mutation("gradients are not divided by the ranks", f"{DISTRIBUTED}:divided_gradient", "ct / size", "ct", ONE),
+    Mutation("all ranks keep the first rows", f"{DISTRIBUTED}:sharded", ")[rank].clone()", ")[0].clone()", TRIP),
+    Mutation(
+        "a bucket has the order of another",
+        f"{DISTRIBUTED}:gathered",
+        ".split(widths, 1)",
+        ".split(widths[::-1], 1)",
+        ONE,
+    ),
+    Mutation(
+        "replicas keep their own gradients",
+        f"{DISTRIBUTED}:added_up",
+        'collectives.all_reduce(flat, "sum", group.name)',
+        "flat",
+        ONE,
+    ),
+    Mutation(
+        "blocks keep what they gathered",
+        f"{UNITS}:InUnits.__call__",
+        "self.step.zero == 3 and",
+        "self.step.zero == 4 and",
+        "ZeRO-3 gathers again",
+    ),
+    Mutation(
+        "what is scheduled keeps what it gathered",
+        f"{UNITS}:scheduled",
+        "if step.zero == 3",
+        "if step.zero == 4",
+        "ZeRO-3 gathers again",
+    ),
+    Mutation(
+        "batches of shards are gathered as shards of batches",
+        "thunder_fn.batching:of_more_columns",
+        "x.movedim(0, 1).contiguous()",
+        "x.contiguous().reshape(x.shape[1], x.shape[0], *x.shape[2:])",
+        ONE,
+    ),
+    Mutation(
+        "shards are rounded, not whole weights",
+        "thunder_fn.rewrites.rewritten:in_order",
+        "return tuple(sorted(",
+        "return steps or tuple(sorted(",
+        ORDER,
+    ),
+    # shares of layers
+    Mutation(
+        "an activation's gradient is that of one rank's columns",
+        f"{CROSSINGS}:copied",
+        'reduced(Ddp(group, "each", "sum"), (type,), (x,))[0]',
+        "x",
+        ONE,
+    ),
+    Mutation(
+        "all ranks have the first words",
+        f"{TENSOR}:vocabulary_embedding",
+        "indices - rank * weight.shape[0]",
+        "indices",
+        ONE,
+    ),
+    Mutation(
+        "shares count on one rank only",
+        "thunder_fn.rewrites.clipping:norm_over_ranks",
+        "own = _over(step.group, own, norm_type)",
+        "pass",
+        "norms are of all ranks",
+    ),
+    Mutation(
+        "the norm is that of the rank's shards",
+        "thunder_fn.rewrites.clipping:norm_over_ranks",
+        "total = _over(step.group, total, norm_type)",
+        "pass",
+        "norms are of all ranks",
+    ),
+    # codes and adapters
+    Mutation(
+        "an adapter is not scaled in a linear layer",
+        f"{STEPS}:adapted",
+        "linear(low, b) * scale",
+        "linear(low, b)",
+        WHOLE,
+    ),
+    Mutation(
+        "adapters are codes", f"{STEPS}:matrices", "not name.endswith(ADAPTERS)", "True", "adapters and codes commute"
+    ),
+    Mutation(
+        "autocast takes one cast of a shard for any other",
+        "thunder_fn.interpreters.autocast:_Walk.cast",
+        "key = (atom.index, dtype)",
+        "key = (0, dtype)",
+        WHOLE,
+    ),
+)
