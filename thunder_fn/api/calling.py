@@ -51,20 +51,24 @@ def transformed(
 ) -> Any:
     """A transform of a jitted function is a jitted function with the same options.
 
+    So is one of a function that jits itself when it is called, as a rewritten one does: it has `unjitted()`, and as `jitted` what
+    has the options.
+
     `numerics` says how far the transform takes results of the same function; those that make another function, as grad does, mean
     what they compute.
     """
     if not callable(f):
         raise GradError(f"expected a function to transform, given {kind_of(f)}: {f!r:.60}")
-    if isinstance(f, Jitted):
-        new = make(f.fn)
-        if not is_within(numerics, f.options.numerics):
-            kind = type(new).__name__.lower()
-            what = f"{kind}: it is {numerics}, and the function was jitted with numerics={f.options.numerics!r}"
-            fix = f"Write `jit({kind}(f), ...)`: then results are those of `{kind}(f)` to that degree."
-            raise JitError(located(what, fix=fix))
-        return f.with_function(new)
-    return make(f)
+    unjitted, jitted = getattr(f, "unjitted", None), f if isinstance(f, Jitted) else getattr(f, "jitted", None)
+    if not isinstance(jitted, Jitted) or (unjitted is None and f is not jitted):
+        return make(f)
+    new = make(jitted.fn if unjitted is None else unjitted())
+    if not is_within(numerics, jitted.options.numerics):
+        kind = type(new).__name__.lower()
+        what = f"{kind}: it is {numerics}, and the function was jitted with numerics={jitted.options.numerics!r}"
+        fix = f"Write `jit({kind}(f), ...)`: then results are those of `{kind}(f)` to that degree."
+        raise JitError(located(what, fix=fix))
+    return jitted.with_function(new)
 
 
 def described(result: Any) -> str:

@@ -195,9 +195,12 @@ def _is_rebound(before: Any, section: str, value: Any) -> TypeGuard[torch.Tensor
 
 
 def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
-    """The attribute is computed anew in each call: by the hook of `weight_norm`, or by an RNN from its parameters."""
+    """The attribute is computed anew in each call: by a hook that holds its name, as those of `weight_norm` and
+    `torch.nn.utils.prune` do, or by an RNN from its parameters."""
     return name.startswith("_flat_weight") or any(
-        getattr(hook, "name", None) == name for hook in internals.forward_pre_hooks(module)
+        isinstance(value, str) and value == name
+        for hook in internals.forward_pre_hooks(module)
+        for value in getattr(hook, "__dict__", {}).values()
     )
 
 

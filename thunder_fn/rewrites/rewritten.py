@@ -67,6 +67,10 @@ class Rewritten(Transformed):
         """The call as a jitted function, where a jitted function was rewritten."""
         return None if self.options is None else Jitted(self.run, with_kernels(self.options, self.steps))
 
+    def unjitted(self) -> Rewritten:
+        """The function as it is written, for transforms, which are jitted in its place."""
+        return replace(self, options=None)
+
     def with_step(self, step: Step) -> Rewritten:
         """This function with one more step.
 
