@@ -80,7 +80,8 @@ def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
     """Two runs gave the same, bitwise."""
     holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
     for position, (a, b) in enumerate(zip(have, want, strict=True)):
-        holds(same_bits(a, b), f"{what}: value {position} is\n{a}\nbut should be\n{b}", **traces)
+        if not same_bits(a, b):
+            raise _differs(what, position, a, b, **traces)
 
 
 def is_tame(values: Sequence[Any]) -> bool:
@@ -125,7 +126,13 @@ def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: floa
     holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
     for position, (a, b) in enumerate(zip(have, want, strict=True)):
         same = a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=rtol, atol=rtol * scale)
-        holds(same, f"{what}: value {position} is\n{a}\nbut should be\n{b}", **traces)
+        if not same:
+            raise _differs(what, position, a, b, **traces)
+
+
+def _differs(what: str, position: int, have: Any, want: Any, **traces: Trace) -> LawBroken:
+    """Made only where a law does not hold: to print tensors takes longer than to compare them."""
+    return LawBroken(f"{what}: value {position} is\n{have}\nbut should be\n{want}", **traces)
 
 
 def draws(trace: Trace) -> list[str]:

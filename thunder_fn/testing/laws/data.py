@@ -17,6 +17,7 @@ from thunder_fn.interpreters import simplify
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.testing.laws.comparing import (
     Inputs,
+    LawBroken,
     Values,
     agree,
     close,
@@ -42,7 +43,8 @@ def law_check_holds(trace: Trace, inputs: Inputs) -> None:
     for position, (value, type) in enumerate(zip(run(trace, inputs), trace.output_types, strict=True)):
         if isinstance(type, TensorType):
             fits = isinstance(value, torch.Tensor) and value.dtype == type.dtype and value.shape == type.shape
-            holds(fits, f"output {position} has the type {type}, but its value is\n{value}", trace=trace)
+            if not fits:
+                raise LawBroken(f"output {position} has the type {type}, but its value is\n{value}", trace=trace)
 
 
 def law_evaluate_is_pure(trace: Trace, inputs: Inputs) -> None:
