@@ -16,7 +16,7 @@ from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.capture.followed import Rules, bind_followed
 from thunder_fn.capture.recorded import Leaf
-from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import CaptureError, located
@@ -162,6 +162,8 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     """The trace with its constants as further inputs, and those tensors."""
     if not trace.constants:
         return trace, ()
+    if (recorder := current()) is not None:
+        recorder.know_made(trace.constants)
     inputs = (*trace.inputs, *(constant.var for constant in trace.constants))
     closed = canonical(inputs, trace.equations, trace.outputs, (), trace.constraints, trace.name)
     return closed, tuple(constant.tensor for constant in trace.constants)
@@ -178,6 +180,7 @@ def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any
 
 
 def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source) -> tuple[Any, ...]:
+    recorder.know_made(trace.constants)
     env: list[Any] = [*inputs, *(recorder.lift(constant.tensor) for constant in trace.constants)]
     read: Callable[[Var], Any] = lambda var: env[var.index]
     found = _names(trace, inputs)  # and of those that the trace itself finds

@@ -29,6 +29,8 @@ READS_MEMORY = {
     "aten._embedding_bag.default": (1, 2),
     "aten._embedding_bag_forward_only.default": (1, 2),
     "aten._pdist_forward.default": (0,),
+    "aten.median.dim": (0,),
+    "aten.nanmedian.dim": (0,),
     "aten._weight_norm_interface.default": (0, 1),
     "aten._weight_norm_interface_backward.default": (0, 1, 2, 3),
 }

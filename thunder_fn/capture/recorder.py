@@ -12,7 +12,7 @@ A tracer is a FunctionalTensor around a fake tensor; the recorder knows the vari
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.decided import Decisions
+from thunder_fn.capture.default_dtype import promoted
 from thunder_fn.capture.history import History
 from thunder_fn.capture.known_values import known_answer
 from thunder_fn.capture.layout import with_plain_layout
@@ -59,6 +60,7 @@ class Recorder:
             lambda *asked: known_answer(self, *asked),
         )
         self.outer = outer
+        self.default_dtype: torch.dtype = torch.get_default_dtype() if outer is None else outer.default_dtype
         if outer is not None:
             self.mode.share_numbers(outer.mode)
         self.symbolic = symbolic or (outer is not None and outer.symbolic)
@@ -85,6 +87,7 @@ class Recorder:
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
+        self._made: dict[int, torch.Tensor] = {}
         self._undone: dict[int, Var] = {}
         self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
@@ -124,6 +127,7 @@ class Recorder:
         self._tracers.clear()
         self._vars.clear()
         self._lifted.clear()
+        self._made.clear()
         self.grads.clear()
         self.history.forget()
         self.decisions.forget()
@@ -203,10 +207,16 @@ class Recorder:
         elif internals.is_below_tracers(tensor, self.mode):
             return tensor
         tracer, var = self._trace_like(tensor)
-        self.constants.append(Constant(var, tensor))
+        owned = id(tensor) in self._made
+        self.constants.append(Constant(var, tensor, owned))
         self._lifted[id(tensor)] = (tensor, tracer, var)
-        self._take_grad(tensor, tracer)
+        if not owned:
+            self._take_grad(tensor, tracer)
         return tracer
+
+    def know_made(self, constants: Iterable[Constant]) -> None:
+        """What a function that is used inside made itself (`torch.tensor([1, 2])`) is made inside."""
+        self._made.update((id(constant.tensor), constant.tensor) for constant in constants if constant.owned)
 
     def _take_grad(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """A leaf's `.grad` is closed over with it."""
@@ -324,7 +334,9 @@ class Recorder:
         check_results(op, values, self.source)
         if ops.is_random(op):
             self.draws += 1
-        outputs = tuple(self.fresh(type_of_value(value)) for value in values)
+        types = tuple(map(type_of_value, values))
+        new_args, new_kwargs = promoted(self, new_args, new_kwargs, types)
+        outputs = tuple(map(self.fresh, types))
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
         self.append(leaf)
         if (op == ops.RESHAPE or ops.is_view(op)) and op != ops.STOP_GRADIENT and isinstance(new_args[0], Var):

@@ -74,7 +74,10 @@ def capture_bodies(
 def close_bodies(captured: Sequence[Captured]) -> tuple[tuple[Trace, ...], tuple[torch.Tensor, ...]]:
     """The traces with one more input for each tensor that any of them closes over, and those tensors."""
     closures: dict[int, torch.Tensor] = {}
+    recorder = current()
     for one in captured:
+        if recorder is not None:
+            recorder.know_made(one.trace.constants)
         closures.update((id(constant.tensor), constant.tensor) for constant in one.trace.constants)
     return tuple(_closed(one.trace, closures) for one in captured), tuple(closures.values())
 

@@ -106,9 +106,11 @@ def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, ra
 
 
 def straight_through_lower_rule(equation: Equation) -> Trace:
-    """The value."""
+    """The value, as a tensor of its own: with one history or without, it is no result that another one is."""
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
-    return Trace((value, history), (), (value,), name="straight_through")
+    output = Var(2, value.type)
+    alias = Equation(ops.STOP_GRADIENT, (value,), (), (output,), source=equation.source)
+    return Trace((value, history), (alias,), (output,), name="straight_through")
 
 
 STRAIGHT_THROUGH = register(

@@ -24,14 +24,14 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 class Traits:
     """What functionalization has to know of an op.
 
-    `is_simple`: the kernel does it all. `has_aliases`: results are arguments, or views of them. `written` are the positions of
-    the arguments that it changes in place.
+    `is_simple`: the kernel does it all. `has_aliases`: results are arguments, or views of them. `written` are the positions and
+    the names of the arguments that it changes in place.
     """
 
     is_simple: bool
     has_aliases: bool
     has_effects: bool
-    written: frozenset[int]
+    written: frozenset[int | str]
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def traits_of(op: Any) -> Traits:
     if not isinstance(op, OpOverload):
         return Traits(False, True, has_effects(op), frozenset())
     arguments = op._schema.arguments
-    written = frozenset(i for i, item in enumerate(arguments) if item.is_write)
+    written = frozenset(key for i, item in enumerate(arguments) if item.is_write for key in (i, item.name))
     if op.namespace not in ("aten", "prims") or op in FunctionalTensor.metadata_fns or op is _LIFT_FRESH:
         return Traits(False, True, has_effects(op), written)
     is_composite = _KEYS.CompositeImplicitAutograd in op.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(

@@ -146,15 +146,17 @@ OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
 """In-place ops that functionalization does not know, and comparisons, whose results have a gradient to autograd: zero."""
 
 
-def changed_tensors(func: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tracers among the arguments that an op changes in place, and the other ones."""
+def changed_tensors(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tracers among the arguments that an op changes in place, `out=` among them, and the other ones."""
     written = traits_of(func).written
     if not written:
         return [], []
     found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    for position, arg in enumerate(args):
+    for key, arg in (*enumerate(args), *kwargs.items()):
         items = arg if isinstance(arg, (list, tuple)) else (arg,)
-        found[0 if position in written else 1].extend(item for item in items if isinstance(item, Tracer))
+        found[0 if key in written else 1].extend(item for item in items if isinstance(item, Tracer))
     return found
 
 
@@ -190,7 +192,7 @@ class TracerMode(FunctionalTensorMode):
                 return args[0].copy_(OUT_OF_PLACE[func](*args, **(kwargs or {})))
         if self.history is None:
             return self._dispatch(func, types, args, kwargs or {})
-        changed, others = changed_tensors(func, args)
+        changed, others = changed_tensors(func, args, kwargs or {})
         if changed:
             with self.history.changing(changed, others):
                 return self._dispatch(func, types, args, kwargs or {})

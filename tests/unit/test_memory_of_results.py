@@ -1,0 +1,125 @@
+"""Results that share memory, or are constants of a function used inside: what eager gives, in every call."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.capture import pytree
+
+Tensor = torch.Tensor
+
+
+def written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    alias = y.detach()
+    y.mul_(3.0)
+    return alias, y
+
+
+def written_through_the_alias(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    alias = y.detach()
+    alias.mul_(3.0)
+    return alias, y
+
+
+def in_a_branch(x: Tensor) -> Any:
+    return tfn.cond(x.sum() > 0, written, lambda x: (x.detach() * 3, x * 5), (x,))
+
+
+def in_a_checkpoint(x: Tensor) -> Any:
+    return tfn.checkpoint(written)(x)
+
+
+@pytest.mark.parametrize(
+    ("f", "known"),
+    [
+        (written, written),
+        (written_through_the_alias, written_through_the_alias),
+        (in_a_branch, written),
+        (in_a_checkpoint, written),
+    ],
+)
+def test_a_detached_alias_of_what_is_written_to_has_no_gradient(f: Callable[..., Any], known: Any) -> None:
+    def run(h: Callable[..., Any]) -> Any:
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        alias, y = h(x)
+        return alias.requires_grad, alias.tolist(), torch.autograd.grad((alias * 5 + y).sum(), x)[0].tolist()
+
+    assert run(tfn.jit(f)) == run(known)
+    alias, y = tfn.jit(f)(torch.ones(2))
+    assert alias is not y
+
+
+def test_out_is_a_write_that_aliases_see() -> None:
+    def f(x: Tensor) -> Any:
+        y = x.clone()
+        alias, row = y.detach(), y.detach()[1:]
+        torch.add(x, 1, out=y)
+        torch.maximum(x, alias * 2, out=y)
+        return alias, row, y
+
+    x = torch.tensor([-2.0, 3.0])
+    torch.testing.assert_close(tfn.jit(f)(x), f(x))
+
+
+def made() -> Tensor:
+    return torch.tensor([1.0, 2.0])
+
+
+INSIDE: dict[str, Callable[[Tensor], Any]] = {
+    "vmap": lambda x: tfn.vmap(lambda a: (a * 2, made()), out_dims=(0, None))(x),
+    "cond": lambda x: tfn.cond(x.sum() > 0, lambda x: made(), lambda x: made() * 2, (x,)),
+    "jit": lambda x: tfn.jit(lambda x: (made(), x * 2))(x),
+    "checkpoint": lambda x: tfn.checkpoint(lambda x: (made(), x * 2))(x),
+    "grad": lambda x: tfn.value_and_grad(lambda x: ((x * made()).sum(), made()), has_aux=True)(x),
+    "jvp": lambda x: tfn.jvp(lambda x: (x * 1, made()), (x,), (x,)),
+    "scan": lambda x: tfn.scan(lambda c, x: (c + made(), made()), x, None, length=2),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_a_function_used_inside_makes_is_new_in_every_call(name: str) -> None:
+    """Who writes to a result writes to no constant of the program; traces of it compare by content."""
+    f, x = INSIDE[name], torch.ones(2)
+    jitted, first = tfn.jit(f), pytree.flatten(f(x))[0]
+    for _ in range(2):
+        found = pytree.flatten(jitted(x))[0]
+        torch.testing.assert_close(found, first)
+        with torch.no_grad():
+            for tensor in found:
+                if tensor.is_contiguous():  # an expanded one cannot be written to
+                    tensor.add_(10)
+    traced = tfn.trace(f, x)
+    assert tfn.trace(f, x) == traced
+    assert pickle.loads(pickle.dumps(traced)) == traced
+
+
+def test_a_default_dtype_set_inside_says_what_ints_promote_to() -> None:
+    def f(x: Tensor) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            made = torch.ones(3), torch.tensor([0.5])
+            divided = x / 2, x + 0.5, x.sin(), 1 / x, x / x, x > 0.5, x.sum(), (x > 1) * 0.5, x * 1j
+            return *made, *divided, torch.where(x > 1, 1.5, 2.5), tfn.vmap(lambda a: a / 3)(x), x.float() / 2
+        finally:
+            torch.set_default_dtype(before)
+
+    x = torch.tensor([1, 2, 3])
+    known = f(x)
+    torch.testing.assert_close(tfn.jit(f)(x), known, rtol=0, atol=0)
+    torch.testing.assert_close(tfn.evaluate(tfn.trace(f, x), [x]), known, rtol=0, atol=0)
+
+
+def test_the_median_of_a_number_that_is_repeated() -> None:
+    """PyTorch's kernel reads beyond an expanded tensor, which `torch.vmap` makes of this."""
+    x = torch.tensor([1.5, -2.0, 3.0])
+    for f in (lambda a: a.expand(3, 4).median(), lambda a: a.expand(3, 4).nanmedian()):
+        torch.testing.assert_close(tfn.jit(tfn.vmap(f))(x), x)
