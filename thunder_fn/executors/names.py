@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.executors.running import EQUATIONS
+from thunder_fn.executors.running import LINES, Line
 from thunder_fn.executors.taking import TEXT
 from thunder_fn.pretty import identifier
 from thunder_fn.trace import Atom, Equation, Var
@@ -50,7 +50,7 @@ class Names:
         header = f"def {name}({', '.join(parameters)}):"
         numbered = [*([f"# {homes}"] if homes else []), header, *body, ""]
         lines_called = ((number, self.called.get(line.strip())) for number, line in enumerate(numbered, 1))
-        self.context[EQUATIONS] = {number: equation for number, equation in lines_called if equation is not None}
+        self.context[LINES] = {number: Line(equation) for number, equation in lines_called if equation is not None}
         text = "\n".join(numbered)
         if taken:
             self.context[TEXT] = text

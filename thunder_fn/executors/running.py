@@ -19,8 +19,18 @@ from thunder_fn.pretty import format_equation
 from thunder_fn.symbols import Substitution, bind, replaced
 from thunder_fn.trace import Arg, Equation, Expr, Source, TensorType, Trace, Type, Var, type_of_value
 
-EQUATIONS = "_equations"
-"""In the context of a program: the equation of each line that calls an operator."""
+LINES = "_lines"
+"""In the context of a program: the `Line` of each line that calls an operator."""
+
+
+class Line:
+    """The equation that a line of a program runs, and the types of its results; None where symbols are among their sizes."""
+
+    __slots__ = ("equation", "types")
+
+    def __init__(self, equation: Equation) -> None:
+        types = tuple(var.type for var in equation.outputs)
+        self.equation, self.types = equation, types if all(map(_is_static, types)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +46,9 @@ class Runner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-        equation: Equation = frame.f_globals[EQUATIONS][frame.f_lineno]
-        types: tuple[Type, ...] = tuple(var.type for var in equation.outputs)
-        if not all(map(_is_static, types)):
-            types = _types_for(equation, args, kwargs)
-        return self.run(args, kwargs, types, equation.source)
+        line: Line = frame.f_globals[LINES][frame.f_lineno]
+        types = line.types if line.types is not None else _types_for(line.equation, args, kwargs)
+        return self.run(args, kwargs, types, line.equation.source)
 
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], types: Sequence[Type], source: Source | None = None
@@ -51,21 +59,24 @@ class Runner:
             ExecutorError: they are not of these types, or fn wrote to an argument.
             Exception: what fn raises, with a note that names the user's line.
         """
-        given = _tensors((*args, *kwargs.values()) if kwargs else args)
+        given = list[torch.Tensor]()
+        plain = [_plain(arg, given) for arg in args]
+        named = {key: _plain(value, given) for key, value in kwargs.items()}
         before = _versions(given)
-        with internals.autograd_as_usual(), torch.no_grad():
-            try:
-                result = self.fn(*map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
-            except Exception as error:
-                if not has_note(error):
-                    error.add_note(located(f"while {self.name} ran its fn", source=source))
-                raise
+        try:
+            result = internals.call_as_usual(self.fn, plain, named)
+        except Exception as error:
+            if not has_note(error):
+                error.add_note(located(f"while {self.name} ran its fn", source=source))
+            raise
         after = _versions(given)
         if before != after:
             written = next(i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
             what = f"{self.name}: fn wrote to tensor {written} of its arguments, which others may read"
             fix = "fn has to be pure: write to a copy (`x = x.clone()`) and return it."
             raise ExecutorError(located(what, source=source, fix=fix))
+        if isinstance(result, torch.Tensor) and len(types) == 1 and _fits(result, types[0]):
+            return (result,)
         tensors = tensors_in(result, len(types))
         if len(tensors) != len(types) or not all(map(_fits, tensors, types)):
             found, wanted = ", ".join(map(_told, tensors)), ", ".join(map(str, types))
@@ -116,7 +127,8 @@ class Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-        equation: Equation = frame.f_globals[EQUATIONS][frame.f_lineno]
+        line: Line = frame.f_globals[LINES][frame.f_lineno]
+        equation = line.equation
         return run_collective(self.run, equation, format_equation(equation), *args, **kwargs)
 
 
@@ -130,22 +142,12 @@ def tensors_in(result: Any, count: int) -> list[torch.Tensor]:
     return tensors
 
 
-def _plain(value: Any) -> Any:
-    """What fn is given: tensors that require no gradient."""
+def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """What fn is given: tensors that require no gradient. They are added to those that are there."""
     if isinstance(value, torch.Tensor):
+        tensors.append(value)
         return value.detach() if value.requires_grad else value
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
-
-
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors in nested tuples."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, tuple):
-            found += _tensors(value)
-    return found
+    return tuple([_plain(item, tensors) for item in value]) if isinstance(value, tuple) else value
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:

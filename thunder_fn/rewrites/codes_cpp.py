@@ -18,9 +18,18 @@ from thunder_fn.executors.compiled.codegen import Kernel
 from thunder_fn.rewrites import codes_integers
 from thunder_fn.rewrites.codes_vectors import FRONT
 
+_SCALES = """
+struct Scales {  // one for each row (step 1) or for all of them (step 0)
+    const void* at; int64_t step, halves;
+    float operator[](int64_t row) const {
+        return halves ? number(((const BFloat16*)at)[row * step]) : ((const float*)at)[row * step];
+    }
+};
+"""
+
 _INT8 = """
 struct Codec {
-    const int8_t* values; const float* scales; int64_t rows, columns;
+    const int8_t* values; Scales scales; int64_t rows, columns;
     static constexpr bool PAIRED = false;
     static constexpr float UNIT = 1.0f;
     float scale(int64_t row) const { return scales[row]; }
@@ -33,7 +42,7 @@ struct Codec {
 
 _FP8 = """
 struct Codec {
-    const int8_t* values; const float* scales; int64_t rows, columns;
+    const int8_t* values; Scales scales; int64_t rows, columns;
     static constexpr bool PAIRED = false;
     static constexpr float UNIT = 256.0f;
     float scale(int64_t row) const { return scales[row] * UNIT; }
@@ -235,11 +244,13 @@ template <typename T> static void write(const Codec& codec, T* y, int64_t thread
 """
 
 _SIZES = ("int64_t", "int64_t")
+_HALVES = "const uint16_t*"
+_SCALE = ("const void*", "int64_t", "int64_t")  # the members of `Scales`, whose braces may be left out
 CODECS = {
-    "int8": (_INT8, ("const int8_t*", "const float*", *_SIZES)),
-    "fp8": (_FP8, ("const int8_t*", "const float*", *_SIZES)),
+    "int8": (_SCALES + _INT8, ("const int8_t*", *_SCALE, *_SIZES)),
+    "fp8": (_SCALES + _FP8, ("const int8_t*", *_SCALE, *_SIZES)),
     "nf4": (_NF4, ("const uint8_t*", "const int8_t*", "const float*", "const float*", "const float*", *_SIZES)),
-    "int4": (_INT4, ("const uint8_t*", "const void*", "int64_t", *_SIZES)),
+    "int4": (_INT4, ("const uint8_t*", _HALVES, "int64_t", *_SIZES)),
 }
 """The codecs, and the types of their members."""
 NUMBERS = {"float32": "float", "bfloat16": "BFloat16"}
@@ -267,7 +278,7 @@ def weights(codec: str, numbers: str, portable: bool = False) -> Kernel:
 
 def _made(members: tuple[str, ...]) -> str:
     """A codec of the parameters m0, m1, ..., the pointers to bf16 numbers among them as what they are."""
-    names = (f"(const BFloat16*)m{i}" if type == "const void*" else f"m{i}" for i, type in enumerate(members))
+    names = (f"(const BFloat16*)m{i}" if type == _HALVES else f"m{i}" for i, type in enumerate(members))
     return f"Codec{{{', '.join(names)}}}"
 
 

@@ -97,14 +97,16 @@ def _codec(values: torch.Tensor) -> str:
 def _eight_bits(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
     if row_count(x) > SOME_ROWS:
         return scaled_product(x, values, scales, bias, _floats)
-    rows = values.shape[0]
-    each = scales.float().expand(rows).contiguous()
-    return multiplied(_codec(values), (values.contiguous(), each), rows, x, bias)
+    if scales.dtype not in NUMBERS:
+        scales = scales.float()
+    scales, step = scales.contiguous(), int(scales.numel() > 1)
+    members = (values.contiguous(), scales, step, scales.dtype == torch.bfloat16)
+    return multiplied(_codec(values), members, values.shape[0], x, bias)
 
 
 def _floats(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    flat, none = values.contiguous(), torch.empty(0)
-    return decoded(_codec(values), (flat, none), values.numel() // 64, 64, dtype).reshape(values.shape)
+    members = (values.contiguous(), torch.empty(0), 0, 0)  # codes alone, which scales have no part in
+    return decoded(_codec(values), members, values.numel() // 64, 64, dtype).reshape(values.shape)
 
 
 # ---- four bits ----

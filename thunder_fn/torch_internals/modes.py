@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -176,6 +176,25 @@ def autograd_as_usual() -> Generator[None]:
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD_KEYS):
         yield
+
+
+_set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+_is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradOther
+
+
+def call_as_usual(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    """Call code of users without a graph of autograd's: `autograd_as_usual` and `torch.no_grad`, whose objects take longer to
+    make than a small op to run."""
+    before = torch.is_grad_enabled()
+    _set_grad_enabled(False)
+    try:
+        if _is_excluded(_AUTOGRAD):
+            with autograd_as_usual():
+                return fn(*args, **kwargs)
+        return fn(*args, **kwargs)
+    finally:
+        _set_grad_enabled(before)
 
 
 def function_modes() -> list[Any]:
