@@ -67,7 +67,7 @@ def _found(codec: str, dtype: torch.dtype) -> tuple[Any, Any]:
 
 def multiplied(codec: str, members: tuple[Any, ...], rows: int, x: torch.Tensor, bias: Bias) -> torch.Tensor:
     """A linear layer by a kernel, for some rows of activations."""
-    own = x.to(computed_in(x.dtype)).contiguous()
+    own = (x if x.dtype in NUMBERS else x.float()).contiguous()  # `to` the same dtype takes longer than asking
     columns = x.shape[-1]
     y = own.new_empty((*x.shape[:-1], rows))
     inside = bias is not None and bias.dtype == own.dtype and bias.shape == (rows,) and bias.is_contiguous()
@@ -75,7 +75,8 @@ def multiplied(codec: str, members: tuple[Any, ...], rows: int, x: torch.Tensor,
         run, _ = _found(codec, own.dtype)
         shown = bias if inside else own
         run(*members, rows, columns, own, shown, inside, y, x.numel() // columns, torch.get_num_threads())
-    return y if inside and y.dtype == x.dtype else plus(y.to(x.dtype), None if inside else bias)
+    result = y if own.dtype == x.dtype else y.to(x.dtype)
+    return result if inside else plus(result, bias)
 
 
 def decoded(codec: str, members: tuple[Any, ...], rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
