@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,17 @@ def test_a_case_compares_peers_and_is_saved(tmp_path: Path) -> None:
     assert show(result).splitlines()[0] == "a name: 2x2   (to reach: 1.0 x eager)"
     saved = json.loads(save(result, tmp_path / "new").read_text())
     assert saved["seconds"] == result.seconds and saved["machine"]["torch"] == torch.__version__
+
+
+def test_short_calls_fill_a_span() -> None:
+    counts = {OURS: 0, "eager": 0}
+
+    def peer(name: str) -> None:
+        counts[name] += 1
+        time.sleep(1e-3 if name == "eager" else 0.0)
+
+    run_case(Case("spans", {name: lambda name=name: peer(name) for name in counts}, span=0.003, rounds=4, warmup=0))
+    assert counts[OURS] > 2 * counts["eager"]
 
 
 def test_the_garbage_collector_waits_and_comes_back() -> None:

@@ -8,6 +8,7 @@ import datetime
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import random
@@ -27,13 +28,14 @@ OURS = "thunder_fn"
 class Case:
     """One thing to measure: peers that do the same, each a function without arguments that returns when it is done.
 
-    `calls` are made back to back in each round; the figure is seconds for one of them. `baseline` is what ratios are
-    taken to; `target` says what is to be reached, in words.
+    `calls` are made back to back in each round, more where they would take less than `span` seconds: the figure is seconds for
+    one of them. `target` says what is to be reached, in words.
     """
 
     name: str
     peers: dict[str, Callable[[], object]]
     calls: int = 1
+    span: float = 0.0
     rounds: int = 15
     warmup: int = 3
     target: str = ""
@@ -74,11 +76,14 @@ def run_case(case: Case, quick: bool = False) -> Result:
         for _ in range(case.warmup):
             peer()
     names = list(case.peers)
+    calls = {
+        name: case.calls if quick else max(case.calls, _calls_in(case.span, peer)) for name, peer in case.peers.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in names}
     for index in range(3 if quick else case.rounds):
         for name in random.Random(index).sample(names, len(names)):
             case.peers[name]()
-            times[name].append(_time(case.peers[name], case.calls))
+            times[name].append(_time(case.peers[name], calls[name]))
     seconds = {name: statistics.median(values) for name, values in times.items()}
     ratios = {
         name: statistics.median(mine / theirs for mine, theirs in zip(times[OURS], values, strict=True))
@@ -86,6 +91,17 @@ def run_case(case: Case, quick: bool = False) -> Result:
         if name != OURS and OURS in times
     }
     return Result(case.name, seconds, ratios, case.target, command(), machine(), case.notes)
+
+
+def _calls_in(seconds: float, peer: Callable[[], object]) -> int:
+    """How many calls take so long, threads and clocks being what they are after as long a time."""
+    if not seconds:
+        return 0
+    calls, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        peer()
+        calls += 1
+    return math.ceil(seconds / _time(peer, calls))
 
 
 def _time(peer: Callable[[], object], calls: int) -> float:

@@ -76,7 +76,7 @@ def _case(name: str, scheme: str, module: nn.Module, inputs: tuple[torch.Tensor,
         f"error {off(ours(*inputs)):.1e}, eager {off(module(*inputs)):.1e}",
     )
     both: dict[str, Callable[[], object]] = {OURS: lambda: ours(*inputs), "eager": lambda: module(*inputs)}
-    return Case(name, both | peers, calls=2, rounds=7, target=TARGET, notes=notes)
+    return Case(name, both | peers, calls=2, span=0.003, rounds=15, target=TARGET, notes=notes)
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ template <typename T>
 static bool multiply_integers(const Codec& codec, const T* x, const T* bias, T* y, int64_t count, int64_t threads) {
     constexpr int P = PLACES<T>;
     if (codec.columns > 1 << 16) return false;  // sums of more products may be beyond 2 ** 31
-    if (P == 3 && count > 6) return false;      // products of bf16 numbers are faster
+    if (count > (P == 3 ? 6 : 8)) return false;  // products of floats are faster
     Integers<P> seen(count, codec.columns);
     for (int64_t n = 0; n < count; ++n)
         if (!integers_of(x + n * codec.columns, codec.columns, n, seen)) return false;
