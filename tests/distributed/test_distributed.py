@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from tests.distributed import worker
+from tests.forks import Done
 from thunder_fn.errors import RewriteError
 from thunder_fn.executors import lower
 from thunder_fn.interpreters.ranks import evaluate_ranks
@@ -233,41 +235,37 @@ def test_misuse() -> None:
 # ---- real ranks ----
 
 
-def launch(folder: Path, size: int, *scenarios: str, codes: tuple[int, ...] = (0,)) -> list[str]:
-    """Run scenarios, one after the other, on processes of their own; what each wrote to stderr."""
-    environment = {**os.environ, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.distributed.worker", str(folder), *scenarios]
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        for rank in range(size)
-    ]
-    texts = [rank.communicate(timeout=240)[1] for rank in ranks]
-    assert all(rank.returncode in codes for rank in ranks), "\n".join(texts)
-    return texts
+DIE = "die"
+"""What the groups end with whose last rank ends with status 7, on which the others end with an error."""
+
+
+def launch(folder: Path, *groups: str) -> list[list[Done]]:
+    """Run groups of ranks, one group after the other, each rank a process of its own; how these ended."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.distributed.worker", str(folder), *groups]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=480)
+    assert done.returncode == 0, done.stderr
+    ended = [[Done(*rank) for rank in ranks] for ranks in json.loads(done.stdout)]
+    for group, ranks in zip(groups, ended, strict=True):
+        dies = group.rpartition(",")[2].rpartition(":")[2].startswith(DIE)
+        codes = [*[1] * (len(ranks) - 1), 7] if dies else [0] * len(ranks)
+        assert [rank.returncode for rank in ranks] == codes, "\n".join(rank.text for rank in ranks)
+    return ended
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks and then two wrote. The last scenario of the two kills one."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch(folder, 4, "fsdp_losses", "save_shares", "save_codes", "save_half")
-    first, second = launch(
+    _, (first, second), (reducing, _) = launch(
         folder,
-        2,
-        "ddp_losses",
-        "load",
-        "load_shares",
-        "load_codes",
-        "load_rounded",
-        "resume",
-        "compose",
-        "stay_away",
-        "disagree",
-        "die",
-        codes=(1, 7),
+        "4:fsdp_losses,save_shares,save_codes",
+        "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,stay_away,disagree,die",
+        "2:die_before_reducing",
     )
-    (folder / "died.txt").write_text(first)
-    assert not second
+    (folder / "died.txt").write_text(first.text)
+    (folder / "died_before_reducing.txt").write_text(reducing.text)
+    assert not second.text
     return folder
 
 
@@ -342,6 +340,6 @@ def test_ranks_that_do_not_send_the_same_are_an_error(folder: Path) -> None:
     assert all("in equation:" in error and "worker.py" in error for error in errors)
 
 
-def test_a_rank_that_dies_before_a_reduction_is_an_error_on_the_others(tmp_path: Path) -> None:
-    error, _ = launch(tmp_path, 2, "die_before_reducing", codes=(1, 7))
+def test_a_rank_that_dies_before_a_reduction_is_an_error_on_the_others(folder: Path) -> None:
+    error = (folder / "died_before_reducing.txt").read_text()
     assert "_c10d_functional.wait_tensor.default: rank 1 of 2 cannot be reached" in error and "in equation:" in error

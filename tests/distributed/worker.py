@@ -1,12 +1,14 @@
-"""What one rank runs. `python -m tests.distributed.worker FOLDER SCENARIO ...`, with RANK and WORLD_SIZE set."""
+"""What each rank runs. `python -m tests.distributed.worker FOLDER SIZE:SCENARIO,SCENARIO ...` forks the ranks of each group."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests import forks
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.errors import DistributedError, RewriteError
 
@@ -60,10 +63,13 @@ def go_on(
 
 
 def fsdp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """Train on shards, jitted; save what one rank holds, and what the state is at the end."""
+    """Train on shards, jitted; save what one rank holds, what the state is at the end, and all there is after half."""
     module = tfn.fsdp(tfn.jit(model()), mesh)
     held = sum(part.numel() for part in module.parts().values())
-    losses = train(module, rank, size)
+    optimizer, half = adam(module), STEPS // 2
+    losses = go_on(module, optimizer, rank, size, batches()[:half])
+    save_half(module, optimizer, folder)
+    losses += go_on(module, optimizer, rank, size, batches()[half:])
     torch.save((losses, held, module.state_dict()), folder / f"fsdp_{rank}.pt")
     dcp.save(module.sharded_state_dict(), checkpoint_id=folder / "checkpoint")
 
@@ -86,15 +92,13 @@ def load(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     torch.save(module.state_dict(), folder / f"loaded_{size}_{rank}.pt")
 
 
-def save_half(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """Save the parameters and what the optimizer keeps after half of the steps."""
-    module = tfn.fsdp(tfn.jit(model()), mesh)
-    optimizer = adam(module)
-    go_on(module, optimizer, rank, size, batches()[: STEPS // 2])
+def save_half(module: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Save the parameters and what the optimizer keeps, with another rate than it goes on with."""
     optimizer.param_groups[0]["lr"] = 5e-3
     state = {"model": module.sharded_state_dict(), "optimizer": module.sharded_optimizer_state_dict(optimizer)}
     with tfn.rewrites.watched("save"):
         dcp.save(state, checkpoint_id=folder / "half")
+    optimizer.param_groups[0]["lr"] = 1e-2
 
 
 def resume(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -314,7 +318,6 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         load_shares,
         load_codes,
         load_rounded,
-        save_half,
         resume,
         compose,
         stay_away,
@@ -325,11 +328,10 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
 }
 
 
-def main(folder: Path, names: list[str]) -> None:
+def run_rank(ports: int, rank: int, size: int, folder: Path, names: list[str]) -> None:
     """Join the other ranks and run scenarios, one after the other in one process group."""
-    torch.set_num_threads(1)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(str(folder / f"store_{size}"), size)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
+    store = dist.TCPStore("127.0.0.1", int(os.read(ports, DIGITS)))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (size,))
     for name in names:
@@ -338,5 +340,30 @@ def main(folder: Path, names: list[str]) -> None:
     dist.destroy_process_group()
 
 
+DIGITS = 5
+"""Of a port, as it is told."""
+
+
+def run_group(number: int, size: int, folder: Path, names: list[str]) -> list[forks.Done]:
+    """Run each rank in a fork; how these ended. Their store outlives one that dies, and none has its threads."""
+    ports, told = os.pipe()
+    files = [folder / f"written_{number}_{rank}.txt" for rank in range(size)]
+    ranks = [partial(run_rank, ports, rank, size, folder, names) for rank in range(size)]
+    pids = list(map(forks.start, ranks, files))
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(told, f"{store.port:0{DIGITS}}".encode() * size)
+    return list(map(forks.wait, pids, files))
+
+
+def main(folder: Path, groups: list[str]) -> list[list[forks.Done]]:
+    """Run the groups one after the other. The rules that are derived here, all ranks know."""
+    torch.set_num_threads(1)
+    train(tfn.jit(model()), 0, 1, steps=1)
+    for scheme in ROUNDED:
+        tfn.quantize(WithScale(), scheme)
+    split = [group.partition(":") for group in groups]
+    return [run_group(number, int(size), folder, names.split(",")) for number, (size, _, names) in enumerate(split)]
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2:])))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, find, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, find, given, settings, strategies as st
 
 from thunder_fn.interpreters.vmap import vmap
 from thunder_fn.testing import build, cases, in_dims, programs, pytrees, traces
@@ -20,7 +20,12 @@ from thunder_fn.trace import TensorType, Trace, subtraces
 pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
 CERTAIN = tuple(family for family in FAMILIES if family != "random")
 THOROUGHLY = settings(
-    max_examples=500, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=500,
+    database=None,
+    derandomize=True,
+    deadline=None,
+    phases=(Phase.generate, Phase.shrink),  # to explain what is found takes as long as both, and nobody reads it
+    suppress_health_check=list(HealthCheck),
 )
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forks import Scripts
 
 TUTORIALS = Path(__file__).parents[2] / "tutorials"
 FILES = sorted(TUTORIALS.glob("*.py"))
 
 
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
+    scripts = Scripts(tmp_path_factory.mktemp("scripts"))
+    yield scripts
+    scripts.close()
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_tutorial(path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=300, cwd=TUTORIALS.parent
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_tutorial(path: Path, scripts: Scripts) -> None:
+    """Each is a program of its own, where every warning is an error."""
+    done = scripts.run(path)
+    assert done.returncode == 0, done.text[-3000:]
 
 
 def test_tutorials_are_short() -> None:

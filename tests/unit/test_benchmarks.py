@@ -57,7 +57,7 @@ def test_tracing_is_measured(
     monkeypatch.setitem(sys.modules, "jax", None)
     assert main(["trace", "--quick", "--json", str(tmp_path)]) == 0
     assert "gradient of the trace, nothing known: 1.00 x that of 2 layers" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} == {f"trace__GPT_of_{depth}_layers.json" for depth in (2, 6)}
+    assert {path.name for path in tmp_path.iterdir()} == {f"trace__GPT_of_{depth}_layers.json" for depth in (2, 3)}
 
 
 def test_the_peers_of_a_train_step_do_the_same() -> None:
