@@ -104,6 +104,8 @@ class StructuredOp:
     - `divide(equation, known, flags)`: for an op whose one body, on the operands, may be cut in two, the halves: from the
       known operands to the outputs that the flags mark and residuals, and from residuals and the other operands to the
       rest. `partial_eval` makes an equation of each. None for ops that are not divided.
+    - `constants(equation)`: for an op whose bodies take some operands as they are, at every step and in every branch, which
+      those are; the last operands are the bodies' inputs. A loop counts them in `num_consts`. None for other ops.
     - `keeps_types`: the types of its outputs are tied to those of its operands or rules, as a carry's are. Otherwise
       they are what its bodies give, or without bodies those of the operands.
     """
@@ -118,6 +120,7 @@ class StructuredOp:
     dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
     lower: Callable[[Equation], Trace | None] | None = None
     divide: Callable[[Equation, Mask, Mask], tuple[Trace, Trace]] | None = None
+    constants: Callable[[Equation], Mask] | None = None
     keeps_types: bool = True
 
 

@@ -164,3 +164,18 @@ def test_training_keeps_no_decoded_weight(scheme: str) -> None:
     state, seen = q.restored().requires_grad_(False), x.detach().requires_grad_()
     state(seen).square().sum().backward()
     torch.testing.assert_close(x.grad, seen.grad, rtol=0.1, atol=0.05 if "_" in scheme else 1e-4)
+
+
+def test_kernels_run_in_loops_and_branches() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step, self.end = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x, _ = tfn.scan(lambda c, i: (torch.tanh(self.step(c)), i), x, torch.arange(3))
+            return tfn.cond(x.sum() > 0, self.end, lambda v: -self.end(v), (x,))
+
+    q, x = tfn.quantize(tfn.jit(Steps()), "int8"), torch.randn(2, 64)
+    torch.testing.assert_close(q(x), q.restored()(x), rtol=1e-4, atol=1e-5)
+    assert program(q).count("by codes") == 3

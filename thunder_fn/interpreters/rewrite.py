@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from thunder_fn import ops
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import memo, rules_of
-from thunder_fn.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.rules import Mask, memo, rules_of
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 
 Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | Kept | None"]
 
@@ -46,6 +46,7 @@ class Representation:
             they are: a trace over its operands, parts in the parameters' places; None where there is nothing better than to
             go into the body.
         codes: the parts encode a weight.
+        in_bodies: the parts go into the bodies of loops and branches. Not so where decoding or a rule asks other ranks.
         of_results: what equations compute is stored so. It is decoded once for all that need it whole.
     """
 
@@ -57,6 +58,7 @@ class Representation:
     restore: Trace | None = None
     rule: Rule = _no_rule
     codes: bool = False
+    in_bodies: bool = False
     of_results: bool = False
 
     @property
@@ -244,6 +246,12 @@ def _kept(body: Trace, representations: tuple[Representation | None, ...]) -> Ke
     return _Walk(body, representations).run(decode=False)
 
 
+@memo(4096)
+def _inside(body: Trace, representations: tuple[Representation | None, ...]) -> Kept:
+    """A body of a loop or a branch on parts, its results as they were."""
+    return _Walk(body, representations).run(decode=True)
+
+
 class _Walk:
     """The environment of one trace: atoms, and parts that become atoms where an op needs the value."""
 
@@ -251,6 +259,7 @@ class _Walk:
         self.trace, self.builder = trace, TraceBuilder(trace.name)
         self.env: dict[int, Atom | _Parts] = {}
         self.decoded: dict[int, Var] = {}
+        self.decoded_inside = set[int]()
         for var, kept in zip(trace.inputs, representations, strict=True):
             if kept is None:
                 self.env[var.index] = self.builder.input(var.type)
@@ -273,23 +282,76 @@ class _Walk:
             else:
                 outputs.append(self.value(atom) if isinstance(atom, Var) else atom)
                 results.append(None)
-        decoded = tuple(var.index in self.decoded for var in self.trace.inputs)
+        decoded = tuple(var.index in self.decoded or var.index in self.decoded_inside for var in self.trace.inputs)
         return Kept(dce(self.builder.build(tuple(outputs))), tuple(results), decoded)
 
     def equation(self, equation: Equation) -> tuple[Atom | _Parts, ...]:
         held = [self.env[var.index] for var in equation.operands]
+        entering = self.entering(equation, held)
+        if any(entering):
+            return self.entered(equation, held, entering)
         while any(isinstance(value, _Parts) for value in held):
             found = self.body(equation, held)
             if found is None:
                 break
             needed = self.needed(held, found[1].decoded)
             if not needed:
+                self.note_decoded(equation, 0, found[1])
                 return self.bound(equation, held, *found)
             held = [
                 self.value(var) if at in needed else value
                 for at, (var, value) in enumerate(zip(equation.operands, held, strict=True))
             ]
         return self.builder.copy(equation, self.value)
+
+    def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Mask:
+        """Whose parts go into the bodies of a loop or a branch. A weight that a step needs whole is decoded before the loop;
+        one that a branch needs, in the branch."""
+        constants = rules_of(equation).constants if equation.op.kind == "structured" else None
+        if constants is None:
+            return ()
+        flags = tuple(
+            flag and isinstance(value, _Parts) and value.kept.in_bodies
+            for flag, value in zip(constants(equation), held, strict=True)
+        )
+        if not any(flags) or not _is_loop(equation):
+            return flags
+        first, bodies = _first_of_bodies(equation), self.inside(equation, held, flags)
+        needed = {first + at for kept in bodies for at, flag in enumerate(kept.decoded) if flag}
+        return tuple(flag and at not in needed for at, flag in enumerate(flags))
+
+    def note_decoded(self, equation: Equation, first: int, kept: Kept) -> None:
+        """A body decodes some of the operands, which begin with the first of its inputs."""
+        pairs = zip(equation.operands[first:], kept.decoded, strict=False)
+        self.decoded_inside.update(var.index for var, flag in pairs if flag)
+
+    def inside(self, equation: Equation, held: list[Atom | _Parts], entering: Mask) -> list[Kept]:
+        """The bodies of an equation on the parts that go into them."""
+        kept = tuple(
+            value.kept if flag and isinstance(value, _Parts) else None
+            for value, flag in zip(held, entering, strict=True)
+        )
+        return [_inside(body, kept[_first_of_bodies(equation) :]) for body in equation.bodies]
+
+    def entered(self, equation: Equation, held: list[Atom | _Parts], entering: Mask) -> tuple[Atom, ...]:
+        """A loop or a branch on parts."""
+        operands = [
+            value if flag else self.value(var)
+            for var, value, flag in zip(equation.operands, held, entering, strict=True)
+        ]
+        args, kwargs = _flat(operands), dict(equation.kwargs)
+        if _is_loop(equation):
+            count = kwargs["num_consts"]
+            assert isinstance(count, Literal), "the operands of a loop are counted when it is traced"
+            kwargs["num_consts"] = Literal(count.value + len(args) - len(operands))
+        inside = self.inside(equation, held, entering)
+        for kept in inside:
+            self.note_decoded(equation, _first_of_bodies(equation), kept)
+        bodies = tuple(kept.trace for kept in inside)
+        types = tuple(var.type for var in equation.outputs)
+        return self.builder.add(
+            equation.op, args, types, kwargs=tuple(kwargs.items()), bodies=bodies, source=equation.source
+        )
 
     def needed(self, held: list[Atom | _Parts], decoded: tuple[bool, ...]) -> set[int]:
         """The results among the operands that are needed whole inside of a body: they are decoded outside of it, once."""
@@ -351,6 +413,15 @@ class _Walk:
             op = ops.composite(f"{held.kept.label}_decode")
             (self.decoded[var.index],) = self.builder.add(op, held.atoms, (held.kept.type,), bodies=(held.kept.decode,))
         return self.decoded[var.index]
+
+
+def _is_loop(equation: Equation) -> bool:
+    return "num_consts" in dict(equation.kwargs)
+
+
+def _first_of_bodies(equation: Equation) -> int:
+    """The operand that is the first input of the bodies."""
+    return len(equation.operands) - len(equation.bodies[0].inputs)
 
 
 def has_one_body(equation: Equation) -> bool:

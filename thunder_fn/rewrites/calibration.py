@@ -19,6 +19,7 @@ from thunder_fn.rewrites.eight_bits import INT8_LARGEST, STATIC_LINEAR
 from thunder_fn.rewrites.prepared import Prepared
 from thunder_fn.rewrites.scheme import scales_of
 from thunder_fn.rules import lowered
+from thunder_fn.structured.running import bodies_compiled_by
 from thunder_fn.trace import Equation, Trace, Var
 
 See = Callable[[Equation, Sequence[Any]], Sequence[Any]]
@@ -34,7 +35,11 @@ def observe(trace: Trace, inputs: Sequence[Any], see: See) -> tuple[Any, ...]:
     for equation in trace.equations:
         values = see(equation, [env[var.index] for var in equation.operands])
         body = equation.body if has_one_body(equation) else lowered(equation)  # a checkpoint's own: the other copies
-        env.extend(observe(body, values, see) if body is not None else evaluate(alone(equation), values))
+        if body is not None:
+            env.extend(observe(body, values, see))
+            continue
+        with bodies_compiled_by(lambda inner: lambda *given: observe(inner, given, see)):  # those of loops and branches
+            env.extend(evaluate(alone(equation), values))
     return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
 
 

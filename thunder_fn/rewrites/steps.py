@@ -218,7 +218,7 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
         given = ", ".join(map(str, decoded.output_types)) or "no tensor"
         raise RewriteError(f"quantize: the scheme {scheme.name} decodes the parts of {with_article(type)} to {given}")
     rule = Calls(_calls(scheme, shape, dtype), suffixes, parts)
-    return Representation(scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True)
+    return Representation(scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True, in_bodies=True)
 
 
 def _calls(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> tuple[tuple[str, Any], ...]:
@@ -286,4 +286,4 @@ def adapted(rank: int, scale: float, type: TensorType) -> Representation:
     suffixes, encoded = ("", *ADAPTERS), traced(encode, type)
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))
     rule = Calls(((LINEAR, linear),), suffixes, parts)
-    return Representation("lora", type, suffixes, encoded, traced(decode, *parts), rule=rule)
+    return Representation("lora", type, suffixes, encoded, traced(decode, *parts), rule=rule, in_bodies=True)

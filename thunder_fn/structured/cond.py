@@ -105,6 +105,11 @@ def _bind(recorder: Any, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...
     return bind(recorder, op, values, bodies, types_of_choice(bodies, new_names(recorder)), **options)
 
 
+def cond_constants_rule(equation: Equation) -> Mask:
+    """All but the choice."""
+    return (False, *(True for _ in equation.operands[1:]))
+
+
 # ---- jvp ----
 
 
@@ -277,6 +282,7 @@ for _op, _evaluate in ((COND, cond_evaluate_rule), (SWITCH, switch_evaluate_rule
             split=cond_split_rule,
             batch=cond_batch_rule,
             dce=cond_dce_rule,
+            constants=cond_constants_rule,
             keeps_types=False,
         )
     )

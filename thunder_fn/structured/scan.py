@@ -96,6 +96,11 @@ def _stack(column: list[Any], type: Type, reverse: bool) -> Any:
     return torch.empty(cast("tuple[int, ...]", empty.shape), dtype=empty.dtype, device=empty.device)
 
 
+def scan_constants_rule(equation: Equation) -> Mask:
+    """The first operands."""
+    return tuple(i < Loop.of(equation).num_consts for i in range(len(equation.operands)))
+
+
 # ---- jvp ----
 
 
@@ -243,5 +248,6 @@ register(
         batch=scan_batch_rule,
         dce=scan_dce_rule,
         lower=scan_lower_rule,
+        constants=scan_constants_rule,
     )
 )

@@ -100,6 +100,11 @@ def while_evaluate_rule(
     return tuple(carry)
 
 
+def while_constants_rule(equation: Equation) -> Mask:
+    """The first operands."""
+    return tuple(i < While.of(equation).num_consts for i in range(len(equation.operands)))
+
+
 # ---- jvp ----
 
 
@@ -251,6 +256,7 @@ register(
         split=while_split_rule,
         batch=while_batch_rule,
         dce=while_dce_rule,
+        constants=while_constants_rule,
     )
 )
 
