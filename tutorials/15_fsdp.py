@@ -27,25 +27,30 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 import thunder_fn as tfn
 
-dist.init_process_group("gloo")  # "nccl" on GPUs
-mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-torch.manual_seed(0)  # all ranks begin with the same parameters
-model = tfn.fsdp(tfn.jit(nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))), mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)  # of this rank's rows
-torch.manual_seed(1 + dist.get_rank())
-for step in range(20):
-    x = torch.randn(5, 6)  # this rank's batch
-    loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
-    loss.backward()
-    model.clip_grad_norm_(1.0)  # of all ranks
-    optimizer.step()
-    optimizer.zero_grad()
-state = {"model": model.sharded_state_dict(), "optimizer": model.sharded_optimizer_state_dict(optimizer)}
-with tfn.rewrites.watched("save"):  # an error names the ranks that are lost
-    dcp.save(state, checkpoint_id=sys.argv[1])  # any number of ranks may load it
-if dist.get_rank() == 0:
-    print(f"{dist.get_world_size()} ranks, loss {loss.item():.3f}, rank 0 has", *(tuple(p.shape) for p in model.parameters()))
-dist.destroy_process_group()
+
+def main():  # what it holds is freed when it returns, the process group's threads too
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)  # all ranks begin with the same parameters
+    model = tfn.fsdp(tfn.jit(nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))), mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)  # of this rank's rows
+    torch.manual_seed(1 + dist.get_rank())
+    for step in range(20):
+        x = torch.randn(5, 6)  # this rank's batch
+        loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
+        loss.backward()
+        model.clip_grad_norm_(1.0)  # of all ranks
+        optimizer.step()
+        optimizer.zero_grad()
+    state = {"model": model.sharded_state_dict(), "optimizer": model.sharded_optimizer_state_dict(optimizer)}
+    with tfn.rewrites.watched("save"):  # an error names the ranks that are lost
+        dcp.save(state, checkpoint_id=sys.argv[1])  # any number of ranks may load it
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks, loss {loss.item():.3f}, rank 0 has", *(tuple(p.shape) for p in model.parameters()))
+    dist.destroy_process_group()
+
+
+main()
 """
 with tempfile.TemporaryDirectory() as folder:
     script = Path(folder) / "train.py"

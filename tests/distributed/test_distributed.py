@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -295,6 +296,31 @@ def test_fsdp_on_four_ranks(folder: Path, alone: Any) -> None:
 
 def test_ddp_on_two_ranks(folder: Path, alone: Any) -> None:
     check_same(folder, "ddp", 2, alone)
+
+
+def test_process_groups_are_freed(tmp_path: Path) -> None:
+    """A process whose groups are there when Python ends may be aborted by their threads, which PyTorch leaves running then."""
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        pytest.skip("the threads of a process are counted on Linux only")
+
+    def threads() -> int:
+        gc.collect()
+        return sum("gloo_runloop" in (task / "comm").read_text() for task in tasks.iterdir())
+
+    def train() -> None:
+        store = dist.FileStore(str(tmp_path / "store"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("rows",))
+        module = tfn.fsdp(tfn.jit(nn.Linear(2, 3)), mesh)
+        module(torch.ones(1, 2)).sum().backward()
+        assert module.sharded_state_dict()["weight"].device_mesh == mesh
+        assert threads() > before
+        dist.destroy_process_group()
+
+    before = threads()
+    train()
+    assert threads() == before
 
 
 def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(folder: Path, tmp_path: Path) -> None:

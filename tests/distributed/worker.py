@@ -338,6 +338,9 @@ def run_rank(ports: int, rank: int, size: int, folder: Path, names: list[str]) -
         SCENARIOS[name](mesh, rank, size, folder)
         dist.barrier()  # gloo's threads outlive a rank that leaves while others still talk to it
     dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # DTensors' caches keep the group, whose threads may abort a process that ends as Python does
 
 
 DIGITS = 5

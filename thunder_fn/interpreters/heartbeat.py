@@ -30,6 +30,7 @@ from thunder_fn.trace import Equation, TensorType, Var
 SECONDS = 0.5
 PATIENCE = 4
 """A rank is gone whose number stands still for so many beats."""
+MOMENT = 0.05
 COMPUTING = "computing"
 WAIT = "_c10d_functional.wait_tensor.default"
 COMPARED = 100
@@ -55,10 +56,14 @@ class _Heart:
                 self.thread.start()
 
     def end(self) -> None:
-        """The thread is over before Python is: one that comes back from the store after that would abort the process."""
+        """The thread is over before Python is: one that comes back from the store after that would abort the process.
+
+        So does a thread of a process group that lets go of the last collective's tensors then; it has a moment to do so now.
+        """
         self.ended.set()
         if self.thread is not None:
             self.thread.join(SECONDS * PATIENCE)
+            time.sleep(MOMENT)
 
     def sends(self, equation: Equation) -> str | None:
         """What another rank sends in place of this collective; None if that is the same, or is not known."""

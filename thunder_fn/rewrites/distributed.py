@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.heartbeat import join
@@ -41,13 +42,13 @@ class Group:
         name: of the process group, as `torch.distributed` registers it.
         size: how many ranks there are.
         rank: of this process, from 0.
-        mesh: the DeviceMesh that it comes from, None where ranks are simulated.
+        dim: of the DeviceMesh that it comes from, None where ranks are simulated.
     """
 
     name: str
     size: int
     rank: int
-    mesh: Any = field(default=None, compare=False, repr=False)
+    dim: internals.MeshDim | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -119,7 +120,7 @@ def group_of(mesh: Any) -> Group:
             what = f"expected a mesh of one dim, given one of {mesh.ndim}: {', '.join(map(str, names))}"
             raise RewriteError(located(what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`."))
         join()
-        return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), mesh)
+        return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), internals.MeshDim.of(mesh))
     raise RewriteError(
         located(
             f"expected a DeviceMesh, given {kind_of(mesh)}",

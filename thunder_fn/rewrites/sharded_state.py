@@ -116,12 +116,13 @@ def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str
     """
     split = split_of(layout)
     splits = [step for step in split.steps if isinstance(step, Stored | Fsdp)]
-    if not splits or any(step.group.mesh is None for step in splits):
+    dims = [step.group.dim for step in splits if step.group.dim is not None]
+    if not splits or len(dims) < len(splits):
         raise _refused(
             "the parameters are no DTensors: no mesh has shares of them",
             "Use `state_dict`, which has whole parameters.",
         )
-    mesh = internals.joint_mesh([step.group.mesh for step in splits])
+    mesh = internals.joint_mesh(dims)
     if mesh is None:
         names = " and ".join(type(step).__name__ for step in layout.steps if isinstance(step, TensorParallel | Fsdp))
         raise _refused(

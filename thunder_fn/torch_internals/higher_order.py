@@ -11,7 +11,7 @@ import importlib.abc
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
@@ -163,34 +163,3 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
-
-
-def default_store() -> Any:
-    """The store through which the ranks of the default process group found each other."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
-
-
-def joint_mesh(meshes: Sequence[Any]) -> Any:
-    """One DeviceMesh of the dims of several that were sliced from one, in this order and with their groups.
-
-    None where they are not dims of one mesh.
-    """
-    from torch.distributed.device_mesh import DeviceMesh  # takes a while to import
-
-    if len(meshes) == 1:
-        return meshes[0]
-    root = meshes[0]._get_root_mesh()
-    names: list[str] = [(mesh.mesh_dim_names or ("",))[0] for mesh in meshes]
-    if any(mesh._get_root_mesh() is not root for mesh in meshes) or not set(names) <= set(root.mesh_dim_names or ()):
-        return None
-    own = tuple(
-        slice(None) if name in names else at
-        for name, at in zip(root.mesh_dim_names, root.get_coordinate(), strict=True)
-    )
-    left = [name for name in root.mesh_dim_names if name in names]
-    ranks = root.mesh[own].permute(*map(left.index, names)).contiguous()
-    return DeviceMesh.from_group(
-        [mesh.get_group() for mesh in meshes], root.device_type, ranks, mesh_dim_names=tuple(names)
-    )
