@@ -46,6 +46,10 @@ FEW: dict[str, Any] = {
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
+AT_MOST = dict.fromkeys(
+    ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "n_group", "topk_group"), 2
+)
+"""Experts and groups of experts that a token takes: no more than `FEW` has."""
 DEPTH = re.compile(r"(num|n|encoder|decoder)_(\w+_)?(layers?|blocks)|layers|depth|num_layers\w*")
 WIDTH = re.compile(
     r"(?!image|patch|vocab|max|kernel|window|pad|batch|block|chunk)\w*"
@@ -115,6 +119,8 @@ def _options(default: Any, level: Level) -> dict[str, Any]:
                 options[name] = level.depth
             elif name in level.table:
                 options[name] = level.table[name]
+            elif name in AT_MOST and "num_experts" in level.table:
+                options[name] = min(value, AT_MOST[name])
             elif divisor > 1 and value % divisor == 0:
                 options[name] = value // divisor
         elif name == "depths" and isinstance(value, (list, tuple)):

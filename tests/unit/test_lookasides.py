@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import math
 import subprocess
@@ -231,12 +232,75 @@ def test_a_builtin_calls_the_original_in_its_replacement() -> None:
     torch.testing.assert_close(jit(lambda x: x * math.sqrt(4.0), lookasides=[lookaside])(X), X * 3)
 
 
+@functools.cache
+def cached(n: int) -> int:
+    return n + 1
+
+
+doubled = functools.partial(slow, factor=2.0)
+
+
+class Properties:
+    @property
+    def plain(self) -> float:
+        return 2.0
+
+    @functools.cached_property
+    def kept(self) -> float:
+        return 3.0
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - there is one instance
+    def of_instance(self, n: int) -> int:
+        return n * 5
+
+
+@pytest.mark.parametrize("is_filled", (False, True), ids=("caches are empty", "caches are filled"))
+def test_properties_and_what_functools_makes(is_filled: bool) -> None:
+    """They are diverted whatever a cache holds, and no cache holds what a replacement gave."""
+    cached.cache_clear()
+    held, found = Properties(), list[Tensor]()
+
+    def f(x: Tensor) -> Tensor:
+        return held.plain * x + held.kept * x**2 + cached(1) * x**3 + held.of_instance(1) * x**4 + doubled(x)
+
+    def known(*factors: float) -> Tensor:
+        return sum((factor * X**n for n, factor in enumerate(factors, 1)), torch.zeros(()))
+
+    as_written = known(2, 3, 2, 5) + doubled(X)
+    if is_filled:
+        torch.testing.assert_close(f(X), as_written)
+
+    def seven(self: Any) -> float:
+        thread = threading.Thread(target=lambda: found.append(f(X)))
+        thread.start()
+        thread.join()
+        return 7.0
+
+    def through_original(self: Any) -> float:
+        return self.kept + 10
+
+    given = [
+        Lookaside(Properties.plain, seven),
+        Lookaside(Properties.kept, through_original),
+        Lookaside(cached, lambda n: cached(n) * 10),
+        Lookaside(Properties.of_instance, lambda self, n: 30 + n),
+        Lookaside(doubled, lambda x: x * 0),
+    ]
+    torch.testing.assert_close(jit(f, lookasides=given)(X), known(7, 13, 20, 31))
+    torch.testing.assert_close(found[0], as_written)
+    torch.testing.assert_close(f(X), as_written)
+    torch.testing.assert_close(jit(f)(X), as_written)
+    assert type(vars(Properties)["kept"]) is functools.cached_property and vars(held) == {"kept": 3.0}
+    with pytest.raises(RecipeError, match="the frontend 'dynamo' does not follow a lookaside of a cached_property"):
+        tfn.compile(f, frontend="dynamo", lookasides=given[1:2])
+
+
 def test_builtins_that_no_module_has() -> None:
-    for fn in ([].append, {}.get):
+    for fn in ([].append, {}.get, functools.partial(slow), functools.cache(slow)):
         with pytest.raises(LookasideError) as caught:
             Lookaside(fn, slow)
         assert str(caught.value) == (
-            f"Lookaside: no module has {fn!r:.60} by name, so calls of it cannot be reached\n"
+            f"Lookaside: no module or class has {fn!r:.60} by name, so calls of it cannot be reached\n"
             "Call it in a Python function of yours, and give that one."
         )
     with pytest.raises(LookasideError, match="fn must be a function, given <method 'upper' of 'str' objects>"):

@@ -640,7 +640,6 @@ def test_arguments_are_not_counted_in_graphs() -> None:
         tfn.compile(Breaks(), donate_argnums=0)(X.clone())
 
 
-@pytest.mark.skipif(not internals.many_programs(), reason="this torch.compile has no option for Dynamo's limit")
 def test_many_models_of_one_class_through_dynamo() -> None:
     """Dynamo compiles one code object 8 times, and then runs it as it is: the limit is another for models that may be many."""
     diverted = Lookaside(torch.relu, torch.tanh)
@@ -649,6 +648,30 @@ def test_many_models_of_one_class_through_dynamo() -> None:
         assert same(compiled(X), nn.Linear.forward(compiled, X))
         breaks = tfn.compile(OneBreak(), frontend="dynamo", executors="torch", lookasides=[diverted])
         assert same(breaks(X), X.tanh() + X.tanh())
+
+
+def test_programs_of_one_code_object_through_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo would run the code as it is, without the lookaside. Models of equal options and sizes share programs."""
+    monkeypatch.setattr(internals.patches, "PROGRAMS", 2)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    def compiled(factor: float) -> Any:
+        diverted = [lookaside] if not factor else [Lookaside(torch.relu, lambda x: x * factor)]
+        return tfn.compile(f, frontend="dynamo", executors="torch", lookasides=diverted)
+
+    lookaside = Lookaside(torch.relu, torch.tanh)
+    shared, other = [compiled(0.0) for _ in range(4)], compiled(2.0)
+    assert all(same(each(X), X.tanh() + 1) for each in shared) and same(other(X), X * 2 + 1)
+    for _ in range(2):
+        with pytest.raises(RecipeError) as caught:
+            compiled(3.0)(X)
+        assert str(caught.value).startswith(
+            "Dynamo has 2 programs of one code object, and a call of this function needs"
+        )
+        assert f"from:         {__file__}" in str(caught.value)
+    assert same(shared[0](X), X.tanh() + 1) and same(other(X), X * 2 + 1)
 
 
 class OneBreak(nn.Module):

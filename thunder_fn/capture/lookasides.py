@@ -5,7 +5,8 @@ function is a short trampoline to a dispatcher, which calls the replacement in t
 original in all others. Calls that were under way go on undisturbed. With the last capture the code comes back.
 
 Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves (`scopes.py`) and are diverted
-there. Other functions of C, such as `math.sqrt` and `print`, are replaced where modules have them, for as long as a capture runs.
+there. Other functions of C, such as `math.sqrt` and `print`, what `functools.cache` and `functools.partial` make, and cached
+properties are replaced where modules and classes have them, for as long as a capture runs.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class Lookaside:
 
     Args:
         fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is `x.add(y)`; an
-            operator such as `torch.ops.aten.sin` or a custom one; or a builtin that modules have by name, as `math.sqrt` and
-            `print`: calls that look it up in a module are diverted, in users' code, not in libraries.
+            operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a builtin, a function with a
+            cache or a `functools.partial` that modules or classes have by name, as `math.sqrt` and `print`: calls that look it up
+            there are diverted, in users' code, not in libraries. What a cache holds is neither asked nor changed.
         replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn` inside it goes to
             the original, in a generator's steps too.
     """
 
-    fn: Function
+    fn: Any
     replace_with: Function
 
     def __post_init__(self) -> None:
@@ -52,22 +54,30 @@ class Lookaside:
         of_class = isinstance(given, types.MethodType) and isinstance(given.__self__, type)
         if of_class or isinstance(given, staticmethod | classmethod):
             object.__setattr__(self, "fn", given.__func__)
-        known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType)
+        if isinstance(given, property):
+            object.__setattr__(self, "fn", given.fget)
+        known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) or is_by_name(self.fn)
         if not known and not _is_method(self.fn) and not internals.is_op(self.fn):
             raise LookasideError(
                 f"Lookaside: fn must be a function, given {self.fn!r:.60}\n"
                 "For a method give the function in its class, `Class.method`; for a module its class's `forward`."
             )
-        if is_builtin(self.fn) and not _places(self.fn):
+        if is_by_name(self.fn) and not _places(self.fn):
             raise LookasideError(
-                f"Lookaside: no module has {self.fn!r:.60} by name, so calls of it cannot be reached\n"
+                f"Lookaside: no module or class has {self.fn!r:.60} by name, so calls of it cannot be reached\n"
                 "Call it in a Python function of yours, and give that one."
             )
 
 
-def is_builtin(fn: Any) -> bool:
-    """A function of C that the recorder does not see."""
-    return isinstance(fn, types.BuiltinFunctionType) and not internals.is_told_to_modes(fn)
+_CACHED = type(functools.cache(lambda: None))
+"""What `functools.cache` and `functools.lru_cache` make of a function."""
+
+
+def is_by_name(fn: Any) -> bool:
+    """What the recorder does not see, and what has no code to replace: a function of C, or what `functools` makes of one."""
+    if isinstance(fn, types.BuiltinFunctionType):
+        return not internals.is_told_to_modes(fn)
+    return isinstance(fn, _CACHED | functools.partial | functools.cached_property)
 
 
 def _is_method(fn: Any) -> bool:
@@ -76,13 +86,23 @@ def _is_method(fn: Any) -> bool:
     return isinstance(fn, kinds) and internals.is_tensor_type(fn.__objclass__)
 
 
-def _places(fn: Any) -> list[tuple[types.ModuleType, str]]:
-    """The modules that have it, and the names."""
+def _places(fn: Any) -> list[tuple[Any, str]]:
+    """The modules and classes that have it, and the names."""
     modules = {
         id(vars(module)): module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)
     }
-    holders = [modules[id(holder)] for holder in gc.get_referrers(fn) if id(holder) in modules]
-    return [(module, name) for module in holders for name, value in list(vars(module).items()) if value is fn]
+    found = list[tuple[Any, str]]()
+    for holder in gc.get_referrers(fn):
+        owners = [modules[id(holder)]] if id(holder) in modules else _classes(holder)
+        found += [(owner, name) for owner in owners for name, value in list(vars(owner).items()) if value is fn]
+    return found
+
+
+def _classes(holder: Any) -> list[Any]:
+    """The class whose attributes a dictionary has."""
+    if not isinstance(holder, dict) or "__module__" not in holder:
+        return []
+    return [one for one in gc.get_referrers(holder) if isinstance(one, type) and "__module__" in vars(one)]
 
 
 def same_function(fn: Function) -> object:
@@ -184,8 +204,8 @@ def diverted() -> Generator[None]:
         for fn in _chosen.get():
             if isinstance(fn, types.FunctionType):
                 stack.enter_context(_trampoline(fn).applied())
-            elif is_builtin(fn):
-                stack.enter_context(_builtin(fn).applied())
+            elif is_by_name(fn):
+                stack.enter_context(_by_name(fn).applied())
         yield
 
 
@@ -217,28 +237,62 @@ def original_of(fn: Any) -> Any:
     return known.copy if known is not None and known.users else fn
 
 
-# ---- builtins ----
+# ---- by name ----
 
 _LIBRARIES = frozenset(
     ("thunder_fn", "torch", "optree", "sympy", "mpmath", "networkx", "numpy", *sys.stdlib_module_names)
 )
 """Whose calls of a builtin are not the user's: what runs while a function is traced is written in them."""
-_builtins: dict[Any, internals.Patch] = {}
+_patches: dict[Any, internals.Patch] = {}
 
 
-def _builtin(fn: Any) -> internals.Patch:
-    """The modules that have a builtin have a dispatcher in its place."""
-
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        caller = _frame(1).f_globals.get("__name__", "")
-        is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
-        chosen = replacement(fn) if is_users else None
-        return (chosen or fn)(*args, **kwargs)
-
+def _by_name(fn: Any) -> internals.Patch:
+    """The modules and classes that have it have a dispatcher in its place."""
+    dispatch: Any = _Property(fn) if isinstance(fn, functools.cached_property) else _dispatching(fn)
+    unbound: Any = staticmethod(dispatch) if isinstance(fn, functools.partial) else dispatch  # which has no `self`
     with _lock:
-        if fn not in _builtins or not _builtins[fn].users:
-            _builtins[fn] = internals.Patch(*((module, name, lambda _: dispatch) for module, name in _places(fn)))
-        return _builtins[fn]
+        if fn not in _patches or not _patches[fn].users:
+            made = [(place, name, unbound if isinstance(place, type) else dispatch) for place, name in _places(fn)]
+            _patches[fn] = internals.Patch(*((place, name, lambda _, new=new: new) for place, name, new in made))
+        return _patches[fn]
+
+
+def _dispatching(fn: Any) -> Function:
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        return (_of_user(fn) or fn)(*args, **kwargs)
+
+    return functools.update_wrapper(dispatch, fn) if isinstance(fn, _CACHED) else dispatch
+
+
+def _of_user(fn: Any) -> Function | None:
+    """What a call of fn goes to, if users' code makes it."""
+    caller = _frame(2).f_globals.get("__name__", "")
+    is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
+    return replacement(fn) if is_users else None
+
+
+class _Property:
+    """In the place of a cached property. It has a `__set__`, so it is asked before what the instance holds."""
+
+    def __init__(self, given: functools.cached_property[Any]) -> None:
+        self.given, self.name = given, given.attrname
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self.given
+        chosen = _of_user(self.given)
+        if chosen is not None:
+            return chosen(instance)
+        held = vars(instance)
+        return held[self.name] if self.name in held else self.given.__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self.name] = value
+
+    def __delete__(self, instance: Any) -> None:
+        if self.name not in vars(instance):
+            raise AttributeError(self.name)
+        del vars(instance)[self.name]
 
 
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]

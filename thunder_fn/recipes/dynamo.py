@@ -18,14 +18,14 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, host_random
 from thunder_fn.capture.failures import source_of
-from thunder_fn.capture.lookasides import diverted_in_parts, is_builtin
+from thunder_fn.capture.lookasides import diverted_in_parts, is_by_name
 from thunder_fn.errors import (
     CaptureError,
     GraphBreakWarning,
@@ -48,14 +48,18 @@ def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], C
     Raises:
         UnknownOption: jit has no such option.
     """
-    return _backend(Options().changed(options))
+    return _Backend(Options().changed(options))
 
 
-def _backend(options: Options) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Compiled]:
-    def thunder_fn(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        return Jitted(graph_module.forward, options)
+@dataclass(frozen=True)
+class _Backend:
+    """What Dynamo hands its graphs to. Those of equal options are equal, so that models of one class share programs."""
 
-    return thunder_fn
+    options: Options
+    __name__: ClassVar[str] = "thunder_fn"
+
+    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        return Jitted(graph_module.forward, self.options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,16 +84,23 @@ class DynamoForward:
 
 
 def _compiled(f: Compiled, options: Options) -> Compiled:
-    """What Dynamo makes of a function. Numbers drawn from `numpy.random` are NumPy's, which Dynamo would draw from PyTorch's."""
-    options_of_dynamo: dict[str, Any] = internals.many_programs()
-    compiled: Compiled = torch.compile(f, backend=_backend(options), **options_of_dynamo)
+    """What Dynamo makes of a function."""
+    compiled: Compiled = torch.compile(f, backend=_Backend(options))
     in_python = [one for one in options.lookasides if isinstance(one.fn, types.FunctionType)]
     diverted = functools.partial(diverted_in_parts, in_python) if in_python else contextlib.nullcontext
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with internals.numbers_of_numpy(), diverted():
-            return compiled(*args, **kwargs)
+        try:
+            with internals.in_dynamo(), diverted():
+                return compiled(*args, **kwargs)
+        except internals.TooManyPrograms as error:
+            what = (
+                f"{error}, and a call of this function needs another one: models of one class run the same code, each with "
+                "programs of its own, and so do arguments of other kinds"
+            )
+            fix = "Delete models that are no longer used, or all programs with `torch._dynamo.reset()`."
+            raise RecipeError(located(what, source=source_of(f), fix=fix)) from error
 
     return call
 
@@ -220,8 +231,10 @@ def _numbers_arguments(options: Options) -> bool:
 def _out_of_reach(options: Options) -> str | None:
     """A lookaside that Dynamo cannot follow: it knows builtins by what they are, and generators only as they run."""
     for one in options.lookasides:
-        if is_builtin(one.fn):
+        if isinstance(one.fn, types.BuiltinFunctionType) and is_by_name(one.fn):
             return f"a lookaside of the builtin {one.fn.__name__}"
+        if is_by_name(one.fn):
+            return f"a lookaside of a {type(one.fn).__name__}"
         if inspect.isgeneratorfunction(one.replace_with):
             return f"a generator function in the place of {getattr(one.fn, '__name__', one.fn)}"
     return None

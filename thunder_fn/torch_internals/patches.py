@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import sys
 import threading
@@ -216,21 +215,32 @@ def arrives_as(fn: Any) -> tuple[Any, ...]:
     return (fn,)
 
 
-def many_programs() -> dict[str, Any]:
-    """Options of `torch.compile` by which models that run the same code, such as those of one class, may be many.
+PROGRAMS = 256
+"""How many programs of one code object Dynamo keeps: models of one class run the same code."""
 
-    Past a limit (8 programs of one code object) Dynamo runs the code as it is, and only logs that. PyTorch has the option from
-    2.13 on. Its `isolate_recompiles` would count models apart, but mixes up those of several threads.
+
+class TooManyPrograms(Exception):
+    """Dynamo keeps as many programs of one code object as it may, and is asked for another."""
+
+
+@contextlib.contextmanager
+def in_dynamo() -> Generator[None]:
+    """What Dynamo compiles meanwhile draws `numpy.random`'s numbers from NumPy's generator, outside of graphs.
+
+    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. Where there are too many it would
+    run the code as it is, and only log that. Its configuration is that of the thread.
+
+    Raises:
+        TooManyPrograms: there are `PROGRAMS` programs of the code already.
     """
-    known = "recompile_limit" in inspect.signature(torch.compile).parameters
-    return {"recompile_limit": 256} if known else {}
+    from torch._dynamo import config, exc
 
-
-def numbers_of_numpy() -> contextlib.AbstractContextManager[Any]:
-    """What Dynamo compiles meanwhile draws `numpy.random`'s numbers from NumPy's generator, outside of graphs."""
-    import torch._dynamo
-
-    return torch._dynamo.config.patch(use_numpy_random_stream=True)
+    limits: dict[str, Any] = {"recompile_limit": PROGRAMS, "accumulated_recompile_limit": sys.maxsize}
+    with config.patch({**limits, "use_numpy_random_stream": True, "fail_on_recompile_limit_hit": True}):
+        try:
+            yield
+        except exc.FailOnRecompileLimitHit as error:
+            raise TooManyPrograms(f"Dynamo has {PROGRAMS} programs of one code object") from error
 
 
 CUSTOM_OPS = "torch._library.autograd"

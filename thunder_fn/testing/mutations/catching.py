@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -48,33 +49,38 @@ KNOWN: dict[str, Any] = {
 _CASES: dict[Any, Sequence[Any]] = dict((*OF_SYMBOLS.values(), *OF_REWRITES.values()))
 
 
-@functools.lru_cache(maxsize=4)
+@functools.cache
 def corpus(count: int) -> tuple[Case, ...]:
     """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, their traces built before any bug is planted.
 
     As in the tests of laws, some are of any kind, some short and around structured ops, some in single precision; the
-    seeds come first.
+    seeds come first. A larger corpus begins with a smaller one, which is not drawn again.
     """
-    found = list(SEEDS)
-    for case in found:
+    for case in SEEDS:
         case.trace.renamed("program")
+    return (*SEEDS, *itertools.chain.from_iterable(map(_drawn, range(0, count, 25))))
+
+
+@functools.cache
+def _drawn(number: int) -> tuple[Case, ...]:
+    """The run of cases that begins with this one."""
     kinds = (cases(), smooth_cases(), cases(dtypes=SINGLE), smooth_cases())
-    for number in range(0, count, 25):
+    found: list[Case] = []
 
-        @seed(number)
-        @settings(
-            max_examples=25,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        )
-        @given(kinds[number // 25 % len(kinds)])
-        def draw(case: Case) -> None:
-            case.trace.renamed("program")
-            found.append(case)
+    @seed(number)
+    @settings(
+        max_examples=25,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(kinds[number // 25 % len(kinds)])
+    def draw(case: Case) -> None:
+        case.trace.renamed("program")
+        found.append(case)
 
-        draw()
+    draw()
     return tuple(found)
 
 
