@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -123,3 +124,31 @@ def test_the_median_of_a_number_that_is_repeated() -> None:
     x = torch.tensor([1.5, -2.0, 3.0])
     for f in (lambda a: a.expand(3, 4).median(), lambda a: a.expand(3, 4).nanmedian()):
         torch.testing.assert_close(tfn.jit(tfn.vmap(f))(x), x)
+
+
+def test_a_copy_of_a_tensor_is_a_leaf_with_its_memory() -> None:
+    def f(x: Tensor) -> Any:
+        y = x * 2
+        copied, other = copy.copy(x), copy.copy(y)
+        with torch.no_grad():
+            other.add_(1)
+        return (copied * 3).sum() + (other * y).sum() + x.sum()
+
+    def run(h: Callable[..., Any]) -> Any:
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        value = h(x)
+        return value.item(), torch.autograd.grad(value, x)[0].tolist()
+
+    assert run(tfn.jit(f)) == run(f)
+    assert tfn.grad(f)(torch.tensor([1.0, 2.0])).tolist() == run(f)[1]
+
+
+def test_interpolation_of_a_batch_of_nothing() -> None:
+    def f(x: Tensor) -> Any:
+        modes = ("nearest", "nearest-exact", "bilinear")
+        return [torch.nn.functional.interpolate(x, scale_factor=2, mode=mode) for mode in modes]
+
+    x = torch.zeros(0, 2, 3, 3, requires_grad=True)
+    found, known = tfn.jit(f)(x), f(x)
+    torch.testing.assert_close(found, known)
+    assert torch.autograd.grad([one.sum() for one in found], x)[0].shape == x.shape

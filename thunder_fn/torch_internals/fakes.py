@@ -278,6 +278,13 @@ def _loss_backward(grad: torch.Tensor, input: torch.Tensor, target: torch.Tensor
     return input.new_empty(shape, dtype=torch.result_type(input, target)) if is_empty else NotImplemented
 
 
+def _nearest(x: torch.Tensor, output_size: Any, *scales: Any, **named: Any) -> Any:
+    """Of a batch of nothing, which PyTorch's Python code takes for an error."""
+    if type(x.shape[0]) is not int or x.shape[0] != 0:
+        return NotImplemented
+    return x.new_empty([*x.shape[:2], *output_size])
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     aten.mse_loss_backward.default: _loss_backward,
     aten.huber_loss_backward.default: _loss_backward,
@@ -290,6 +297,11 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.Tensor: _ctc_loss_of_tensors,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.linalg_lstsq.default: _lstsq,
+    **{
+        getattr(aten, f"{name}{dims}d").default: _nearest
+        for name in ("upsample_nearest", "_upsample_nearest_exact")
+        for dims in (1, 2, 3)
+    },
 }
 """Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it says wrongly."""
 

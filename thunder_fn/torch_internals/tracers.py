@@ -48,7 +48,8 @@ class Tracer(FunctionalTensor):
         return repr(self)
 
     def __copy__(self) -> torch.Tensor:
-        return self.view(self.shape)
+        """The same memory with no history, as eager's, which is a leaf."""
+        return self.detach().requires_grad_(self.requires_grad)
 
 
 _SPECIAL_IN_FUNCTIONAL = (
