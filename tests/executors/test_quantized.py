@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.errors import ExecutorError
 from thunder_fn.rewrites import SCHEMES, int4, kernels, packages
-from thunder_fn.rewrites.eight_bits import FP8, floats_of, fp8_dynamic_linear, int8_dynamic_linear
+from thunder_fn.rewrites.eight_bits import FP8, floats_of, fp8_dynamic_linear, int8_dynamic_linear, rounded_to_fp8
 from thunder_fn.rewrites.four_bits import kernel_block
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -172,3 +172,14 @@ def test_eight_bit_floats_are_read_from_their_bits() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         numbers = every.to(dtype)
         assert torch.equal(floats_of(every, dtype)[~numbers.isnan()], numbers[~numbers.isnan()])
+
+
+def test_rounding_to_e4m3_is_that_of_pytorch() -> None:
+    """The numbers that there are, those halfway between, their neighbours, and some others."""
+    every = torch.arange(256, dtype=torch.uint8).view(FP8).float()
+    own = every[every.isfinite()].sort().values
+    x = torch.cat([own, (own[1:] + own[:-1]) / 2, torch.linspace(-448, 448, 999), torch.randn(999) / 99])
+    x = torch.cat([x, x.nextafter(torch.tensor(1e9)), x.nextafter(torch.tensor(-1e9))])
+    assert torch.equal(rounded_to_fp8(x).view(torch.int32), x.to(FP8).float().view(torch.int32))
+    nan = torch.tensor([0x7FFFFFFF, 0x7F800001], dtype=torch.int32).view(torch.float32)
+    assert bool(rounded_to_fp8(nan).isnan().all())

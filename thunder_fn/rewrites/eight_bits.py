@@ -51,6 +51,20 @@ def floats_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return ((values.view(torch.int8).to(integer) << shift) & ~between).view(dtype) * factor
 
 
+def rounded_to_fp8(numbers: torch.Tensor) -> torch.Tensor:
+    """Float32 numbers of at most 448 in size, and NaN, to the nearest that e4m3 has. On CPUs PyTorch converts them one by one.
+
+    Law: ``rounded_to_fp8(x)`` is ``x.to(FP8).float()``, to the bit but for NaN.
+    """
+    if numbers.device.type != "cpu":
+        return numbers.to(FP8).float()
+    bits = numbers.view(torch.int32)
+    places = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF).view(torch.float32)
+    small = (numbers + 1.5 * 2.0**14) - 1.5 * 2.0**14  # steps of 2 ** -9, below the smallest normal number
+    near = torch.copysign(torch.where(numbers.abs() < 2.0**-6, small, places), numbers)
+    return torch.where(numbers.isnan(), numbers, near)
+
+
 @of_codes
 def floats(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As `floats_of`, of a whole weight: executors may have a kernel."""
@@ -174,7 +188,7 @@ def fp8_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias
 def fp8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
     """As `int8_dynamic_linear`, on floats of eight bits."""
     codes, steps = rounded_rows(x, FP8_LARGEST)
-    seen = (codes.to(FP8).float() * steps).to(x.dtype).reshape(x.shape)
+    seen = (rounded_to_fp8(codes) * steps).to(x.dtype).reshape(x.shape)
     return fp8_linear(x + (seen - x).detach(), values, scales, bias)
 
 
