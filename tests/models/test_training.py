@@ -258,6 +258,22 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["ops"]["aten.mm.default"] == 15 and set(found["seconds"]) == {"thunder_fn", "eager"}
 
 
+def test_images_for_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their size is that of a part of the configuration, or any; what cannot be built is said in one line."""
+    sizes = {"hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4, "depths": [1] * 4, "decoder_hidden_size": 8}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    clip = transformers.CLIPConfig(vision_config={**vision, "image_size": 32, "patch_size": 16}, text_config=vision)
+    segformer = transformers.SegformerConfig(**sizes, num_encoder_blocks=4)
+    shapes = ((clip, "CLIPForImageClassification", 32), (segformer, "SegformerForImageClassification", 224))
+    for config, cls, size in shapes:
+        made = getattr(transformers, cls)(config)
+        assert recipes.command.example_inputs(made)["pixel_values"].shape == (2, 3, size, size)
+    transformers.ReformerConfig(architectures=["ReformerModelWithLMHead"]).save_pretrained(tmp_path)
+    assert recipes.command.main([str(tmp_path)]) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("thunder_fn compile")]
+    assert "make sure that `is_decoder=True`" in line
+
+
 @pytest.mark.parametrize("name", SMALLER)
 def test_published_sizes_are_captured_in_five_seconds(name: str) -> None:
     """Llama 2 7B, BERT base and their like on the meta device; `benchmarks models --only capture` has the largest."""

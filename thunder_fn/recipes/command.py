@@ -38,6 +38,9 @@ COPIES = 4
 """Room for so many times a model's parameters is asked for: gradients, and what is computed. A larger model is captured only."""
 SAMPLES = 16_000
 """Of sound: a second."""
+GIVE_A_FUNCTION = "Write a function that returns (model, kwargs), and give it as module:function."
+IMAGE = 224
+"""Height and width of an image for a model that says none."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -139,8 +142,12 @@ def _from_config(name: str) -> tuple[Any, dict[str, Any]]:
             torch.manual_seed(0)
             made = cls(config)
     except Exception as error:
-        raise ValueError(f"{name}: {error}") from error
-    return made.eval(), {key: value.to(made.device) for key, value in example_inputs(made).items()}
+        raise ValueError(f"{name}: {' '.join(str(error).split())}") from error
+    try:
+        inputs = example_inputs(made)
+    except AttributeError as error:  # the configuration does not say how large they are
+        raise ValueError(f"{name}: {error}\n{GIVE_A_FUNCTION}") from error
+    return made.eval(), {key: value.to(made.device) for key, value in inputs.items()}
 
 
 def bytes_of(model: torch.nn.Module) -> int:
@@ -165,8 +172,8 @@ def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, An
         case "input_ids":
             found = ids()
         case "pixel_values":
-            size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
-            found = torch.randn(batch, config.num_channels, *size)
+            size, channels = _of_images(config, "image_size", IMAGE), _of_images(config, "num_channels", 3)
+            found = torch.randn(batch, channels, *(size if isinstance(size, list | tuple) else (size, size)))
         case "input_values":
             found = torch.randn(batch, SAMPLES)
         case "input_features" if hasattr(config, "num_mel_bins"):
@@ -174,8 +181,14 @@ def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, An
             found = torch.randn(batch, config.num_mel_bins, frames)
         case _:
             what = f"no example of {name!r} is known, which a {type(model).__name__} takes"
-            raise ValueError(f"{what}\nWrite a function that returns (model, kwargs), and give it as module:function.")
+            raise ValueError(f"{what}\n{GIVE_A_FUNCTION}")
     return {name: found, **({"decoder_input_ids": ids()} if config.is_encoder_decoder else {})}
+
+
+def _of_images(config: Any, name: str, otherwise: int) -> Any:
+    """A number of a configuration, or of its part for images; some models take images of any size, and say none."""
+    parts = (config, *(getattr(config, part, None) for part in ("vision_config", "backbone_config")))
+    return next((value for part in parts if (value := getattr(part, name, None)) is not None), otherwise)
 
 
 def report(
