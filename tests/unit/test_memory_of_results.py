@@ -152,3 +152,25 @@ def test_interpolation_of_a_batch_of_nothing() -> None:
     found, known = tfn.jit(f)(x), f(x)
     torch.testing.assert_close(found, known)
     assert torch.autograd.grad([one.sum() for one in found], x)[0].shape == x.shape
+
+
+def test_expanded_tensors_are_not_written_to() -> None:
+    """Eager mode raises too, but for `fill_` and a few more; functionalization adds up what is written to each copy."""
+    x = torch.arange(4.0).reshape(1, 4)
+    for write in (
+        lambda y: y.fill_(2.0),
+        lambda y: y.add_(1),
+        lambda y: y.copy_(torch.ones(3, 4)),
+        lambda y: y.tril_(),
+    ):
+        with pytest.raises(
+            RuntimeError, match="writes to an expanded tensor, of which several elements are one in memory"
+        ):
+            tfn.trace(lambda x, write=write: write(x.expand(3, 4)), x)
+
+    def row(x: torch.Tensor) -> torch.Tensor:
+        x.expand(3, 4)[0] = 3.0
+        x.expand(1, 4).add_(1)
+        return x
+
+    assert torch.equal(tfn.jit(row)(x.clone()), row(x.clone()))

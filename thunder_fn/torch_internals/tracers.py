@@ -161,6 +161,25 @@ def changed_tensors(
     return found
 
 
+def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
+    """No two elements of a tensor that is written are one: functionalization would add up what is written to each.
+
+    Raises:
+        RuntimeError: they are, as in eager mode, which lets a few ops such as `fill_` do so.
+    """
+    if torch.Tag.inplace_view in func.tags:
+        return
+    for tensor in changed:
+        sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+        strides = [stride for size, stride in zip(sizes, tensor.stride(), strict=True) if size > 1]
+        if 0 not in sizes and any(isinstance(stride, int) and stride == 0 for stride in strides):
+            name = func._schema.name.rpartition("::")[2]
+            raise RuntimeError(
+                f"`{name}` writes to an expanded tensor, of which several elements are one in memory; write to the tensor "
+                "that is expanded, or to a clone"
+            )
+
+
 class TracerMode(FunctionalTensorMode):
     """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
@@ -195,6 +214,7 @@ class TracerMode(FunctionalTensorMode):
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args, kwargs or {})
         if changed:
+            _check_distinct(func, changed)
             with self.history.changing(changed, others):
                 return self._dispatch(func, types, args, kwargs or {})
         if not torch.is_grad_enabled():
