@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, parametrize
 
 import thunder_fn as tfn
 from tests.unit.capturing import same
 from tests.unit.test_jit_module import leaves
-from thunder_fn.errors import HooksWarning, JitError
+from thunder_fn.errors import HooksWarning, JitError, UnsupportedCall
 
 Wrap = Callable[[Any], Any]
 
@@ -309,3 +310,142 @@ def test_results_that_the_function_made_leaves() -> None:
         assert weight is again
         (weight * 3).sum().backward()
         assert weight.grad.tolist() == [3, 3] and x.grad is None
+
+
+class ReadsGradients(nn.Module):
+    """The result depends on the gradient that its weight has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grad = self.linear.weight.grad
+        return self.linear(x) if grad is None else self.linear(x) * grad.norm()
+
+
+def test_gradients_that_are_read_are_those_of_the_call() -> None:
+    def scenario(wrap: Wrap) -> Any:
+        model, out = wrap(ReadsGradients()), list[torch.Tensor]()
+        for step in range(4):
+            out.append(model(x(step)).detach())
+            if step == 2:
+                model.zero_grad()
+            model(x(step)).sum().backward()
+        return out
+
+    agree(scenario)
+    weight = nn.Parameter(torch.ones(2))
+
+    def accumulate(y: torch.Tensor) -> torch.Tensor:
+        (weight * y).sum().backward()
+        return y
+
+    jitted, inner = tfn.jit(accumulate), tfn.jit(lambda y: y if weight.grad is None else y * weight.grad)
+    outer = tfn.jit(lambda y: inner(y) + 1)
+    for value in (2.0, 3.0):
+        weight.grad = None
+        assert outer(torch.ones(2)).tolist() == [2, 2]
+        weight.grad = torch.full((2,), value)
+        jitted(torch.ones(2))
+        assert weight.grad.tolist() == [value + 1] * 2
+        assert outer(torch.ones(2)).tolist() == [value + 2] * 2
+    unread = tfn.jit(nn.Linear(2, 2))
+    for _ in range(3):
+        unread(torch.ones(1, 2)).sum().backward()
+        unread.zero_grad()
+    assert tfn.cache_info(unread).misses == 1
+
+
+class TurnsGradientsOn(nn.Module):
+    """Gradients are on inside, whatever they are around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.first(x)
+        with torch.enable_grad():
+            inside = self.second(hidden) * self.first.weight.sum()
+        late = self.second(x)
+        with torch.enable_grad():
+            return hidden, inside, late, late.tanh() * self.first.bias.sum()
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden, inside, late, last = self.inner(x)
+        return hidden, inside * 2, late, last
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_gradients_that_forward_turns_on(nested: bool) -> None:
+    def scenario(wrap: Wrap) -> Any:
+        inner = TurnsGradientsOn()
+        model = wrap(Around(wrap(inner))) if nested else wrap(inner)
+        for _ in range(2):
+            with torch.no_grad():
+                results = model(x())
+        sum(result.sum() for result in results if result.requires_grad).backward()
+        return [*results, *(param.grad if param.grad is not None else torch.zeros(()) for param in inner.parameters())]
+
+    agree(scenario)
+
+
+def test_gradients_that_forward_retains() -> None:
+    def retain(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = y * 2
+        first.retain_grad()
+        second = first.sin()
+        second.retain_grad()
+        return first, second, second.sum()
+
+    def scenario(wrap: Wrap) -> Any:
+        first, second, loss = wrap(retain)(x().requires_grad_())
+        loss.backward()
+        return first.grad, second.grad
+
+    agree(scenario)
+
+
+def test_sparse_gradients_are_refused_where_somebody_asks_for_them() -> None:
+    indices, weight = torch.tensor([[1, 2]]), torch.randn(5, 3)
+    for layer in (nn.Embedding(5, 3, sparse=True), nn.EmbeddingBag(5, 3, mode="sum", sparse=True)):
+        model = tfn.jit(nn.Sequential(layer, nn.Linear(3, 3)))
+        with pytest.raises(UnsupportedCall, match=r"embedding.*: its gradient is sparse in eager code") as error:
+            model(indices)
+        assert "test_jit_as_module.py" in str(error.value) and "optimizer for dense gradients" in str(error.value)
+        with torch.no_grad():
+            assert torch.equal(model(indices), nn.Sequential(layer, model[1])(indices))
+    jitted = tfn.jit(lambda i: torch.nn.functional.embedding(i, weight, sparse=True))
+    assert torch.equal(jitted(indices), weight[indices])
+
+
+def test_attention_kernels_are_those_of_the_call() -> None:
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    jitted, q = tfn.jit(attend), torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        default = jitted(q)
+        with sdpa_kernel(SDPBackend.MATH):
+            math = jitted(q)
+            assert torch.equal(math, attend(q))
+        assert torch.equal(default, attend(q)) and not torch.equal(default, math)
+
+
+def test_parametrizations_are_computed_once_where_they_are_cached() -> None:
+    def scenario(wrap: Wrap) -> Any:
+        model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 6)), nn.Tanh())
+        run = wrap(model)
+        out = [run(x())]
+        with parametrize.cached():
+            out += [run(x()), run(x())]
+        return [*out, run(x()), *model.state_dict().values()]
+
+    agree(scenario)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
 from thunder_fn.capture.host_random import untouched_by_refusals
@@ -42,7 +43,7 @@ from thunder_fn.errors import (
 from thunder_fn.garbage import no_collections
 from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
 
-__all__ = ["TENSOR", "Captured", "Write", "capture", "composite", "current", "named_composite", "pytree"]
+__all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "current", "named_composite", "pytree"]
 
 
 class _TensorLeaf:
@@ -66,13 +67,24 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class GradRead:
+    """The function looked at the `.grad` of an input of the trace, by index, or of a closed-over tensor: this one, or None."""
+
+    tensor: int | torch.Tensor
+    grad: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A function as a trace, with what is needed to call it as the function is called.
 
     The trace has one input for each tensor leaf of `(args, kwargs)`, then one for each number or stride that is a symbol. Its
     outputs are the leaves of the result that are tensors or depend on symbols, then one new value for each write.
     `decisions` are what was asked about symbols, in order. `own_leaves` are results that the function made leaves that
-    require grad: positions among the outputs, and whether they are Parameters.
+    require grad: positions among the outputs, and whether they are Parameters. The trace is right for as long as the gradients in
+    `grads` are the very tensors that they were. `retained` are results whose gradient is to be kept
+    (`retain_grad`), by position. `follows`: gradients are off around the function,
+    on inside of it, and some result requires grad.
     """
 
     trace: Trace
@@ -83,6 +95,9 @@ class Captured:
     writes: tuple[Write, ...] = ()
     decisions: tuple[Decision, ...] = ()
     own_leaves: tuple[tuple[int, bool], ...] = ()
+    grads: tuple[GradRead, ...] = ()
+    retained: tuple[int, ...] = ()
+    follows: bool = False
 
     @property
     def num_results(self) -> int:
@@ -109,6 +124,7 @@ def capture(
     symbolic: Symbolic | None = None,
     on_raise: Callable[[Captured], None] | None = None,
     shares: bool = False,
+    grad_off: bool = False,
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -120,6 +136,7 @@ def capture(
         symbolic: the leaves of `(args, kwargs)` that are, or have sizes that are, symbols.
         on_raise: called if f raises, with what it did until then: a trace without results, and its writes.
         shares: a tensor that is passed more than once is one input, and the same tensor for f.
+        grad_off: f runs under `no_grad`, though gradients are on around it.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules and random generators are as they were before.
@@ -127,14 +144,15 @@ def capture(
     """
     try:
         with no_collections(), untouched_by_refusals():
-            return _capture(f, args, kwargs, track_no_grad, symbolic, on_raise, shares, symbolic is not None)
+            options = track_no_grad, symbolic, on_raise, shares, grad_off
+            return _capture(f, args, kwargs, *options, symbolic is not None)
     except (DataDependentShape, DataDependentValue):
         outer = current()
         if symbolic is not None or outer is not None:
             raise
     with no_collections(), untouched_by_refusals():
         # again: sizes that depend on data are symbols
-        return _capture(f, args, kwargs, track_no_grad, None, on_raise, shares, True)
+        return _capture(f, args, kwargs, track_no_grad, None, on_raise, shares, grad_off, True)
 
 
 def _capture(
@@ -145,6 +163,7 @@ def _capture(
     symbolic: Symbolic | None,
     on_raise: Callable[[Captured], None] | None,
     shares: bool,
+    grad_off: bool,
     has_symbols: bool,
 ) -> Captured:
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
@@ -158,6 +177,7 @@ def _capture(
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
     tensors = [leaves[i] for i in places]
+    is_off = grad_off or not torch.is_grad_enabled()
 
     def captured(end: _End) -> Captured:
         changes = end.changes
@@ -172,7 +192,8 @@ def _capture(
         if bounds:
             relations = (decision.relation for decision in bounds)
             trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
-        return Captured(trace, in_spec, in_statics, end.out_spec, end.out_leaves, writes, decisions, end.own_leaves)
+        known = trace, in_spec, in_statics, end.out_spec, end.out_leaves
+        return Captured(*known, writes, decisions, end.own_leaves, end.grads, end.retained, end.follows and is_off)
 
     unfinished: _End | None = None
     try:
@@ -186,7 +207,9 @@ def _capture(
                 for module, path in modules_of(f, leaves):
                     recorder.modules.watch(module, path)
                 arguments = pytree.unflatten(in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
-                end = _end(recorder, f, name, tensors, list(tracers.values()), _run(recorder, f, name, *arguments))
+                end = _end(
+                    recorder, f, name, tensors, list(tracers.values()), _run(recorder, f, name, grad_off, *arguments)
+                )
             except TracedFunctionError:
                 if on_raise is not None:
                     unfinished = _end(recorder, f, name, tensors, list(tracers.values()), ())
@@ -216,6 +239,9 @@ class _End:
     outputs: tuple[Atom, ...]
     changes: tuple[tuple[Write, Var], ...]
     own_leaves: tuple[tuple[int, bool], ...]
+    grads: tuple[GradRead, ...]
+    retained: tuple[int, ...]
+    follows: bool
 
 
 def _end(
@@ -231,7 +257,12 @@ def _end(
     results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
     outputs = tuple(_output(recorder, leaf, name) for leaf in results)
     own = tuple(_own_leaves(recorder, results))
-    return _End(spec, statics, outputs, tuple(_changes(recorder, f, tensors, tracers)), own)
+    changes = tuple(_changes(recorder, f, tensors, tracers))
+    positions = {id(tensor): position for position, tensor in enumerate(tensors)}
+    grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.grads_read.values())
+    inner = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf for leaf in results]
+    retained = tuple(place for place, flag in enumerate(inner) if flag and results[place].retains_grad)
+    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, recorder.is_followed_inside or any(inner))
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:
@@ -256,9 +287,10 @@ def _identifier(name: str) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _run(recorder: Recorder, f: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any) -> Any:
     try:
-        return f(*args, **kwargs)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not grad_off):
+            return f(*args, **kwargs)
     except ThunderError:
         raise
     except Exception as error:
@@ -336,8 +368,11 @@ def _accumulated(
     """What `backward()` left in the gradient of a leaf from outside. One that was changed in place is none any more."""
     if not tracer.is_leaf:
         return []
-    after = tracer.grad
+    with internals.no_torch_function():
+        after = tracer.grad
     known = None if before is None else recorder.lift(before)
+    if after is not known or (before is not None and recorder.is_changed(before)):
+        recorder.read_grad(tracer)
     if after is known:
         return []
     if after is None or before is None:

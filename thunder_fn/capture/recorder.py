@@ -93,6 +93,10 @@ class Recorder:
         self.contiguous: set[int] = set()
         self.grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         """Leaves from outside: (tensor, its tracer, the gradient that it had)."""
+        self.grads_read: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        """Those of them whose gradient was read or changed, which the trace depends on: (tensor, the gradient)."""
+        self.is_followed_inside = False
+        """A function that was called turns gradients on where they are off, and some result of it requires grad."""
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
     # ---- running ----
@@ -129,6 +133,7 @@ class Recorder:
         self._lifted.clear()
         self._made.clear()
         self.grads.clear()
+        self.grads_read.clear()
         self.history.forget()
         self.decisions.forget()
         self.refused = None
@@ -221,12 +226,24 @@ class Recorder:
     def _take_grad(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """A leaf's `.grad` is closed over with it."""
         with internals.no_torch_function():
-            if not tensor.is_leaf or is_wrapped(tensor):
+            if is_wrapped(tensor) or not (tensor.is_leaf or tensor.retains_grad):
                 return
             before = tensor.grad
         if before is not None:
             tracer.grad = self.lift(before)
         self.grads.append((tensor, tracer, before))
+
+    def read_grad(self, tensor: torch.Tensor) -> None:
+        """What is recorded depends on the `.grad` of a tensor from outside, or of its tracer: on which tensor it is."""
+        for given, tracer, before in self.grads:
+            if tensor is tracer or tensor is given:
+                self.grads_read[id(given)] = given, before
+                tensor = given
+        if self.outer is not None:
+            self.outer.read_grad(tensor)
+        elif id(tensor) not in self.grads_read and not isinstance(tensor, internals.Tracer):
+            with internals.no_torch_function():
+                self.grads_read[id(tensor)] = tensor, tensor.grad
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """The tracer was made by this recorder."""
@@ -271,6 +288,11 @@ class Recorder:
         """The type of a tracer."""
         with internals.no_torch_function():
             return type_of_value(tracer)
+
+    def is_changed(self, tensor: torch.Tensor) -> bool:
+        """A closed-over tensor has other values than it had."""
+        _, tracer, before = self._lifted[id(tensor)]
+        return self.var_of(tracer) != before
 
     def lifted(self) -> list[tuple[torch.Tensor, torch.Tensor, Var]]:
         """Closed-over tensors that are no inputs: (tensor, its tracer, its variable)."""

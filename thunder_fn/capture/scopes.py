@@ -49,6 +49,7 @@ _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
 _DATA: Any = Tensor.data
+_GRAD: Any = Tensor.grad
 _PROPERTIES = (
     "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
 )
@@ -184,6 +185,8 @@ class ScopeMode(TorchFunctionMode):
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
         if instead is not None:
             return instead(*args, **kwargs)
+        if func == _GRAD.__get__:
+            recorder.read_grad(args[0])
         if func in DETACHES:
             recorder.detaching, before = True, recorder.detaching
             try:

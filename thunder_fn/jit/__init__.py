@@ -25,7 +25,7 @@ from thunder_fn.jit.explain import ClaimReport, explain
 from thunder_fn.jit.families import family_key
 from thunder_fn.jit.guards import call_path
 from thunder_fn.jit.options import Options, check_argnums
-from thunder_fn.jit.program import Entry, build, capture_call
+from thunder_fn.jit.program import Entry, build, capture_call, is_followed
 from thunder_fn.structured.call import bind_call
 from thunder_fn.trace import Trace
 
@@ -200,7 +200,9 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     captured, traces = capture_call(jitted.fn, options, call)
     body, closures = close_over(traces[-1])
     inputs = [tensor for _, tensor in call.tensors]
-    outputs = bind_call(recorder, body, (*inputs, *closures), body.name, options)
+    recorder.is_followed_inside |= captured.follows
+    with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):
+        outputs = bind_call(recorder, body, (*inputs, *closures), body.name, options)
     write_back(captured, inputs, outputs[captured.num_results :])
     return captured.result(outputs)
 
@@ -221,7 +223,7 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     entry = cache.get(key)
     if entry is None and jitted.options.is_dynamic:
         entry = dynamic.find(cache, call, key)
-    if entry is None or not entry.is_current():
+    if entry is None or not entry.serves(call):
         with watched_by(cache):
             entry = dynamic.build_for(jitted.traced, jitted.options, cache, call, key, entry)
     else:

@@ -19,6 +19,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import close_symbols, constraints_of
+from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
@@ -26,8 +27,8 @@ from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.jit.nodes import Following, Node, call
 from thunder_fn.jit.pieces import Pieces, pieces_of
-from thunder_fn.rules import Split
-from thunder_fn.trace import Atom, Expr, Literal, TensorType, Trace, TraceBuilder, Var, type_of
+from thunder_fn.rules import Split, memo
+from thunder_fn.trace import Atom, Equation, Expr, Literal, TensorType, Trace, TraceBuilder, Var, type_of
 
 Mask = tuple[bool, ...]
 
@@ -44,11 +45,15 @@ def bridge(
     gradient, as the statistics of a batch norm, autograd is not told of them: the tensors would require grad then.
 
     Law: the gradients that `backward` leaves are those of the function that was traced.
+
+    Raises:
+        UnsupportedCall: eager's gradient would be a sparse tensor.
     """
     wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
     if not any(wanted):
         return None
     trace = opened(trace, wanted)
+    check_dense(trace, wanted)
     outputs = differentiable_outputs(trace, wanted)
     first = len(outputs) - len(writes)
     written = (False,) * first + outputs[first:]
@@ -64,6 +69,48 @@ def bridge(
     changed = frozenset(place for place, _ in given)
     moved = frozenset(place for place, atom in given if history_of(trace, atom) != trace.inputs[place])
     return Bridge(trace, wanted, outputs, overwritten, executors, changed, moved) if any(outputs) else None
+
+
+_SPARSE = {
+    "aten.embedding.default": (4, "sparse"),
+    "aten._embedding_bag.default": (5, "sparse"),
+    "aten.gather.default": (None, "sparse_grad"),
+}
+"""Where ops say that the gradient of their first operand is sparse: the position and name of an argument."""
+
+
+def check_dense(trace: Trace, wanted: Mask) -> None:
+    """No gradient would be sparse in eager code, for which a trace has no type.
+
+    Raises:
+        UnsupportedCall: one would; names the user's line.
+    """
+    found = sparse_gradient(trace, wanted)
+    if found is not None:
+        name = found.op.name.split(".")[1].strip("_")
+        what = f"{name}: its gradient is sparse in eager code ({_SPARSE[found.op.name][1]}=True), and dense in a trace"
+        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of what is jitted."
+        raise UnsupportedCall(located(what, source=found.source, fix=fix))
+
+
+@memo(16384)
+def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
+    """The first equation that has a sparse gradient in eager code, among those that depend on a wanted input."""
+    active = activity(trace, wanted)
+    for equation in trace.equations:
+        flags = tuple(active[var.index] for var in equation.operands)
+        if equation.op.name in _SPARSE and flags[0]:
+            place, name = _SPARSE[equation.op.name]
+            given = dict(equation.kwargs).get(name)
+            if given is None and place is not None and place < len(equation.args):
+                given = equation.args[place]
+            if given == Literal(True):
+                return equation
+        for body in equation.bodies if any(flags) else ():
+            found = sparse_gradient(body, flags if equation.op.kind == "composite" else (True,) * len(body.inputs))
+            if found is not None:
+                return found
+    return None
 
 
 def opened(trace: Trace, wanted: Mask) -> Trace:

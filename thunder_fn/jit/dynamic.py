@@ -50,6 +50,10 @@ class Miss:
         return f"{self.what}{change}{where}" + (f"; {self.refused}" if self.refused else "")
 
 
+GRAD_READ = Miss("the `.grad` that the function reads of a tensor is another tensor, or is None")
+"""A program reads gradients where they were when it was traced."""
+
+
 def find(cache: Cache, call: Call, key: Any) -> Entry | None:
     """The program with symbols that serves a call."""
     return cache.families.of(call, key).find(call)
@@ -105,6 +109,8 @@ def _name(f: Callable[..., Any]) -> str:
 
 def _reason(cache: Cache, family: Family, call: Call, key: Any, stale: Entry | None) -> Miss | None:
     """Why a call finds no program; None for the first one."""
+    if stale is not None and stale.is_current():
+        return GRAD_READ
     if stale is not None:
         return Miss("a tensor that the function closes over has another dtype, shape, layout or requires_grad")
     if family.count:
@@ -167,13 +173,12 @@ def _tell(f: Callable[..., Any], cache: Cache, family: Family, miss: Miss | None
     cache.misses.append(miss)
     _log.info("%s is traced again: %s", _name(f), miss)
     if family.count == RETRACES:
-        warnings.warn(
-            located(
-                f"jit: {_name(f)} has been traced {RETRACES} times for calls that differ in sizes and numbers only; "
-                f"the latest reason: {miss}",
-                fix="Pad to a few sizes, pass numbers that are computed with as tensors, or put the decision inside the "
-                "program with `cond`. `explain_misses` shows every reason.",
-            ),
-            RetraceWarning,
-            stacklevel=3,
+        what = f"jit: {_name(f)} has been traced {RETRACES} times for calls that differ in sizes and numbers only; "
+        fix = (
+            "Pad to a few sizes, pass numbers that are computed with as tensors, or put the decision inside the "
+            "program with `cond`. `explain_misses` shows every reason."
         )
+        if miss is GRAD_READ:
+            what = f"jit: {_name(f)} has been traced {RETRACES} times for calls of one kind; "
+            fix = "Pass the gradient as an argument, or keep it in place: `zero_grad(set_to_none=False)`."
+        warnings.warn(located(f"{what}the latest reason: {miss}", fix=fix), RetraceWarning, stacklevel=3)

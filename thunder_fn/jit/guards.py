@@ -26,7 +26,8 @@ from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
 from thunder_fn.jit.program import Entry
 from thunder_fn.jit.prologue import Repeated
-from thunder_fn.trace import Literal
+from thunder_fn.rules import memo
+from thunder_fn.trace import Literal, Trace
 
 
 def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trusting: bool = False) -> Callable[..., Any]:
@@ -46,6 +47,12 @@ def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trustin
         lines.append(f"    if {names.bind(entry.clash, 'clash')}({tensors}): return MISS")
     lines += ["    count_hit()", f"    return execute({tensors})", ""]
     return names.function("call", lines)
+
+
+@memo(4096)
+def has_attention(trace: Trace) -> bool:
+    """Some equation is attention, whose kernel was chosen when it was traced."""
+    return any("dot_product_attention" in one.op.name or any(map(has_attention, one.bodies)) for one in trace.equations)
 
 
 def _unpack(call: Call, names: Namespace) -> Iterator[str]:
@@ -112,6 +119,13 @@ def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
         loose = [layouts.get(position) for position, _ in call.tensors]
         guard = names.bind(internals.tensor_guard([tensor for _, tensor in call.tensors], loose), "tensors_match")
         checks.insert(0, f"{guard}({', '.join(f'l{position}' for position, _ in call.tensors)})")
+    captured = entry.stages[0]
+    if isinstance(captured, Trace) and has_attention(captured):
+        names.values.update(kernels=internals.attention_kernels(), attention_kernels=internals.attention_kernels)
+        checks.append("attention_kernels() == kernels")
+    if entry.grads_match is not None:
+        given = ", ".join(f"l{position}" for position, _ in call.tensors)
+        checks.append(f"{names.bind(entry.grads_match, 'grads_match')}({given})")
     if entry.constants:
         checks.append(f"{names.bind(entry.is_current, 'constants_match')}()")
     yield " and ".join(checks)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.modules import PLAIN, TRACING
@@ -180,7 +181,7 @@ class ModuleJit:
 
     def _programs_for(self, reading: Reading) -> Jitted | None:
         """What a call of the module as it was read goes to; None where the module runs as it is."""
-        if not reading.is_ready:
+        if not reading.is_ready or (reading.is_parametrized and internals.is_caching()):
             return None
         if current() is not None:
             return self.function()

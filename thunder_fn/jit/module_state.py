@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.reads import Reads, attribute, parts_of, seen
@@ -45,6 +46,11 @@ class Reading:
         sections = (module.__dict__["_parameters"].values() for module in self.layout.modules)
         found = (value for section in sections for value in section if value is not None)
         return not all(isinstance(value, torch.nn.Parameter) for value in found)
+
+    @property
+    def is_parametrized(self) -> bool:
+        """Some tensors are computed where they are read, which `parametrize.cached` does once for many calls."""
+        return any(issubclass(cls, parametrize.ParametrizationList) for cls in self.layout.classes)
 
     @property
     def is_ready(self) -> bool:
@@ -112,6 +118,8 @@ def unchanged(reading: Reading, reads: Reads) -> Callable[[], bool]:
         id(value): value for value in (*reading.dicts, *(part for part in parts.values() if isinstance(part, dict)))
     }
     dicts_match = internals.dict_guard(tuple(dicts.values()))
+    if reading.is_parametrized:
+        versions_match, dicts_match = dicts_match, lambda: not internals.is_caching() and versions_match()
     others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
     if not others:
         return dicts_match

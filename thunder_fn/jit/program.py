@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, capture, host_random
+from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current, host_random
 from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
@@ -46,7 +46,8 @@ class Entry:
     """A program for one kind of call.
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
-    program. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
+    program. `grads_match` says of the tensors whether the gradients are those that the function
+    read, None if it read none. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
     written; `check_clash` raises if it does. Where places of the call are symbols, `symbolic` says which one each place
     has, and the program serves all calls with these answers to `decisions`.
     """
@@ -57,6 +58,7 @@ class Entry:
     bridge: Bridge | None
     constants: tuple[torch.Tensor, ...]
     constants_match: Callable[..., bool]
+    grads_match: Callable[..., bool] | None
     clash: Callable[..., bool] | None
     check_clash: Callable[[Sequence[torch.Tensor]], None]
     symbolic: Symbolic | None = None
@@ -70,6 +72,10 @@ class Entry:
     def is_current(self) -> bool:
         """The closed-over tensors still have the dtype, shape and requires_grad that they were traced with."""
         return self.constants_match(*self.constants)
+
+    def serves(self, call: Call) -> bool:
+        """A program that was found for a call is right for it: what it depends on besides is as it was."""
+        return self.is_current() and (self.grads_match is None or self.grads_match(*(x for _, x in call.tensors)))
 
 
 @no_collections()
@@ -96,7 +102,8 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
     targets = [write.target for write in captured.writes]
     writes = places_of(targets, len(tensors) + len(numbers), constants)
     executors, values = options.chosen_executors(), (*tensors, *numbers, *constants)
-    bridged = bridge(closed, values, writes, executors) if torch.is_grad_enabled() else None
+    followed = torch.is_grad_enabled() or is_followed(captured)
+    bridged = bridge(closed, values, writes, executors) if followed else None
     execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
     decisions = _decisions(captured, traces[-1], bridged) if symbolic is not None else ()
     watched = _distinct((*constants, *(target for target in targets if isinstance(target, torch.Tensor))))
@@ -107,11 +114,27 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         bridge=bridged,
         constants=watched,
         constants_match=internals.tensor_guard(watched),
+        grads_match=grads_guard(captured.grads) if captured.grads else None,
         clash=clash_check(captured.trace, tensors, targets, symbolic=symbolic is not None) if targets else None,
         check_clash=partial(_check_clash, captured, source_of(f)),
         symbolic=symbolic,
         decisions=decisions,
     )
+
+
+def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
+    """A check of a call's tensors: the gradients that were read are the very ones. It keeps none of them alive."""
+    expected = [(read.tensor, None if read.grad is None else internals.weak_tensor(read.grad)) for read in grads]
+
+    def match(*tensors: torch.Tensor) -> bool:
+        for tensor, known in expected:
+            given = tensors[tensor] if isinstance(tensor, int) else tensor
+            grad = given.grad if given.is_leaf or given.retains_grad else None
+            if (grad is None) != (known is None) or (known is not None and grad is not known()):
+                return False
+        return True
+
+    return match
 
 
 def _warn_of_constants(f: Callable[..., Any], name: str, generator: str) -> None:
@@ -142,8 +165,18 @@ def capture_call(
             stack.enter_context(rewritten_by(rewrite))
             stack.enter_context(to_be_fused(any_fuses(options.chosen_executors())))
         function = with_statics(f, call)
-        captured = capture(function, call.args, call.kwargs, symbolic=symbolic, on_raise=on_raise, shares=True)
+        options_of_capture: dict[str, Any] = {"symbolic": symbolic, "on_raise": on_raise, "shares": True}
+        captured = capture(function, call.args, call.kwargs, **options_of_capture)
+        if is_followed(captured):  # again, with what is computed where gradients are off as constants
+            with torch.enable_grad():
+                captured = capture(function, call.args, call.kwargs, grad_off=True, **options_of_capture)
     return captured, transformed(captured.trace, options)
+
+
+def is_followed(captured: Captured) -> bool:
+    """Autograd follows results, though gradients are off: the function turns them on, and no transform ignores `no_grad`."""
+    outer = current()
+    return captured.follows and not torch.is_inference_mode_enabled() and (outer is None or outer.history.base_grad)
 
 
 def transformed(trace: Trace, options: Options) -> list[Trace]:
@@ -263,11 +296,17 @@ class _Execution:
             lines.append(f"    run = {run} if all_exclusive({given}) else {careful}")
             run = "run"
         line = f"{''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({', '.join(self.inputs)})"
+        if self.bridge is not None and not torch.is_grad_enabled():
+            lines.append(f"    with {self.names.bind(torch.enable_grad, 'enable_grad')}():")
+            line = f"    {line}"
         if self.stopped:  # no result has a gradient, whatever PyTorch would make of the ops
             lines.append(f"    with {self.names.bind(torch.no_grad, 'no_grad')}():")
             line = f"    {line}"
         lines.append(f"    {line}")
         lines += self.own_leaves(values)
+        if self.bridge is not None:
+            active = [values[place] for place in self.captured.retained if self.bridge.active[place]]
+            lines += [f"    {value}.retain_grad()" for value in active]
         for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
             lines.append(f"    if {value} is not {target}: write({target}, {value})")
         result = self.result(values)

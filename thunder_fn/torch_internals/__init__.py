@@ -44,7 +44,13 @@ from thunder_fn.torch_internals.fakes import (
 )
 from thunder_fn.torch_internals.footprint import footprint
 from thunder_fn.torch_internals.groups import MeshDim, default_store, joint_mesh
-from thunder_fn.torch_internals.guards import dict_guard, global_state, global_state_guard, tensor_guard
+from thunder_fn.torch_internals.guards import (
+    attention_kernels,
+    dict_guard,
+    global_state,
+    global_state_guard,
+    tensor_guard,
+)
 from thunder_fn.torch_internals.higher_order import (
     FUNCTION_APPLY,
     GLOBAL_HOOKS,
@@ -60,6 +66,7 @@ from thunder_fn.torch_internals.higher_order import (
     has_backward_hooks,
     has_setup_context,
     higher_order_function,
+    is_caching,
     math_attention,
     on_import,
     pytorchs_scan,
@@ -125,6 +132,7 @@ from thunder_fn.torch_internals.tensors import (
     shares_memory,
     storage_id,
     version_probe,
+    weak_tensor,
 )
 from thunder_fn.torch_internals.tracers import (
     OUT_OF_PLACE,
@@ -183,6 +191,7 @@ __all__ = [
     "arrives_as",
     "as_number",
     "number_said",
+    "attention_kernels",
     "autocast_off",
     "autocast_ops",
     "autograd_as_usual",
@@ -218,6 +227,7 @@ __all__ = [
     "global_state",
     "global_state_guard",
     "has_backward_hooks",
+    "is_caching",
     "has_kernel",
     "has_own_dispatch",
     "have_one_memory",
@@ -276,6 +286,7 @@ __all__ = [
     "to_float",
     "version_probe",
     "vmap_info",
+    "weak_tensor",
     "without_autocast",
     "without_torch_function_checks",
     "write_memory",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 IS_ALL_TRUE = torch._is_all_true
 """What `torch.distributions` asks to validate its arguments."""
@@ -119,6 +120,11 @@ OF_AUTOGRAD = ("torch._", *(f"torch.{name}." for name in ("autograd", "cuda", "d
 def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """What runs before the module's forward."""
     return list(module._forward_pre_hooks.values())
+
+
+def is_caching() -> bool:
+    """`parametrize.cached` is active: what parametrizations compute is kept until its end."""
+    return parametrize._cache_enabled > 0
 
 
 def has_backward_hooks(module: torch.nn.Module) -> bool:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import TensorWeakRef
 
 from thunder_fn.torch_internals.modes import no_torch_function
 
@@ -41,6 +43,10 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
             return False
         (low, high), (other_low, other_high) = _range(a), _range(b)
         return low < other_high and other_low < high
+
+
+weak_tensor: Callable[[torch.Tensor], Callable[[], torch.Tensor | None]] = TensorWeakRef
+"""A reference to a tensor that does not keep it alive. PyTorch's, since Python's own ends when C++ alone holds the tensor."""
 
 
 class _Result(torch.autograd.Function):
