@@ -449,3 +449,72 @@ def test_parametrizations_are_computed_once_where_they_are_cached() -> None:
         return [*out, run(x()), *model.state_dict().values()]
 
     agree(scenario)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.scales, self.inner = {"out": {"last": 1.0}}, Slotted()
+
+
+class ReadsSettings(nn.Module):
+    """The result depends on its class, and on what lies deep in objects."""
+
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings, self.long, self.deep = Settings(), [1.0] * 300, [[[[1.0]]]]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        settings = self.settings.scales["out"]["last"] + self.settings.inner.value
+        return x * self.factor * settings * self.long[-1] + self.deep[0][0][0][0]
+
+
+def test_what_was_read_of_classes_and_deep_in_objects_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scenario(wrap: Wrap) -> Any:
+        monkeypatch.setattr(ReadsSettings, "factor", 2.0)
+        model = wrap(ReadsSettings())
+        out = [model(x()), model(x())]
+        monkeypatch.setattr(ReadsSettings, "factor", 3.0)
+        out.append(model(x()))
+        model.settings.scales["out"]["last"] = 4.0
+        out.append(model(x()))
+        model.settings.inner.value = 5.0
+        out.append(model(x()))
+        model.long[-1] = 6.0
+        out.append(model(x()))
+        model.deep[0][0][0][0] = 7.0
+        return [*out, model(x())]
+
+    agree(scenario)
+
+
+class Swaps(nn.Module):
+    """Each call exchanges two submodules, and drops one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first, self.second = self.second, self.first
+        x = self.first(x) if self.third is None else self.third(x)
+        self.third = None
+        return x
+
+
+def test_submodules_that_forward_exchanges() -> None:
+    def scenario(wrap: Wrap) -> Any:
+        model, out = wrap(Swaps()), list[Any]()
+        for step in range(4):
+            out += [model(x(step)), *model.state_dict().values()]
+        return out
+
+    agree(scenario)

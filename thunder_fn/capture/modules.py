@@ -112,7 +112,9 @@ class WatchedModules:
             for section, name, value in list(_current(state.module)):
                 before = state.entries.get((section, name), _ABSENT)
                 is_same = value is before and (state.module, name) not in written
-                if section not in ("", "_buffers") or is_same or not _is_assignable(value):
+                if isinstance(value, torch.nn.Module) and value not in modules:
+                    continue
+                if section not in ("", "_buffers", "_modules") or is_same or not _is_assignable(value):
                     continue
                 if not _is_recomputed(state.module, name):
                     found.append(Assigned(state.module, section, name, value))
@@ -179,9 +181,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.S
 
 def _is_assignable(value: Any) -> bool:
     """Plain values, and tensors of the trace, alone or in a tree with plain values only."""
-    if isinstance(value, PLAIN):
+    if isinstance(value, (torch.nn.Module, *PLAIN)):
         return True
-    if isinstance(value, torch.nn.Module) or not holds_tracer(value):
+    if not holds_tracer(value):
         return False
     leaves = [value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0]
     return all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves)

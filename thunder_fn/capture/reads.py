@@ -33,12 +33,19 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, range,
 _TORCH_SCALARS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-_DEPTH, _LONG = 3, 256
+_DEPTH, _LONG = 4, 256
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
-    """What a module itself holds under a name."""
-    return module.__dict__.get(name, ABSENT)
+    """What a module holds under a name: itself, or its class if that is plain data."""
+    found = module.__dict__.get(name, ABSENT)
+    return of_class(type(module), name) if found is ABSENT else found
+
+
+def of_class(cls: type, name: str) -> Any:
+    """Plain data that a class holds under a name."""
+    value = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
+    return value if isinstance(value, (*_SCALARS, *_TORCH_SCALARS, *_CONTAINERS)) else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             key = (self, name)
             if key not in found:
                 value = original(self, "__dict__").get(name, ABSENT)
+                value = of_class(type(self), name) if value is ABSENT else value
                 found[key] = value, seen(value)
         return original(self, name)
 
@@ -130,11 +138,52 @@ def seen(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, _CONTAINERS) and len(value) <= _LONG:
         items = value.items() if isinstance(value, dict) else value
         return type(value), tuple(seen(item, depth - 1) for item in items)
-    fields = getattr(value, "__dict__", None)
-    if type(fields) is not dict or len(fields) > _LONG:
+    if isinstance(value, _CONTAINERS):
+        return type(value), tuple(map(Same, value.items() if isinstance(value, dict) else value))
+    fields = fields_of(value)
+    if fields is None:
         return Same(value)
-    plain = tuple((name, type(item), Literal(item)) for name, item in fields.items() if isinstance(item, _SCALARS))
-    return Same(value), plain
+    found = ((name, seen(item, depth - 1)) for name, item in fields.items() if not holds_tensor(item, depth - 1))
+    return Same(value), tuple(found)
+
+
+def holds_tensor(value: Any, depth: int) -> bool:
+    """The value is a tensor or a container of some: data of a computation, and nothing that decides on it."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth == 0 or not isinstance(value, _CONTAINERS) or len(value) > _LONG:
+        return False
+    return any(holds_tensor(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object by name, those in slots too; None if it has none, or very many."""
+    fields = getattr(value, "__dict__", None)
+    names = [name for cls in type(value).__mro__ for name in _slots(cls)]
+    if type(fields) is not dict:
+        fields = {} if names else None
+    if fields is None or len(fields) > _LONG:
+        return None
+    return {**fields, **{name: getattr(value, name) for name in names if hasattr(value, name)}} if names else fields
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    found = cls.__dict__.get("__slots__", ())
+    names = (found,) if isinstance(found, str) else tuple(found)
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fields:
+    """The attributes of an object with slots, as a list of what they hold now."""
+
+    value: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((fields_of(self.value) or {}).values())
+
+    def __len__(self) -> int:
+        return len(fields_of(self.value) or {})
 
 
 def parts_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
@@ -148,6 +197,9 @@ def parts_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
             for item in value.values() if isinstance(value, dict) else value:
                 yield from parts_of(item, depth - 1)
         return
-    fields = getattr(value, "__dict__", None)
-    if type(fields) is dict:
-        yield fields
+    fields = fields_of(value)
+    if fields is not None:
+        yield fields if fields is getattr(value, "__dict__", None) else Fields(value)
+        for item in fields.values():
+            if not holds_tensor(item, depth - 1):
+                yield from parts_of(item, depth - 1)

@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.reads import Reads, attribute, parts_of, seen
+from thunder_fn.capture.reads import ABSENT, Reads, attribute, of_class, parts_of, seen
 from thunder_fn.errors import JitError, kind_of, located
 
 Tensor = torch.Tensor
@@ -121,12 +121,16 @@ def unchanged(reading: Reading, reads: Reads) -> Callable[[], bool]:
     if reading.is_parametrized:
         versions_match, dicts_match = dicts_match, lambda: not internals.is_caching() and versions_match()
     others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
-    if not others:
+    pairs = {(type(module), name) for module, name in reads if name not in module.__dict__}
+    of_classes = [(cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT]
+    if not others and not of_classes:
         return dicts_match
 
     def match() -> bool:
-        return dicts_match() and all(
-            len(part) == len(items) and all(map(operator.is_, part, items)) for part, items in others
+        return (
+            dicts_match()
+            and all(getattr(cls, name, ABSENT) is value for cls, name, value in of_classes)
+            and all(len(part) == len(items) and all(map(operator.is_, part, items)) for part, items in others)
         )
 
     return match
