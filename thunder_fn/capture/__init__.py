@@ -259,10 +259,10 @@ def _end(
     own = tuple(_own_leaves(recorder, results))
     changes = tuple(_changes(recorder, f, tensors, tracers))
     positions = {id(tensor): position for position, tensor in enumerate(tensors)}
-    grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.grads_read.values())
+    grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.gradients.read.values())
     inner = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf for leaf in results]
     retained = tuple(place for place, flag in enumerate(inner) if flag and results[place].retains_grad)
-    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, recorder.is_followed_inside or any(inner))
+    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, recorder.gradients.follows or any(inner))
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:
@@ -337,7 +337,7 @@ def _changes(
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
             found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.history.read(var)))
-    for _, tracer, before in recorder.grads:
+    for _, tracer, before in recorder.gradients.taken:
         found += _accumulated(recorder, f, tracer, before)
     return found
 
@@ -371,8 +371,8 @@ def _accumulated(
     with internals.no_torch_function():
         after = tracer.grad
     known = None if before is None else recorder.lift(before)
-    if after is not known or (before is not None and recorder.is_changed(before)):
-        recorder.read_grad(tracer)
+    if after is not known or (before is not None and recorder.gradients.is_changed(before)):
+        recorder.gradients.look_at(tracer)
     if after is known:
         return []
     if after is None or before is None:

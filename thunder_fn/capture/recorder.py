@@ -22,6 +22,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.decided import Decisions
 from thunder_fn.capture.default_dtype import promoted
+from thunder_fn.capture.gradients import Gradients
 from thunder_fn.capture.history import History
 from thunder_fn.capture.known_values import known_answer
 from thunder_fn.capture.layout import with_plain_layout
@@ -91,12 +92,7 @@ class Recorder:
         self._undone: dict[int, Var] = {}
         self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
-        self.grads: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        """Leaves from outside: (tensor, its tracer, the gradient that it had)."""
-        self.grads_read: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        """Those of them whose gradient was read or changed, which the trace depends on: (tensor, the gradient)."""
-        self.is_followed_inside = False
-        """A function that was called turns gradients on where they are off, and some result of it requires grad."""
+        self.gradients = Gradients(self)
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
     # ---- running ----
@@ -132,8 +128,7 @@ class Recorder:
         self._vars.clear()
         self._lifted.clear()
         self._made.clear()
-        self.grads.clear()
-        self.grads_read.clear()
+        self.gradients.forget()
         self.history.forget()
         self.decisions.forget()
         self.refused = None
@@ -165,7 +160,7 @@ class Recorder:
         """A tracer for an argument; of these sizes and strides, where some of them are symbols."""
         tracer, var = self._trace_like(tensor, layout)
         self.inputs.append(var)
-        self._take_grad(tensor, tracer)
+        self.gradients.take(tensor, tracer)
         return tracer
 
     def number(self, symbol: Expr) -> Any:
@@ -216,34 +211,12 @@ class Recorder:
         self.constants.append(Constant(var, tensor, owned))
         self._lifted[id(tensor)] = (tensor, tracer, var)
         if not owned:
-            self._take_grad(tensor, tracer)
+            self.gradients.take(tensor, tracer)
         return tracer
 
     def know_made(self, constants: Iterable[Constant]) -> None:
         """What a function that is used inside made itself (`torch.tensor([1, 2])`) is made inside."""
         self._made.update((id(constant.tensor), constant.tensor) for constant in constants if constant.owned)
-
-    def _take_grad(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
-        """A leaf's `.grad` is closed over with it."""
-        with internals.no_torch_function():
-            if is_wrapped(tensor) or not (tensor.is_leaf or tensor.retains_grad):
-                return
-            before = tensor.grad
-        if before is not None:
-            tracer.grad = self.lift(before)
-        self.grads.append((tensor, tracer, before))
-
-    def read_grad(self, tensor: torch.Tensor) -> None:
-        """What is recorded depends on the `.grad` of a tensor from outside, or of its tracer: on which tensor it is."""
-        for given, tracer, before in self.grads:
-            if tensor is tracer or tensor is given:
-                self.grads_read[id(given)] = given, before
-                tensor = given
-        if self.outer is not None:
-            self.outer.read_grad(tensor)
-        elif id(tensor) not in self.grads_read and not isinstance(tensor, internals.Tracer):
-            with internals.no_torch_function():
-                self.grads_read[id(tensor)] = tensor, tensor.grad
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """The tracer was made by this recorder."""
@@ -288,11 +261,6 @@ class Recorder:
         """The type of a tracer."""
         with internals.no_torch_function():
             return type_of_value(tracer)
-
-    def is_changed(self, tensor: torch.Tensor) -> bool:
-        """A closed-over tensor has other values than it had."""
-        _, tracer, before = self._lifted[id(tensor)]
-        return self.var_of(tracer) != before
 
     def lifted(self) -> list[tuple[torch.Tensor, torch.Tensor, Var]]:
         """Closed-over tensors that are no inputs: (tensor, its tracer, its variable)."""

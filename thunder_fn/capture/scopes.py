@@ -186,7 +186,7 @@ class ScopeMode(TorchFunctionMode):
         if instead is not None:
             return instead(*args, **kwargs)
         if func == _GRAD.__get__:
-            recorder.read_grad(args[0])
+            recorder.gradients.look_at(args[0])
         if func in DETACHES:
             recorder.detaching, before = True, recorder.detaching
             try:

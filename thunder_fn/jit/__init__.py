@@ -200,7 +200,7 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     captured, traces = capture_call(jitted.fn, options, call)
     body, closures = close_over(traces[-1])
     inputs = [tensor for _, tensor in call.tensors]
-    recorder.is_followed_inside |= captured.follows
+    recorder.gradients.follows |= captured.follows
     with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):
         outputs = bind_call(recorder, body, (*inputs, *closures), body.name, options)
     write_back(captured, inputs, outputs[captured.num_results :])
