@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,7 +290,7 @@ def _identifier(name: str) -> str:
 
 def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any) -> Any:
     try:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not grad_off):
+        with torch.no_grad() if grad_off else nullcontext():
             return f(*args, **kwargs)
     except ThunderError:
         raise
