@@ -58,3 +58,4 @@ class Gradients:
         """Hold nothing any more."""
         self.taken.clear()
         self.read.clear()
+        del self.recorder
