@@ -24,6 +24,7 @@ from typing import Any
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import current
+from thunder_fn.capture.trampolines import copy_of, trampoline_code
 from thunder_fn.errors import LookasideError, kind_of
 
 Function = Callable[..., Any]
@@ -314,8 +315,8 @@ class _Trampoline:
         self._remember()
 
     def _remember(self) -> None:
-        self.code, self.copy = self.fn.__code__, _copy(self.fn)
-        self.swapped = _trampoline_code(self.code, self.number)
+        self.code, self.copy = self.fn.__code__, copy_of(self.fn)
+        self.swapped = trampoline_code(self.code, __name__, self.number)
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         """The call, in whatever thread it was made."""
@@ -382,33 +383,3 @@ def dispatcher(number: int) -> Function:
     """Where the code of a trampoline leads."""
     trampoline = _numbered[number]
     return trampoline.in_dynamo if internals.is_dynamo_compiling() else trampoline.dispatch
-
-
-def _copy(fn: types.FunctionType) -> types.FunctionType:
-    copy = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
-    copy.__kwdefaults__ = fn.__kwdefaults__
-    copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
-    copy.__dict__.update(fn.__dict__)
-    return copy
-
-
-def _trampoline_code(code: types.CodeType, number: int) -> types.CodeType:
-    """Code that calls the dispatcher. It has as many free variables as `code`, as Python asks of a function's new code.
-
-    The dispatcher is imported there: the function's globals and closure stay as they are, and Dynamo can follow.
-    """
-    cells = [f"cell_{i}" for i in range(len(code.co_freevars))]
-    text = "\n".join(
-        [
-            f"def outer({', '.join(cells)}):",
-            "    def trampoline(*args, **kwargs):",
-            f"        if None: {', '.join(cells) or 'pass'}",
-            f"        from {__name__} import dispatcher",
-            f"        return dispatcher({number})(*args, **kwargs)",
-            "    return trampoline",
-        ]
-    )
-    names: dict[str, Any] = {}
-    exec(compile(text, code.co_filename, "exec"), names)
-    made: types.CodeType = names["outer"](*cells).__code__
-    return made.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno)

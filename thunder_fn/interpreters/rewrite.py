@@ -13,80 +13,15 @@ represented, too (`Kept`): of the results of a column of a layer each rank has a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from thunder_fn import ops
 from thunder_fn.errors import RewriteError
+from thunder_fn.interpreters.representation import Kept, Representation, Step
 from thunder_fn.interpreters.simplify import dce, inline_into
 from thunder_fn.rules import Mask, memo, rules_of
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
-
-Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | Kept | None"]
-
-
-def _no_rule(equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Representation:
-    """How a parameter is stored.
-
-    Law: ``decode(encode(w))`` is w within what the representation promises.
-
-    Args:
-        label: a word that names calls on the parts, such as `int8` in `int8_linear`.
-        type: of the parameter that it stands for.
-        suffixes: one per part: `values` makes the part of `fc.weight` `fc.weight.values`, an empty one `fc.weight`.
-        encode: the parameter to its parts.
-        decode: the parts to the value that computations see.
-        restore: the parts to the parameter that the user gets back; None for `decode`.
-        rule: asked with an equation and the representation of each of its operands, None for those that are what
-            they are: a trace over its operands, parts in the parameters' places; None where there is nothing better than to
-            go into the body.
-        codes: the parts encode a weight.
-        in_bodies: the parts go into the bodies of loops and branches. Not so where decoding or a rule asks other ranks.
-        of_results: what equations compute is stored so. It is decoded once for all that need it whole.
-    """
-
-    label: str
-    type: TensorType
-    suffixes: tuple[str, ...]
-    encode: Trace
-    decode: Trace
-    restore: Trace | None = None
-    rule: Rule = _no_rule
-    codes: bool = False
-    in_bodies: bool = False
-    of_results: bool = False
-
-    @property
-    def part_types(self) -> tuple[Type, ...]:
-        """The types of the parts."""
-        return self.encode.output_types
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A trace whose results are stored as parts: what a rule may answer.
-
-    Args:
-        trace: its outputs are the parts of each result, in order.
-        results: one per result; None for one that is what it is.
-        decoded: for each operand, whether the trace needs its value.
-    """
-
-    trace: Trace
-    results: tuple[Representation | None, ...]
-    decoded: tuple[bool, ...] = ()
-
-
-Step = Callable[[str, TensorType], Representation | None]
-"""What a rewriting transform decides for each parameter, by its name and type; None leaves it as it is.
-
-A step whose attribute `of_weights` is true is not asked about parts that encode a weight.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
                 f"{error}, and a call of this function needs another one: models of one class run the same code, each with "
                 "programs of its own, and so do arguments of other kinds"
             )
-            fix = "Delete models that are no longer used, or all programs with `torch._dynamo.reset()`."
+            fix = "Delete models that are no longer used, or all programs with `torch.compiler.reset()`."
             raise RecipeError(located(what, source=source_of(f), fix=fix)) from error
 
     return call

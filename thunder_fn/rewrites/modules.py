@@ -14,7 +14,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.rewrite import Step
+from thunder_fn.interpreters.representation import Step
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.jit.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.rewrites.clipping import clip_factor, norm_over_ranks

@@ -13,7 +13,8 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.rewrite import Rewrite, Step, identity, rewrite
+from thunder_fn.interpreters.representation import Step
+from thunder_fn.interpreters.rewrite import Rewrite, identity, rewrite
 from thunder_fn.rewrites.distributed import check_there
 from thunder_fn.rewrites.scheme import INPUT_SCALE
 from thunder_fn.rewrites.steps import ADAPTERS, Patterns

@@ -20,7 +20,8 @@ from thunder_fn.api.vjp import vjp
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import RewriteError, kind_of, located
-from thunder_fn.interpreters.rewrite import Rewrite, Step
+from thunder_fn.interpreters.representation import Step
+from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.calibration import calibrated
 from thunder_fn.rewrites.codes_kernels import EXECUTOR as CODES

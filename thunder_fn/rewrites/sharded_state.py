@@ -22,7 +22,8 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.heartbeat import watched
-from thunder_fn.interpreters.rewrite import Representation, Rewrite, Step
+from thunder_fn.interpreters.representation import Representation, Step
+from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, Group, collectives
 from thunder_fn.rewrites.prepared import Layout, layout_of_types
 from thunder_fn.rewrites.steps import Quantize, traced

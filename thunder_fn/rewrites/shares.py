@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from thunder_fn import ops
-from thunder_fn.interpreters.rewrite import Kept, Representation
+from thunder_fn.interpreters.representation import Kept, Representation
 from thunder_fn.rewrites.crossings import copied, gathered_dim, share
 from thunder_fn.rewrites.distributed import Group
 from thunder_fn.rewrites.steps import traced, traced_on_parts

@@ -14,7 +14,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture
 from thunder_fn.derive_autocast import TO_COPY
 from thunder_fn.errors import RewriteError, kind_of, located, with_article
-from thunder_fn.interpreters.rewrite import Kept, Representation
+from thunder_fn.interpreters.representation import Kept, Representation
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rewrites.scheme import Parts, Scheme, Shape
 from thunder_fn.rules import memo

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from thunder_fn.errors import RewriteError, kind_of, located
-from thunder_fn.interpreters.rewrite import Kept, Representation
+from thunder_fn.interpreters.representation import Kept, Representation
 from thunder_fn.rewrites.crossings import copied, gathered_dim, share, summed
 from thunder_fn.rewrites.distributed import Group
 from thunder_fn.rewrites.shares import RANK, OnShares, divides, shares

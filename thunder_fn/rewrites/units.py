@@ -15,7 +15,8 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.interpreters.ranks import GATHER
-from thunder_fn.interpreters.rewrite import Representation, Rewrite, Step
+from thunder_fn.interpreters.representation import Representation, Step
+from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.interpreters.schedule import InFlight, overlapped
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rewrites.steps import traced

@@ -58,6 +58,7 @@ class MeshDim:
 
     @property
     def root(self) -> tuple[Any, ...]:
+        """What two dims of one mesh agree in."""
         return (self.device_type, self.shape, self.ranks, self.names, self.groups)
 
     def all_ranks(self) -> torch.Tensor:
