@@ -249,19 +249,23 @@ def launch(folder: Path, *groups: str) -> list[list[Done]]:
     ended = [[Done(*rank) for rank in ranks] for ranks in json.loads(done.stdout)]
     for group, ranks in zip(groups, ended, strict=True):
         dies = group.rpartition(",")[2].rpartition(":")[2].startswith(DIE)
-        codes = [*[1] * (len(ranks) - 1), 7] if dies else [0] * len(ranks)
+        survivors, others = (1, 7) if dies else (0, 0)
+        codes = [*[survivors] * (len(ranks) - 1), others]
+        if group.endswith("die_one_by_one"):
+            codes = [0, *[7] * (len(ranks) - 1)]
         assert [rank.returncode for rank in ranks] == codes, "\n".join(rank.text for rank in ranks)
     return ended
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What four ranks and then two wrote. The last scenario of the two kills one."""
+    """What four ranks and then two wrote. In the last scenario of each, ranks die."""
     folder = tmp_path_factory.mktemp("ranks")
-    _, (first, second), (reducing, _) = launch(
+    _, _, (first, second), (reducing, _) = launch(
         folder,
-        "4:fsdp_losses,save_shares,save_codes",
-        "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,stay_away,disagree,die",
+        "4:fsdp_losses,save_shares,save_codes,load_on_three",
+        "4:die_one_by_one",
+        "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,beside_pytorch,stay_away,disagree,die",
         "2:die_before_reducing",
     )
     (folder / "died.txt").write_text(first.text)
@@ -369,3 +373,16 @@ def test_ranks_that_do_not_send_the_same_are_an_error(folder: Path) -> None:
 def test_a_rank_that_dies_before_a_reduction_is_an_error_on_the_others(folder: Path) -> None:
     error = (folder / "died_before_reducing.txt").read_text()
     assert "_c10d_functional.wait_tensor.default: rank 1 of 2 cannot be reached" in error and "in equation:" in error
+
+
+@pytest.mark.parametrize(
+    ("moment", "left", "gone"), [("backward", 3, "rank 3"), ("save", 2, "ranks 2, 3"), ("clip", 1, "ranks 1, 2, 3")]
+)
+def test_wherever_a_rank_dies_all_others_raise(folder: Path, moment: str, left: int, gone: str) -> None:
+    """In a backward, while all save, in a collective outside of a program: survivors name who is gone, and where they wait."""
+    for rank in range(left):
+        error = (folder / f"{moment}_{rank}.txt").read_text()
+        assert f": {gone} of 4 cannot be reached" in error
+        assert error.startswith("save: " if moment == "save" else "_c10d_functional.wait_tensor.default: ")
+        assert moment == "save" or ("in equation:" in error and "worker.py" in error)
+    assert not (folder / f"{moment}_{left}.txt").exists()

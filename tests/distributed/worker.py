@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import thunder_fn as tfn
 from tests import forks
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.errors import DistributedError, RewriteError
+from thunder_fn.interpreters import heartbeat
+from thunder_fn.torch_internals import default_store
 
 STEPS, BATCH = 20, 4
 STORED, ROUNDED = ("adapters", "nf4"), ("int8", "nf4")
@@ -279,14 +283,81 @@ def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 
 def disagree(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """The last rank has another model, in a group of its own: what it sends is not what the others expect."""
+    """After many calls the last rank has another model, in a group of its own: what it sends is not what the others expect."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     width = 8 + 8 * (rank == size - 1)
+    same = tfn.fsdp(tfn.jit(torch.nn.Linear(4, 4, bias=False)), DeviceMesh.from_group(group, "cpu"))
+    with torch.no_grad():
+        for _ in range(heartbeat.COMPARED + 10):
+            same(torch.ones(1, 4))
     module = tfn.fsdp(tfn.jit(torch.nn.Linear(width, width)), DeviceMesh.from_group(group, "cpu"))
     try:
         module(torch.ones(1, width))
     except DistributedError as error:
         (folder / f"disagrees_{rank}.txt").write_text(str(error))
+
+
+def load_on_three(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """All but the last rank read what all have saved: parameters, what the optimizer keeps, and codes."""
+    group = dist.new_group([*range(size - 1)])
+    if rank == size - 1:
+        return
+    fewer = DeviceMesh.from_group(group, "cpu")
+    saved, module = torch.load(folder / "fsdp_0.pt")[2], tfn.fsdp(model(), fewer)
+    state = module.sharded_state_dict()
+    dcp.load(state, checkpoint_id=folder / "checkpoint", process_group=group)
+    torch.testing.assert_close(module.state_dict(), saved, rtol=0, atol=0)
+    optimizer = adam(module)
+    half = {"model": module.sharded_state_dict(), "optimizer": module.sharded_optimizer_state_dict(optimizer)}
+    dcp.load(half, checkpoint_id=folder / "half", process_group=group)
+    module.load_optimizer_state_dict(optimizer, half["optimizer"])
+    whole = model()
+    whole_optimizer = adam(whole)
+    go_on(whole, whole_optimizer, 0, 1, batches()[: STEPS // 2])
+    torch.testing.assert_close(module.state_dict(), whole.state_dict(), rtol=1e-6, atol=1e-6)
+    names = list(module.sharded_optimizer_state_dict(optimizer)["state"])
+    assert len(names) == len(list(whole.named_parameters()))
+    for name, value in whole.named_parameters():
+        moment = half["optimizer"]["state"][name]["exp_avg"].full_tensor()
+        torch.testing.assert_close(moment, whole_optimizer.state[value]["exp_avg"], rtol=1e-6, atol=1e-6)
+    for scheme in STORED:
+        module = stored(fewer, scheme)
+        state = module.sharded_state_dict()
+        dcp.load(state, checkpoint_id=folder / scheme, process_group=group)
+        torch.testing.assert_close(module.state_dict(), torch.load(folder / f"{scheme}.pt"), rtol=0, atol=0)
+
+
+def beside_pytorch(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """fsdp and ddp beside FSDP2 and DDP of PyTorch: losses of each rank, shards, and state, which each takes from the other."""
+    theirs, replicas = model(), torch.nn.parallel.DistributedDataParallel(model())
+    for block in (*theirs.blocks, theirs):
+        fully_shard(block, mesh=mesh)
+    ours, copies = tfn.fsdp(tfn.jit(model()), mesh), tfn.ddp(tfn.jit(model()), mesh)
+    with warnings.catch_warnings(action="ignore"):  # of FSDP2, that results are views
+        expected = train(theirs, rank, size, steps=3)
+    for module in (replicas, ours, copies):
+        torch.testing.assert_close(train(module, rank, size, steps=3), expected, rtol=1e-9, atol=1e-9)
+    state, own = theirs.state_dict(), ours.sharded_state_dict()
+    assert list(state) == list(own)
+    for name, value in state.items():
+        assert own[name].placements == value.placements and own[name].to_local().shape == value.to_local().shape
+    whole = {name: value.full_tensor() for name, value in state.items()}
+    for module in (replicas.module, ours, copies):
+        torch.testing.assert_close(module.state_dict(), whole, rtol=1e-6, atol=1e-9)
+    ours.load_state_dict(state)
+    torch.testing.assert_close(ours.state_dict(), whole, rtol=0, atol=0)
+    theirs.load_state_dict(tfn.fsdp(model(), mesh).sharded_state_dict())
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(value.full_tensor(), model().state_dict()[name])
+
+
+def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The last rank ends in the middle of training."""
+    module = tfn.fsdp(tfn.jit(model()), mesh)
+    train(module, rank, size, steps=1)
+    if rank == size - 1:
+        os._exit(7)
+    train(module, rank, size, steps=2)
 
 
 def die_before_reducing(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -298,13 +369,43 @@ def die_before_reducing(mesh: DeviceMesh, rank: int, size: int, folder: Path) ->
             os._exit(7)
 
 
-def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """The last rank ends in the middle of training."""
-    module = tfn.fsdp(tfn.jit(model()), mesh)
-    train(module, rank, size, steps=1)
-    if rank == size - 1:
-        os._exit(7)
-    train(module, rank, size, steps=2)
+def die_one_by_one(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The last rank of a group ends in a backward, then that of the others while all save, then one before clipping."""
+    groups = [dist.new_group([*range(left)], timeout=datetime.timedelta(seconds=5)) for left in range(size, 1, -1)]
+    x = torch.ones(2, 4)
+
+    def backward(module: Any, group: Any, dies: bool) -> None:
+        y = module(x)
+        if dies:
+            y.register_hook(lambda _: os._exit(7))
+        y.sum().backward()
+
+    def save(module: Any, group: Any, dies: bool) -> None:
+        state = module.sharded_state_dict()
+        if dies:
+            os._exit(7)
+        with tfn.rewrites.watched("save"):
+            dcp.save(state, checkpoint_id=folder / "unfinished", process_group=group)
+
+    def clip(module: Any, group: Any, dies: bool) -> None:
+        module(x).sum().backward()
+        if dies:
+            os._exit(7)
+        module.clip_grad_norm_(1.0)
+
+    for act, group in zip((backward, save, clip), groups, strict=True):
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+        module = tfn.fsdp(tfn.jit(net), DeviceMesh.from_group(group, "cpu"))
+        module(x).sum().backward()
+        try:
+            act(module, group, rank == dist.get_world_size(group) - 1)
+        except DistributedError as error:
+            (folder / f"{act.__name__}_{rank}.txt").write_text(str(error))
+        store, left = default_store(), dist.get_world_size(group) - 1
+        store.set(f"{act.__name__} {rank}", "")  # some have waited for the others until the group's time was over
+        while not store.check([f"{act.__name__} {other}" for other in range(left)]):
+            time.sleep(0.1)  # `store.wait` would keep this rank's heartbeat from the store
+    os._exit(0)  # the process group cannot be ended in order
 
 
 SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
@@ -322,7 +423,10 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         compose,
         stay_away,
         disagree,
+        load_on_three,
+        beside_pytorch,
         die_before_reducing,
+        die_one_by_one,
         die,
     )
 }

@@ -18,7 +18,8 @@ def copy_of(fn: types.FunctionType) -> types.FunctionType:
 def trampoline_code(code: types.CodeType, module: str, number: int) -> types.CodeType:
     """Code that calls the `dispatcher` of a module.
 
-    It has as many free variables as `code`, as Python asks of a function's new code. The dispatcher is imported there: the function's globals and closure stay as they are, and Dynamo can follow.
+    It has as many free variables as `code`, as Python asks of a function's new code. The dispatcher is
+    imported there: the function's globals and closure stay as they are, and Dynamo can follow.
     """
     cells = [f"cell_{i}" for i in range(len(code.co_freevars))]
     text = "\n".join(

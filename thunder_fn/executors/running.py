@@ -129,7 +129,9 @@ class Watched:
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         line: Line = frame.f_globals[LINES][frame.f_lineno]
         equation = line.equation
-        return run_collective(self.run, equation, format_equation(equation), *args, **kwargs)
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        run = lambda: self.run(*args, **kwargs)
+        return run_collective(run, equation, tensors, lambda: format_equation(equation))
 
 
 def tensors_in(result: Any, count: int) -> list[torch.Tensor]:

@@ -104,8 +104,9 @@ def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kw
     """Run a collective, and its backward, where that sends anything, as equations that are watched too."""
     from thunder_fn.interpreters.followed import follow  # evaluates
 
-    plain = lambda: run_collective(evaluate_leaf, equation, _text(equation), equation, args, kwargs)
     operands = [env[var.index] for var in equation.operands]
+    run = lambda: evaluate_leaf(equation, args, kwargs)
+    plain = lambda: run_collective(run, equation, operands, lambda: _text(equation))
     if equation.op.name == WAIT and not any(map(internals.is_wrapped, operands)):
         return plain()
     return follow(equation, operands, plain)

@@ -6,9 +6,10 @@ these: a rank whose number stands still is gone; one whose number grows but who 
 
 PyTorch ends a wait, at the latest after the process group's time-out; so nothing hangs, and each rank raises on its own.
 
-Ranks that run different programs send each other what the others do not expect, and a backend may abort the process for it. So
-the first collectives of each group are compared before they are sent: who comes first writes to the store what it sends, and
-who comes later sends the same or raises.
+Ranks that run different programs send each other what the others do not expect, for which gloo, whose tensors are on CPUs,
+aborts the process. So collectives are compared before they are sent: who comes first writes to the store what it sends, and who
+comes later sends the same or raises. Other backends only wait, and start a collective faster than the store answers: of these the
+first of each group are compared.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import atexit
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DistributedError, located
-from thunder_fn.trace import Equation, TensorType, Var
+from thunder_fn.trace import Equation, TensorType, Var, type_of_value
 
 SECONDS = 0.5
 PATIENCE = 4
@@ -34,7 +36,9 @@ MOMENT = 0.05
 COMPUTING = "computing"
 WAIT = "_c10d_functional.wait_tensor.default"
 COMPARED = 100
-"""So many collectives of each group are compared."""
+"""So many collectives of each group are compared where tensors are not on CPUs."""
+KEPT = 1000
+"""So many keys of the store serve the comparisons of a group, in turn: no rank is so far ahead of another."""
 
 
 class _Heart:
@@ -45,6 +49,7 @@ class _Heart:
         self.thread: threading.Thread | None = None
         self.store: Any = None
         self.counts = Counter[str]()
+        self.said: dict[str, str] = {}
         self.ended = threading.Event()
 
     def start(self) -> None:
@@ -65,22 +70,25 @@ class _Heart:
             self.thread.join(SECONDS * PATIENCE)
             time.sleep(MOMENT)
 
-    def sends(self, equation: Equation) -> str | None:
+    def sends(self, equation: Equation, what: str) -> str | None:
         """What another rank sends in place of this collective; None if that is the same, or is not known."""
-        if equation.op.name == WAIT:
-            return None
         store, group = internals.default_store(), str(equation.args[-1])
         if store is not self.store:
-            self.store, self.counts = store, Counter()
+            self.store, self.counts, self.said = store, Counter(), {}
         self.counts[group] += 1
-        if self.counts[group] > COMPARED or any(map(_has_symbols, equation.operands)):
+        count = self.counts[group]
+        if count > COMPARED and not all(map(_is_on_cpu, equation.operands)):
             return None
-        mine, key = _text(equation), f"thunder_fn collective {group} {self.counts[group]}"
+        key, mine = f"thunder_fn collective {group} {count % KEPT}", f"{count} {dist.get_rank()} {what}"
         try:
-            rank, _, theirs = store.compare_set(key, "", f"{dist.get_rank()} {mine}").decode().partition(" ")
+            said = store.compare_set(key, self.said.get(key, ""), mine).decode()
         except RuntimeError:  # the store is gone
             return None
-        return None if theirs == mine else f"rank {rank} runs {theirs} where this rank runs {mine}"
+        self.said[key] = said
+        number, rank, theirs = said.split(" ", 2)
+        return (
+            None if theirs == what or number != str(count) else f"rank {rank} runs {theirs} where this rank runs {what}"
+        )
 
     def beat(self) -> None:
         count = 0
@@ -106,30 +114,34 @@ def _key(rank: int) -> str:
     return f"thunder_fn heartbeat {rank}"
 
 
-def run_collective(run: Callable[..., Any], equation: Equation, text: str, *args: Any, **kwargs: Any) -> Any:
-    """Run a collective.
+def run_collective(
+    run: Callable[[], Any], equation: Equation, tensors: Sequence[torch.Tensor], text: Callable[[], str]
+) -> Any:
+    """Run a collective of these tensors.
 
     Raises:
-        DistributedError: it failed; names the equation, the user's line, and the ranks that are gone or elsewhere.
+        DistributedError: it failed; names the equation (its `text`), the user's line, and the ranks that are gone or elsewhere.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        return run(*args, **kwargs)
+        return run()
     _heart.start()
-    other = _heart.sends(equation)
+    what = _text(equation, tensors)
+    other = None if equation.op.name == WAIT else _heart.sends(equation, what)
     if other is not None:
         fix = "All ranks call the same functions on parameters of the same types, in the same order. Start all ranks again."
-        raise DistributedError(located(f"{equation.op}: {other}", equation=text, source=equation.source, fix=fix))
-    with watched(str(equation.op), _text(equation), equation=text, source=equation.source):
-        return run(*args, **kwargs)
+        raise DistributedError(located(f"{equation.op}: {other}", equation=text(), source=equation.source, fix=fix))
+    with watched(str(equation.op), what, lambda: {"equation": text(), "source": equation.source}):
+        return run()
 
 
 @contextmanager
-def watched(what: str, where: str = "", **place: Any) -> Generator[None]:
+def watched(what: str, where: str = "", place: Callable[[], dict[str, Any]] = dict[str, Any]) -> Generator[None]:
     """Inside, this process waits for others, as in `with watched("save"): torch.distributed.checkpoint.save(...)`.
 
     Args:
         what: it does, for the error.
         where: it is, for other ranks, the same on all that take part; left out, what it does.
+        place: the equation and its source, for the error.
 
     Raises:
         DistributedError: that failed; names the ranks that are gone or elsewhere.
@@ -140,7 +152,7 @@ def watched(what: str, where: str = "", **place: Any) -> Generator[None]:
         yield
     except RuntimeError as error:
         fix = "The group cannot be used any more: end this process, and start all ranks again from a checkpoint."
-        raise DistributedError(located(f"{what}: {_absent(where or what)}", **place, fix=fix)) from error
+        raise DistributedError(located(f"{what}: {_absent(where or what)}", **place(), fix=fix)) from error
     finally:
         _heart.where = COMPUTING
 
@@ -172,14 +184,14 @@ def _absent(collective: str) -> str:
     return f"the collective failed on rank {dist.get_rank()} of {size}, and all others are alive and take part"
 
 
-def _has_symbols(var: Var) -> bool:
-    return isinstance(var.type, TensorType) and not all(isinstance(size, int) for size in var.type.shape)
+def _is_on_cpu(var: Var) -> bool:
+    return isinstance(var.type, TensorType) and var.type.device.type == "cpu"
 
 
-def _text(equation: Equation) -> str:
-    """A collective and the type of what is sent, as all ranks write it."""
+def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
+    """A collective and the types of what is sent, as all ranks write it."""
     name = equation.op.name.removesuffix(".default").rpartition(".")[2]
-    return f"{name} of {', '.join(str(var.type) for var in equation.operands)}"
+    return f"{name} of {', '.join(str(type_of_value(tensor)) for tensor in tensors)}"
 
 
 def _seen(rank: int) -> str | None:
