@@ -403,8 +403,7 @@ def die_one_by_one(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None
             (folder / f"{act.__name__}_{rank}.txt").write_text(str(error))
         store, left = default_store(), dist.get_world_size(group) - 1
         store.set(f"{act.__name__} {rank}", "")  # some have waited for the others until the group's time was over
-        while not store.check([f"{act.__name__} {other}" for other in range(left)]):
-            time.sleep(0.1)  # `store.wait` would keep this rank's heartbeat from the store
+        store.wait([f"{act.__name__} {other}" for other in range(left)])
     os._exit(0)  # the process group cannot be ended in order
 
 

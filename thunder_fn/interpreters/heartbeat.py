@@ -91,11 +91,16 @@ class _Heart:
         )
 
     def beat(self) -> None:
-        count = 0
+        """Write to the store by a connection of its own: another thread may wait for an answer on the first."""
+        count, store = 0, None
+        own: Any = None
         try:
             while dist.is_initialized() and not self.ended.is_set():
+                if internals.default_store() is not store:
+                    store = internals.default_store()
+                    own = store.clone()
                 count += 1
-                internals.default_store().set(_key(dist.get_rank()), f"{count} {self.where}")
+                own.set(_key(dist.get_rank()), f"{count} {self.where}")
                 self.ended.wait(SECONDS)
         except (RuntimeError, ValueError):  # the store went first, as it does at the end of a process
             return
