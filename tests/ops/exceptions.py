@@ -121,10 +121,17 @@ EXEMPTIONS: tuple[Exemption, ...] = (
         what="forward",
         close=True,
     ),
-    *_all(
-        "cov svd_lowrank pca_lowrank",
+    Exemption(
+        "cov",
         # torch.cov(x) of complex x has an imaginary part of 0 there, its steps one by one, in eager mode, one of 4e-8
-        f"{ROUNDING}complex products that PyTorch's C++ makes round otherwise on Intel's processors than the ops one by one",
+        f"{ROUNDING}PyTorch's C++ rounds it otherwise than its ops one by one on Intel's processors, why is not known",
+        what="forward",
+        close=True,
+    ),
+    *_all(
+        "svd_lowrank pca_lowrank",
+        # a.mH @ q and torch.conj_physical(a.mT) @ q differ by up to 5e-7 there, and QR and SVD enlarge that
+        f"{ROUNDING}on Intel's processors a complex product of a lazy conjugate is rounded otherwise than of a conjugate",
         what="forward",
         close=True,
     ),
