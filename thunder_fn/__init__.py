@@ -22,6 +22,7 @@ from thunder_fn.api import (
 )
 from thunder_fn.api.associative_scan import associative_scan as associative_scan
 from thunder_fn.api.autocast import autocast as autocast, autocast_policy as autocast_policy
+from thunder_fn.api.checkpoint import checkpoint as checkpoint
 from thunder_fn.api.functional import (
     functional_call as functional_call,
     functionalize as functionalize,
@@ -58,7 +59,6 @@ from thunder_fn.structured import (
     recurrent as _recurrent,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     transformer_encoder as _transformer_encoder,  # noqa: F401  # pyright: ignore[reportUnusedImport]
 )
-from thunder_fn.structured.checkpoint import checkpoint as checkpoint
 from thunder_fn.structured.checkpoint_name import checkpoint_name as checkpoint_name
 from thunder_fn.structured.cond import cond as cond, switch as switch
 from thunder_fn.structured.custom_jvp import custom_jvp as custom_jvp

@@ -106,6 +106,7 @@ class StructuredOp:
       rest. `partial_eval` makes an equation of each. None for ops that are not divided.
     - `constants(equation)`: for an op whose bodies take some operands as they are, at every step and in every branch, which
       those are; the last operands are the bodies' inputs. A loop counts them in `num_consts`. None for other ops.
+    - `slices(equation)`: for a loop, the operands of which each step takes a slice along dim 0. None for other ops.
     - `keeps_types`: the types of its outputs are tied to those of its operands or rules, as a carry's are. Otherwise
       they are what its bodies give, or without bodies those of the operands.
     """
@@ -121,6 +122,7 @@ class StructuredOp:
     lower: Callable[[Equation], Trace | None] | None = None
     divide: Callable[[Equation, Mask, Mask], tuple[Trace, Trace]] | None = None
     constants: Callable[[Equation], Mask] | None = None
+    slices: Callable[[Equation], Mask] | None = None
     keeps_types: bool = True
 
 

@@ -566,13 +566,14 @@ class TraceBuilder:
         read: Callable[[Var], Arg],
         *,
         bodies: tuple[Trace, ...] | None = None,
+        types: tuple[Type, ...] | None = None,
         source: Source | None = None,
     ) -> tuple[Var, ...]:
-        """Append an equation of another trace, its operands read through `read`; other bodies and source if given."""
+        """Append an equation of another trace, its operands read through `read`; other bodies, types and source if given."""
         args = tuple(map_arg(read, arg) for arg in equation.args)
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
         bodies = equation.bodies if bodies is None else bodies
-        types = tuple(var.type for var in equation.outputs)
+        types = tuple(var.type for var in equation.outputs) if types is None else types
         return self.add(equation.op, args, types, kwargs=kwargs, bodies=bodies, source=source or equation.source)
 
     def build(self, outputs: tuple[Atom, ...]) -> Trace:

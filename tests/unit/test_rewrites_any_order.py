@@ -20,6 +20,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "vmap": lambda f: tfn.vmap(f, (None, 0)),
     "autocast": tfn.autocast,
     "jacrev": lambda f: tfn.jacrev(f, argnums=1),
+    "checkpoint": tfn.checkpoint,
 }
 
 
@@ -37,6 +38,7 @@ def test_any_order(name: str) -> None:
     params, x = {"w": torch.randn(32, 64), "b": torch.randn(32)}, torch.randn(3, 64)
     new = quantised(loss).prepare(params)
     expected = TRANSFORMS[name](loss)(new.restore(), x)
+    executors = set[bool]()
     for order in itertools.permutations((quantised, TRANSFORMS[name], tfn.jit)):
         f, parts = loss, new
         for transform in order:
@@ -46,6 +48,21 @@ def test_any_order(name: str) -> None:
             torch.testing.assert_close(f(parts, x), expected, rtol=1e-5, atol=1e-6)
         info = tfn.cache_info(f)
         assert (info.misses, info.hits) == (1, 1), order
+        executors.add("codes computes" in str(tfn.last_traces(f)[-1]))
+    assert len(executors) == 1, "kernels for codes run in some orders only"
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "int4", "nf4", "fp8"])
+def test_a_batch_is_one_call_on_codes(scheme: str) -> None:
+    """Of activations alone: a layer whose bias is batched, too, decodes its weight."""
+    params, x = {"w": torch.randn(32, 64), "b": torch.randn(32)}, torch.randn(3, 2, 64)
+    q = tfn.quantize(lambda params, x: F.linear(x, params["w"], params["b"]), scheme)
+    new = q.prepare(params)
+    for f in (tfn.vmap(q, (None, 1), 1), tfn.quantize(tfn.vmap(q.fn, (None, 1), 1), scheme)):
+        torch.testing.assert_close(f(new, x), q(new, x))
+        assert f"= {scheme}_linear(" in str(tfn.trace(f, new, x))
+    of_biases = tfn.vmap(lambda b, x: q(new.replaced({"b": b}), x))
+    torch.testing.assert_close(of_biases(torch.ones(3, 32), x), q(new.replaced({"b": torch.ones(32)}), x))
 
 
 def test_a_transform_of_a_function_that_jits_itself_keeps_its_options() -> None:

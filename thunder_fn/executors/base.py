@@ -102,8 +102,8 @@ class HasExecutors(Protocol):
 
     executors: tuple[Executor, ...]
 
-    def chosen_executors(self) -> tuple[Executor, ...]:
-        """Those that may be used, as they are now."""
+    def executors_of(self, trace: Trace) -> tuple[Executor, ...]:
+        """Those that may be used for a trace, as they are now."""
         ...
 
 

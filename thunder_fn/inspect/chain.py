@@ -161,11 +161,11 @@ def chain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Chain:
     paths = (*pytree.paths(call.args, "args"), *pytree.paths(call.kwargs, "kwargs"))
     known = {id(tensor): name for name, tensor in _tensors_of(f)}
     arguments = tuple(known.get(id(tensor), paths[position]) for position, tensor in call.tensors)
-    executors = jitted.options.chosen_executors()
-    halves = () if not executors else _lowered(entry)
+    halves = _lowered(entry)
+    executors = jitted.options.executors_of(halves[0])
     decisions = tuple(one for trace in halves for one in decisions_of(trace, executors))
     whole = _Assembly(events, entry).chain(name, arguments)
-    return replace(whole, decisions=decisions, left_out=left_out(jitted.options))
+    return replace(whole, decisions=decisions, left_out=left_out(jitted.options, halves[0]))
 
 
 def _lowered(entry: Entry) -> tuple[Trace, ...]:

@@ -20,7 +20,7 @@ from thunder_fn import ops
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.representation import Kept, Representation, Step
 from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import Mask, memo, rules_of
+from thunder_fn.rules import memo, rules_of
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 
 
@@ -154,6 +154,10 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
 # ---- the interpreter ----
 
 
+Entering = tuple[Representation | None, ...]
+"""For each operand of a loop or a branch, what the parts stand for that go into its bodies; None for those that go in as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """A parameter inside a trace that is being rewritten: its parts instead of its value."""
@@ -182,9 +186,19 @@ def _kept(body: Trace, representations: tuple[Representation | None, ...]) -> Ke
 
 
 @memo(4096)
-def _inside(body: Trace, representations: tuple[Representation | None, ...]) -> Kept:
+def _within(body: Trace, representations: Entering) -> Kept:
     """A body of a loop or a branch on parts, its results as they were."""
     return _Walk(body, representations).run(decode=True)
+
+
+def _inside(equation: Equation, entering: Entering) -> list[Kept]:
+    """The bodies of an equation on the parts that go into them."""
+    return [_within(body, entering[_first_of_bodies(equation) :]) for body in equation.bodies]
+
+
+def _entering(kept: Representation, is_constant: bool, is_sliced: bool) -> Representation | None:
+    """What the bodies of a loop or a branch are given of what is stored so, if it is not its value."""
+    return kept.slices if is_sliced else kept if is_constant and kept.in_bodies else None
 
 
 class _Walk:
@@ -239,50 +253,46 @@ class _Walk:
             ]
         return self.builder.copy(equation, self.value)
 
-    def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Mask:
-        """Whose parts go into the bodies of a loop or a branch. A weight that a step needs whole is decoded before the loop;
-        one that a branch needs, in the branch."""
-        constants = rules_of(equation).constants if equation.op.kind == "structured" else None
-        if constants is None:
+    def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Entering:
+        """Whose parts go into the bodies of a loop or a branch, and what they stand for there. A weight that each step needs whole
+        is decoded before the loop; a slice in its step, and one that a branch needs in the branch."""
+        rules = rules_of(equation) if equation.op.kind == "structured" else None
+        if rules is None or rules.constants is None:
             return ()
-        flags = tuple(
-            flag and isinstance(value, _Parts) and value.kept.in_bodies
-            for flag, value in zip(constants(equation), held, strict=True)
+        constants = rules.constants(equation)
+        slices = rules.slices(equation) if rules.slices is not None else (False,) * len(held)
+        found = tuple(
+            None if not isinstance(value, _Parts) else _entering(value.kept, is_constant, is_sliced)
+            for value, is_constant, is_sliced in zip(held, constants, slices, strict=True)
         )
-        if not any(flags) or not _is_loop(equation):
-            return flags
-        first, bodies = _first_of_bodies(equation), self.inside(equation, held, flags)
-        needed = {first + at for kept in bodies for at, flag in enumerate(kept.decoded) if flag}
-        return tuple(flag and at not in needed for at, flag in enumerate(flags))
+        if not any(found) or not _is_loop(equation):
+            return found
+        first = _first_of_bodies(equation)
+        needed = {first + at for kept in _inside(equation, found) for at, flag in enumerate(kept.decoded) if flag}
+        places = enumerate(zip(found, constants, strict=True))
+        return tuple(None if is_constant and at in needed else one for at, (one, is_constant) in places)
 
     def note_decoded(self, equation: Equation, first: int, kept: Kept) -> None:
         """A body decodes some of the operands, which begin with the first of its inputs."""
         pairs = zip(equation.operands[first:], kept.decoded, strict=False)
         self.decoded_inside.update(var.index for var, flag in pairs if flag)
 
-    def inside(self, equation: Equation, held: list[Atom | _Parts], entering: Mask) -> list[Kept]:
-        """The bodies of an equation on the parts that go into them."""
-        kept = tuple(
-            value.kept if flag and isinstance(value, _Parts) else None
-            for value, flag in zip(held, entering, strict=True)
-        )
-        return [_inside(body, kept[_first_of_bodies(equation) :]) for body in equation.bodies]
-
-    def entered(self, equation: Equation, held: list[Atom | _Parts], entering: Mask) -> tuple[Atom, ...]:
+    def entered(self, equation: Equation, held: list[Atom | _Parts], entering: Entering) -> tuple[Atom, ...]:
         """A loop or a branch on parts."""
         operands = [
-            value if flag else self.value(var)
-            for var, value, flag in zip(equation.operands, held, entering, strict=True)
+            self.value(var) if one is None else value
+            for var, value, one in zip(equation.operands, held, entering, strict=True)
         ]
-        args, kwargs = _flat(operands), dict(equation.kwargs)
+        kwargs = dict(equation.kwargs)
         if _is_loop(equation):
             count = kwargs["num_consts"]
             assert isinstance(count, Literal), "the operands of a loop are counted when it is traced"
-            kwargs["num_consts"] = Literal(count.value + len(args) - len(operands))
-        inside = self.inside(equation, held, entering)
-        for kept in inside:
-            self.note_decoded(equation, _first_of_bodies(equation), kept)
-        bodies = tuple(kept.trace for kept in inside)
+            kwargs["num_consts"] = Literal(len(_flat(operands[: count.value])))
+        inside = _inside(equation, entering)
+        if not _is_loop(equation):
+            for kept in inside:
+                self.note_decoded(equation, _first_of_bodies(equation), kept)
+        args, bodies = _flat(operands), tuple(kept.trace for kept in inside)
         types = tuple(var.type for var in equation.outputs)
         return self.builder.add(
             equation.op, args, types, kwargs=tuple(kwargs.items()), bodies=bodies, source=equation.source

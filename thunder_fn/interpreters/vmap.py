@@ -16,6 +16,9 @@ from thunder_fn.rules import Mask, memo, rules_of
 from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
+ROWS: dict[str, str] = {"torch.nn.functional.linear": "input"}
+"""Calls that work on the rows of their first argument, whatever dims it has: a batch of that alone is the same call on more rows.
+The names of these calls, and of the argument."""
 
 
 @memo(16384)
@@ -47,7 +50,9 @@ def _batch_equation(
     else:
         arguments = tuple(env[var.index] for var in equation.operands)
         new, out_flags = rule_of(equation, batched, size, randomness)
-        if equation.op.kind == "composite":
+        if is_on_rows(equation, batched):
+            results = builder.copy(equation, lambda var: env[var.index], bodies=(new,), types=new.output_types)
+        elif equation.op.kind == "composite":
             op = ops.composite(f"vmap_{ops.short_name(equation.op).removeprefix('vmap_')}")
             results = builder.add(op, arguments, new.output_types, bodies=(new,), source=equation.source)
         else:
@@ -55,6 +60,12 @@ def _batch_equation(
     for var, value, flag in zip(equation.outputs, results, out_flags, strict=True):
         env[var.index] = value
         flags[var.index] = flag and isinstance(var.type, TensorType)
+
+
+def is_on_rows(equation: Equation, batched: Mask) -> bool:
+    """The equation is one of `ROWS`, and nothing but the rows is batched."""
+    first = equation.args[0] if equation.args else dict(equation.kwargs).get(ROWS.get(equation.op.name, ""))
+    return equation.op.name in ROWS and batched == tuple(var == first for var in equation.operands)
 
 
 def rule_of(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:

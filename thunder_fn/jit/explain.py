@@ -10,6 +10,7 @@ import torch
 
 from thunder_fn.executors import Decision, Executor, claim
 from thunder_fn.executors.base import is_within
+from thunder_fn.executors.brought import with_brought
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.jit.autograd import bridge
 from thunder_fn.jit.call import read_call
@@ -61,7 +62,7 @@ def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
     call = read_call(options, args, kwargs)
     captured, traces = capture_call(fn, options, call)
     closed, constants = close_over(traces[-1])
-    executors = options.chosen_executors()
+    executors = options.executors_of(closed)
     tensors = (*(tensor for _, tensor in call.tensors), *constants)
     writes = places_of([write.target for write in captured.writes], len(call.tensors), constants)
     bridged = bridge(closed, tensors, (None,) * len(writes), executors) if torch.is_grad_enabled() else None
@@ -70,15 +71,15 @@ def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
         closed.name,
         decisions_of(forward, executors, writes if bridged is None else ()),
         () if bridged is None else decisions_of(bridged.split.backward, executors),
-        left_out(options),
+        left_out(options, closed),
     )
 
 
-def left_out(options: Options) -> tuple[tuple[str, str], ...]:
+def left_out(options: Options, trace: Trace) -> tuple[tuple[str, str], ...]:
     """The executors that are not asked, and why."""
     return tuple(
         (executor.name, f"its results are {executor.numerics}, and numerics={options.numerics!r}")
-        for executor in options.executors
+        for executor in with_brought(options.executors, trace)
         if not is_within(executor.numerics, options.numerics)
     )
 

@@ -14,12 +14,14 @@ from typing import Any
 from thunder_fn.capture.lookasides import Lookaside, same_function
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption, kind_of, located
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
+from thunder_fn.executors.brought import with_brought
 from thunder_fn.executors.grad_transforms import GradTransforms
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.executors.verify import VERIFIER
 from thunder_fn.jit.marks import Marks, read_marks
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
+from thunder_fn.trace import Trace
 
 CACHES = ("constant values", "symbolic values", "same input", "no caching")
 
@@ -56,9 +58,16 @@ class Options:
         """A program may serve calls with other sizes and numbers."""
         return self.cache == "symbolic values" or (self.cache == "constant values" and self.dynamic is not False)
 
+    def executors_of(self, trace: Trace) -> tuple[Executor, ...]:
+        """The executors of a program of this trace, those that it brings among them, as they are now."""
+        return self._allowed(with_brought(self.executors, trace))
+
     def chosen_executors(self) -> tuple[Executor, ...]:
         """The executors as they are now, without those whose results may be farther off than `numerics` allows."""
-        allowed = (executor for executor in self.executors if is_within(executor.numerics, self.numerics))
+        return self._allowed(self.executors)
+
+    def _allowed(self, executors: Iterable[Executor]) -> tuple[Executor, ...]:
+        allowed = (executor for executor in executors if is_within(executor.numerics, self.numerics))
         chosen = tuple(executor.frozen() for executor in allowed)
         return (VERIFIER.frozen(), *chosen) if self.verify else chosen
 

@@ -101,7 +101,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
     closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
     writes = places_of(targets, len(tensors) + len(numbers), constants)
-    executors, values = options.chosen_executors(), (*tensors, *numbers, *constants)
+    executors, values = options.executors_of(closed), (*tensors, *numbers, *constants)
     followed = torch.is_grad_enabled() or is_followed(captured)
     bridged = bridge(closed, values, writes, executors) if followed else None
     execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)

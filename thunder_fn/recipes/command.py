@@ -245,7 +245,7 @@ def _claims(
             yield explain_claims(compiled, **inputs)
     except CaptureError:
         for trace in traces:
-            yield ClaimReport(trace.name, decisions_of(close_over(trace)[0], options.chosen_executors()))
+            yield ClaimReport(trace.name, decisions_of(close_over(trace)[0], options.executors_of(trace)))
 
 
 def _train_step(f: Callable[..., Any], inputs: dict[str, Any]) -> Callable[[], None]:

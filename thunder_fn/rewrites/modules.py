@@ -22,7 +22,7 @@ from thunder_fn.rewrites.distributed import apart
 from thunder_fn.rewrites.initialising import Init, initialised
 from thunder_fn.rewrites.optimizer_state import load_optimizer_state, sharded_optimizer_state
 from thunder_fn.rewrites.prepared import Layout, Prepared, for_pickle, from_pickle, is_adapter, moved_part
-from thunder_fn.rewrites.rewritten import Rewritten, checked, with_kernels
+from thunder_fn.rewrites.rewritten import Rewritten, checked
 from thunder_fn.rewrites.sharded_state import sharded_state, split_of, whole_tensor
 from thunder_fn.rewrites.skeleton import OnState, Skeleton, is_extra, named_parts, state_names, with_tensors
 from thunder_fn.trace import static_shape, type_of_value
@@ -130,8 +130,7 @@ class RewrittenModule(torch.nn.Module):
         if modes not in self._functions:
             function = Rewritten(self._skeleton, self._steps)
             on_state = OnState(function, self._layout, self._buffer_names)
-            options = None if self._options is None else with_kernels(self._options, self._steps)
-            self._functions[modes] = function, None if options is None else Jitted(on_state, options)
+            self._functions[modes] = function, None if self._options is None else Jitted(on_state, self._options)
         return self._functions[modes]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,9 +24,7 @@ from thunder_fn.interpreters.representation import Step
 from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.calibration import calibrated
-from thunder_fn.rewrites.codes_kernels import EXECUTOR as CODES
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, check_groups, check_there
-from thunder_fn.rewrites.kernels import EXECUTOR as QUANTIZED
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize, example
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
@@ -66,7 +64,7 @@ class Rewritten(Transformed):
     @cached_property
     def jitted(self) -> Jitted | None:
         """The call as a jitted function, where a jitted function was rewritten."""
-        return None if self.options is None else Jitted(self.run, with_kernels(self.options, self.steps))
+        return None if self.options is None else Jitted(self.run, self.options)
 
     def unjitted(self) -> Rewritten:
         """The function as it is written, for transforms, which are jitted in its place."""
@@ -206,15 +204,6 @@ def checked(samples: Iterable[Any], *first: Any) -> Iterator[tuple[Any, ...]]:
             what = f"calibrate: a sample is the inputs of a call, given {kind_of(inputs)}"
             raise RewriteError(located(what, fix="Write `[(x,), (y,)]`: a tuple for each call."))
         yield (*first, *inputs)
-
-
-def with_kernels(options: Options, steps: Sequence[Step]) -> Options:
-    """The options with executors for linear layers on codes, after those that the user chose, where there are such."""
-    names = {executor.name for executor in options.executors}
-    if "torch" in names or not any(isinstance(step, Quantize) for step in steps):
-        return options
-    others = (executor for executor in (CODES, QUANTIZED) if executor.name not in names)
-    return options.changed({"executors": (*options.executors, *others)})
 
 
 def _steps_text(steps: Sequence[Step]) -> str:

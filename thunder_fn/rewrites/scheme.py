@@ -19,12 +19,15 @@ import torch
 
 from thunder_fn.capture import named_composite
 from thunder_fn.derive_autocast import LAYERS, Layer
+from thunder_fn.interpreters.vmap import ROWS
 from thunder_fn.structured.checkpoint import checkpoint
 
 Parts = dict[str, torch.Tensor]
 Shape = tuple[int, ...]
 Bias = torch.Tensor | None
 F = TypeVar("F", bound=Callable[..., Any])
+NAMESPACE = "quantized"
+"""Of composites that work on codes. They bring the executors that have kernels for them."""
 INPUT_SCALE = "input_scale"
 """The part that has the step of what a weight is multiplied with: it comes from samples, not from the weight."""
 
@@ -135,12 +138,13 @@ def rounded_rows(x: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.T
 
 def of_codes(f: F) -> F:
     """A function of codes is a composite, `quantized.nf4_weights` say, which executors know."""
-    return cast(F, named_composite(f, f"quantized.{f.__name__}"))
+    return cast(F, named_composite(f, f"{NAMESPACE}.{f.__name__}"))
 
 
 def on_codes(f: F) -> F:
     """A linear layer on codes, `quantized.int8_linear` say. Its backward decodes the weight again: kept from the forward, it
-    would take the memory that its codes do not. Autocast lowers its activations, and its bias."""
-    found = of_codes(cast(F, checkpoint(f)))
-    LAYERS[f"quantized.{f.__name__}"] = Layer(found, ("x", "bias"))
+    would take the memory that its codes do not. Autocast lowers its activations, and its bias; a batch of activations is more of
+    them."""
+    found, name = of_codes(cast(F, checkpoint(f))), f"{NAMESPACE}.{f.__name__}"
+    LAYERS[name], ROWS[name] = Layer(found, ("x", "bias")), "x"
     return found

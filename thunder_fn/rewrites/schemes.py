@@ -6,9 +6,12 @@ import difflib
 from typing import Any
 
 from thunder_fn.errors import RewriteError, located
+from thunder_fn.executors.brought import bring
+from thunder_fn.rewrites.codes_kernels import EXECUTOR as CODES
 from thunder_fn.rewrites.eight_bits import INT8, INT8_DYNAMIC, INT8_STATIC, fp8
 from thunder_fn.rewrites.four_bits import NF4, int4
-from thunder_fn.rewrites.scheme import Scheme
+from thunder_fn.rewrites.kernels import EXECUTOR as QUANTIZED
+from thunder_fn.rewrites.scheme import NAMESPACE, Scheme
 
 SCHEMES: dict[str, Scheme] = {
     "int8": INT8,
@@ -20,6 +23,7 @@ SCHEMES: dict[str, Scheme] = {
     "fp8_tensor": fp8(per_row=False),
     "fp8_dynamic": fp8(dynamic=True),
 }
+bring(NAMESPACE, CODES, QUANTIZED)
 
 
 def scheme_named(scheme: Any) -> Scheme:

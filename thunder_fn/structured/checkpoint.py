@@ -186,34 +186,11 @@ register(
 )
 
 
-# ---- for users ----
+# ---- functions ----
 
 
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
-    """f, computed again in the backward instead of keeping what the backward reads.
-
-    Law: values and gradients are those of f, bitwise; the residual bytes are no more.
-
-    Args:
-        f: any PyTorch callable. Random numbers are drawn once: what comes of them is kept. In-place writes to
-            arguments and buffers happen once, too.
-        policy: what to keep besides the inputs: a function of an `Equation` that answers True or "save", False or
-            "recompute", or "offload"; or one of `checkpoint_policies`. None keeps nothing.
-
-    Returns:
-        A function with the arguments of f. Outside a transform and outside `jit` autograd computes all of f again
-        (`torch.utils.checkpoint`), unless the policy is `everything_saveable`.
-
-    Raises:
-        CheckpointError: the policy is none, or answers something else.
-
-    Example:
-        >>> from thunder_fn import grad
-        >>> grad(checkpoint(lambda x: x.sin().sin().sum()))(torch.zeros(2))
-        tensor([1., 1.])
-
-    Source: jax.checkpoint; torch.utils.checkpoint.
-    """
+    """f as one checkpoint equation in a trace. See `thunder_fn.checkpoint`."""
     if not callable(f):
         raise CheckpointError(f"checkpoint: expected a function, given {kind_of(f)}: {f!r:.60}")
     chosen = check_policy(policy)

@@ -101,6 +101,12 @@ def scan_constants_rule(equation: Equation) -> Mask:
     return tuple(i < Loop.of(equation).num_consts for i in range(len(equation.operands)))
 
 
+def scan_slices_rule(equation: Equation) -> Mask:
+    """The last operands."""
+    loop = Loop.of(equation)
+    return tuple(i >= loop.num_consts + loop.num_carry for i in range(len(equation.operands)))
+
+
 # ---- jvp ----
 
 
@@ -249,5 +255,6 @@ register(
         dce=scan_dce_rule,
         lower=scan_lower_rule,
         constants=scan_constants_rule,
+        slices=scan_slices_rule,
     )
 )
