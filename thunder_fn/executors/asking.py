@@ -38,7 +38,9 @@ def own_executors(equation: Equation) -> tuple[Executor, ...] | None:
     if equation.op != CALL:
         return None
     _, options = call_options(equation)
-    return frozen(options.executors_of(equation.body)) if isinstance(options, HasExecutors) and options.executors else None
+    return (
+        frozen(options.executors_of(equation.body)) if isinstance(options, HasExecutors) and options.executors else None
+    )
 
 
 def shared_bodies(trace: Trace, min_size: int) -> frozenset[Trace]:

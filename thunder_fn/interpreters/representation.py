@@ -33,8 +33,8 @@ class Representation:
         codes: the parts encode a weight.
         in_bodies: the parts go into the bodies of loops and branches. Not so where decoding or a rule asks other ranks.
         of_results: what equations compute is stored so. It is decoded once for all that need it whole.
-        slices: how what is stored by itself at each place along dim 0 is stored there, in slices of the parts. The steps of a loop
-            take it so.
+        slices: of what is stored by itself at each place along dim 0, how it is stored there, in slices of the parts. The steps
+            of a loop take it so.
     """
 
     label: str

@@ -155,7 +155,7 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
 
 
 Entering = tuple[Representation | None, ...]
-"""For each operand of a loop or a branch, what the parts stand for that go into its bodies; None for those that go in as they are."""
+"""For each operand of a loop or a branch, what the parts stand for that go into its bodies; None where no parts do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,8 @@ class _Walk:
         return self.builder.copy(equation, self.value)
 
     def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Entering:
-        """Whose parts go into the bodies of a loop or a branch, and what they stand for there. A weight that each step needs whole
-        is decoded before the loop; a slice in its step, and one that a branch needs in the branch."""
+        """Whose parts go into the bodies of a loop or a branch, and what they stand for there. A weight that each step needs
+        whole is decoded before the loop; a slice in its step, and one that a branch needs in the branch."""
         rules = rules_of(equation) if equation.op.kind == "structured" else None
         if rules is None or rules.constants is None:
             return ()

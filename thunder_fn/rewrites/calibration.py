@@ -53,22 +53,24 @@ def calibrated(prepared: Prepared, runs: Iterable[tuple[Trace, Sequence[Any]]]) 
     Raises:
         RewriteError: no weight is stored with a step of activations, or no sample was given.
     """
-    scales = {id(value): name for name, value in prepared.calibrated.items()}
-    if not scales:
+    places = {  # a step of a loop is given the step of its layer, which lies in those of a stack
+        steps.data_ptr() + at * steps.itemsize: (name, at)
+        for name, steps in prepared.calibrated.items()
+        for at in range(steps.numel())
+    }
+    if not places:
         what = "calibrate: no parameter is stored with a step for activations"
         raise RewriteError(located(what, fix='Quantise with a scheme that has one, such as "int8_static".'))
-    greatest: dict[str, torch.Tensor] = {}
+    greatest: dict[tuple[str, int], torch.Tensor] = {}
 
     def see(equation: Equation, values: Sequence[Any]) -> Sequence[Any]:
-        if equation.op.name != STATIC_LINEAR or id(values[3]) not in scales or not values[0].numel():
+        place = places.get(values[3].data_ptr()) if equation.op.name == STATIC_LINEAR else None
+        if place is None or not values[0].numel():
             return values
-        name, amax = scales[id(values[3])], values[0].detach().abs().amax().float()
-        greatest[name] = torch.maximum(greatest[name], amax) if name in greatest else amax
-        return [
-            *values[:3],
-            scales_of(greatest[name], INT8_LARGEST),
-            *values[4:],
-        ]  # layers behind see what they will see
+        amax = values[0].detach().abs().amax().float()
+        greatest[place] = torch.maximum(greatest[place], amax) if place in greatest else amax
+        step = scales_of(greatest[place], INT8_LARGEST)
+        return [*values[:3], step, *values[4:]]  # layers behind see what they will see
 
     runs = list(runs)
     if not runs:
@@ -76,4 +78,7 @@ def calibrated(prepared: Prepared, runs: Iterable[tuple[Trace, Sequence[Any]]]) 
     with torch.no_grad():
         for trace, others in runs:
             observe(trace, [*prepared.values(), *others], see)
-    return prepared.replaced({name: scales_of(amax, INT8_LARGEST) for name, amax in greatest.items()})
+    found = {name: steps.clone() for name, steps in prepared.calibrated.items()}
+    for (name, at), amax in greatest.items():
+        found[name].view(-1)[at] = scales_of(amax, INT8_LARGEST)
+    return prepared.replaced(found)

@@ -12,8 +12,8 @@ import torch
 from thunder_fn.api.calling import apply
 from thunder_fn.rewrites.distributed import Fsdp, Group, collectives
 from thunder_fn.rewrites.prepared import Layout, Prepared
-from thunder_fn.rewrites.steps import traced
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
+from thunder_fn.rewrites.tracing import traced
 from thunder_fn.trace import TensorType, Trace
 
 

@@ -22,7 +22,8 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.heartbeat import join
 from thunder_fn.interpreters.representation import Representation
-from thunder_fn.rewrites.steps import ADAPTERS, traced
+from thunder_fn.rewrites.steps import ADAPTERS
+from thunder_fn.rewrites.tracing import traced
 from thunder_fn.rewrites.units import Bucket, Company, InUnits
 from thunder_fn.rules import memo
 from thunder_fn.structured.custom_vjp import custom_vjp

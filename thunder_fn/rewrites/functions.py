@@ -12,12 +12,14 @@ from thunder_fn.rewrites.distributed import FLOATS, Ddp, Fsdp, group_of, groups_
 from thunder_fn.rewrites.rewritten import rewritten
 from thunder_fn.rewrites.scheme import Scheme
 from thunder_fn.rewrites.schemes import scheme_named
-from thunder_fn.rewrites.steps import Lora, Quantize, read_filter
+from thunder_fn.rewrites.steps import Lora, Quantize, read_filter, read_stacked
 from thunder_fn.rewrites.tensor_parallel import TensorParallel, read_plan
 from thunder_fn.rewrites.units import Bucket
 
 
-def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, training: bool = False) -> Any:
+def quantize(
+    f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, training: bool = False, stacked: Any = ()
+) -> Any:
     """Store weights as numbers of few bits.
 
     Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding, and `restore` gives each
@@ -34,6 +36,8 @@ def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, train
         filter: which weights: patterns on names such as `"layers.*.weight"`, or a predicate on (name, shape). Left out,
             all floating parameters of two or more dims. Parameters without dims, or of eight bits already, stay.
         training: keep the weights and let computations see them rounded (quantisation-aware training).
+        stacked: which weights are layers on top of each other along dim 0, as `scan` takes them: patterns or a predicate. Each
+            layer is stored by itself, and a step of the loop works on its codes. The filter sees the shape of a layer.
 
     Returns:
         What was given, on other parameters: a `Rewritten` function with `prepare`, a `RewrittenModule`, or a `Rewrite`.
@@ -49,10 +53,12 @@ def quantize(f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, train
 
     Source: the papers that `thunder_fn.rewrites.schemes` names.
     """
-    return rewritten(f, Quantize(scheme_named(scheme), read_filter(filter, "quantize"), training))
+    return rewritten(
+        f, Quantize(scheme_named(scheme), read_filter(filter, "quantize"), training, read_stacked(stacked, "quantize"))
+    )
 
 
-def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = None) -> Any:
+def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = None, stacked: Any = ()) -> Any:
     """Put a trainable low-rank adapter beside each matrix: ``w + alpha / rank * lora_b @ lora_a``.
 
     Law: before training, ``q(q.prepare(params), *xs)`` is ``f(params, *xs)``; `restore` merges the adapters.
@@ -64,6 +70,7 @@ def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = Non
         rank: of the adapters.
         alpha: scales them; left out, it equals rank.
         filter: which matrices; left out, all floating parameters of two dims.
+        stacked: as for `quantize`: each layer has an adapter.
 
     Raises:
         RewriteError: rank is not positive, or f is none of these.
@@ -74,7 +81,10 @@ def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = Non
         raise RewriteError(f"lora: the rank is a number from 1 on, given {rank!r}")
     if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha)):
         raise RewriteError(f"lora: alpha is a finite number, given {alpha!r}")
-    return rewritten(f, Lora(rank, float(rank if alpha is None else alpha), read_filter(filter, "lora")))
+    return rewritten(
+        f,
+        Lora(rank, float(rank if alpha is None else alpha), read_filter(filter, "lora"), read_stacked(stacked, "lora")),
+    )
 
 
 def fsdp(

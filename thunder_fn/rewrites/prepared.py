@@ -17,7 +17,7 @@ from thunder_fn.interpreters.representation import Step
 from thunder_fn.interpreters.rewrite import Rewrite, identity, rewrite
 from thunder_fn.rewrites.distributed import check_there
 from thunder_fn.rewrites.scheme import INPUT_SCALE
-from thunder_fn.rewrites.steps import ADAPTERS, Patterns
+from thunder_fn.rewrites.steps import ADAPTERS, NOTHING, Patterns
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.rewrites.units import scheduled, then
 from thunder_fn.trace import TensorType, Trace, TraceBuilder, static_shape, type_of_value
@@ -295,9 +295,12 @@ def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
             raise RewriteError(f"the parameter {name!r} is {kind_of(leaf)}, not a tensor")
         types.append(type_)
     for step in steps:
-        chosen = getattr(step, "chosen", None)
+        chosen, stacked = getattr(step, "chosen", None), getattr(step, "stacked", None)
         if isinstance(chosen, Patterns):
-            chosen.check(names, types, type(step).__name__.lower(), getattr(step, "most_dims", None))
+            most = getattr(step, "most_dims", None)
+            chosen.check(names, types, type(step).__name__.lower(), most and most + (stacked is not NOTHING))
+        if isinstance(stacked, Patterns):
+            stacked.check(names, types, type(step).__name__.lower(), None)
         if isinstance(step, TensorParallel):
             step.check_names(names)
     return Layout(names, tuple(types), spec, steps)

@@ -26,8 +26,9 @@ from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.calibration import calibrated
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, check_groups, check_there
 from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
-from thunder_fn.rewrites.steps import Lora, Quantize, example
+from thunder_fn.rewrites.steps import Lora, Quantize
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
+from thunder_fn.rewrites.tracing import example
 from thunder_fn.rewrites.units import scheduled, then
 from thunder_fn.trace import Trace
 

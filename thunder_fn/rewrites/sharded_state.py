@@ -26,8 +26,9 @@ from thunder_fn.interpreters.representation import Representation, Step
 from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, Group, collectives
 from thunder_fn.rewrites.prepared import Layout, layout_of_types
-from thunder_fn.rewrites.steps import Quantize, traced
+from thunder_fn.rewrites.steps import Quantize
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
+from thunder_fn.rewrites.tracing import traced
 from thunder_fn.trace import TensorType, static_shape
 
 Types = Mapping[str, TensorType]

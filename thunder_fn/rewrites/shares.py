@@ -24,7 +24,7 @@ from thunder_fn import ops
 from thunder_fn.interpreters.representation import Kept, Representation
 from thunder_fn.rewrites.crossings import copied, gathered_dim, share
 from thunder_fn.rewrites.distributed import Group
-from thunder_fn.rewrites.steps import traced, traced_on_parts
+from thunder_fn.rewrites.tracing import traced, traced_on_parts
 from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 

@@ -10,15 +10,14 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from thunder_fn import torch_internals as internals
-from thunder_fn.capture import capture
 from thunder_fn.derive_autocast import TO_COPY
 from thunder_fn.errors import RewriteError, kind_of, located, with_article
 from thunder_fn.interpreters.representation import Kept, Representation
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.rewrites.scheme import Parts, Scheme, Shape
+from thunder_fn.rewrites.stacks import layer_type, stack_of
+from thunder_fn.rewrites.tracing import traced
 from thunder_fn.rules import memo
-from thunder_fn.structured.calls import examples_of, inside_capture
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var, static_shape
 
 Filter = Callable[[str, Shape], bool]
@@ -41,6 +40,19 @@ def read_filter(given: Any, what: str) -> Filter:
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise RewriteError(f"{what}: a filter is a pattern on names, some of them, or a function of (name, shape)")
     return Patterns(patterns)
+
+
+def in_stacks(step: Any, name: str, type: TensorType) -> Representation | None:
+    """What a step decides of a weight: of each layer by itself, where layers lie on top of each other."""
+    if not step.stacked(name, static_shape(type)):
+        return step.of_layer(name, type)
+    layer = step.of_layer(name, layer_type(type))
+    return layer and stack_of(layer, type)
+
+
+def read_stacked(given: Any, what: str) -> Filter:
+    """As `read_filter`; left out, nothing is stacked."""
+    return NOTHING if given in (None, ()) else read_filter(given, what)
 
 
 @dataclass(frozen=True)
@@ -71,26 +83,10 @@ class Patterns:
                 )
 
 
-def example(type: TensorType) -> torch.Tensor:
-    """A tensor of this type, to capture a function with."""
-    with internals.isolated(), internals.no_torch_function():  # no part of a capture that may be going on
-        return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
-
-
-def traced(f: Callable[..., Any], *types: TensorType) -> Trace:
-    """The trace of a function on tensors of these types, whose sizes may be symbols, whatever autocast is around."""
-    with internals.autocast_off():
-        return inside_capture(lambda: capture(f, tuple(examples_of(types))).trace)
+NOTHING = Patterns(())
 
 
 # ---- calls on parts ----
-
-
-def traced_on_parts(f: Callable[..., Any], equation: Equation, kept: Sequence[Representation | None]) -> Trace:
-    """The trace of a function of an equation's operands, where a represented one is handed over as its parts."""
-    pairs = zip(equation.operands, kept, strict=True)
-    types = (type for var, one in pairs for type in (one.part_types if one is not None else (var.type,)))
-    return traced(f, *(type for type in types if isinstance(type, TensorType)))
 
 
 @dataclass(frozen=True)
@@ -180,9 +176,14 @@ class Quantize:
     scheme: Scheme
     chosen: Filter
     training: bool = False
+    stacked: Filter = NOTHING
     of_weights: ClassVar[bool] = True
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
+        return in_stacks(self, name, type)
+
+    def of_layer(self, name: str, type: TensorType) -> Representation | None:
+        """A weight, or one of a stack."""
         shape = static_shape(type)
         is_weight = type.dtype.is_floating_point and type.dtype.itemsize > 1 and shape and 0 not in shape
         if not is_weight or not self.chosen(name, shape):
@@ -253,12 +254,17 @@ class Lora:
     rank: int
     alpha: float
     chosen: Filter
+    stacked: Filter = NOTHING
     of_weights: ClassVar[bool] = True
     beside: ClassVar[bool] = True
     """Its parts are beside the weight, which is stored as it was."""
     most_dims: ClassVar[int] = 2
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
+        return in_stacks(self, name, type)
+
+    def of_layer(self, name: str, type: TensorType) -> Representation | None:
+        """A matrix, or one of a stack."""
         shape = static_shape(type)
         if len(shape) != 2 or not type.dtype.is_floating_point or not self.chosen(name, shape):
             return None

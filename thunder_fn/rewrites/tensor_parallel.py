@@ -25,7 +25,8 @@ from thunder_fn.interpreters.representation import Kept, Representation
 from thunder_fn.rewrites.crossings import copied, gathered_dim, share, summed
 from thunder_fn.rewrites.distributed import Group
 from thunder_fn.rewrites.shares import RANK, OnShares, divides, shares
-from thunder_fn.rewrites.steps import EMBEDDING, LINEAR, in_precision, traced, traced_on_parts
+from thunder_fn.rewrites.steps import EMBEDDING, LINEAR, in_precision
+from thunder_fn.rewrites.tracing import traced, traced_on_parts
 from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
