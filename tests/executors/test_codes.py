@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.executors.compiled.codegen import Kernel
 from thunder_fn.executors.compiled.compiling import Failed, functions_of_kernels
-from thunder_fn.rewrites import SCHEMES, codes_cpp, codes_kernels
+from thunder_fn.rewrites import SCHEMES, codes_cpp, codes_kernels, int4
 
 DECODED = ("int8", "fp8", "fp8_tensor", "nf4", "int4")
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -74,22 +74,22 @@ def test_kernels_for_any_processor(codec: str, dtype: torch.dtype, monkeypatch: 
         assert off(found, q.state_dict(), x) <= TOLERANCE[dtype] and "by codes" in program(q)
 
 
-@given(seed=st.integers(0, 99), spread=st.floats(0, 12), size=st.integers(-30, 30), count=st.integers(1, 3))
-@settings(max_examples=10, deadline=None)
-def test_integers_lose_what_floats_do(seed: int, spread: float, size: int, count: int) -> None:
+@pytest.mark.parametrize("scheme", [SCHEMES["int8"], int4(32), int4(64), int4(256)])
+@given(seed=st.integers(0, 99), spread=st.floats(0, 12), size=st.integers(-30, 30), count=st.integers(1, 8))
+@settings(max_examples=5, deadline=None)
+def test_integers_lose_what_floats_do(scheme: Any, seed: int, spread: float, size: int, count: int) -> None:
     """Activations of any size beside each other: off by a part in 2 ** 22 of the greatest, beside what rounding results takes."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, shape = torch.Generator().manual_seed(seed), (37, 256 + 64 * (seed % 2))
     for dtype, places in ((torch.float32, 2.0**-23), (torch.bfloat16, 2.0**-8)):
-        q = quantised("int8", 19, 128, dtype, bias=False)
-        x = torch.randn(count, 128, generator=generator) * 10.0 ** (
-            size + spread * torch.rand(128, generator=generator)
-        )
-        x = x.to(dtype)
-        w = q.state_dict()["weight"].double() if dtype == torch.float32 else q.parts()["weight.values"].double()
-        scales = 1.0 if dtype == torch.float32 else q.parts()["weight.scales"].double()
-        exact, reach = (x.double() @ w.t()) * scales, (x.double().abs() @ w.abs().t()) * scales
-        lost = x.double().abs().amax(1, keepdim=True) * 2.0**-22 * (w.abs().sum(1) * scales)
-        assert bool(((q(x).double() - exact).abs() <= exact.abs() * places + lost + reach * 2.0**-20).all())
+        q = quantised(scheme, *shape, dtype, bias=False)
+        sizes = 10.0 ** (size + spread * torch.rand(shape[1], generator=generator))
+        x = (torch.randn(count, shape[1], generator=generator) * sizes).to(dtype)
+        parts = {name.removeprefix("weight."): value for name, value in q.parts().items()}
+        w, each = scheme.decode(parts, shape, torch.float32).double(), x.double()
+        exact, most = each @ w.t(), w.abs().amax(1)
+        lost = each.abs().amax(1, keepdim=True) * 2.0**-22 * w.abs().sum(1)
+        reach = each.abs().sum(1, keepdim=True) * most * 2.0**-20
+        assert bool(((q(x).double() - exact).abs() <= exact.abs() * places + lost + reach).all())
 
 
 def test_what_is_no_number_stays_so() -> None:

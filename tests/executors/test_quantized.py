@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.errors import ExecutorError
-from thunder_fn.rewrites import SCHEMES, int4, kernels, packages
+from thunder_fn.rewrites import SCHEMES, kernels, packages
 from thunder_fn.rewrites.eight_bits import FP8, floats_of, fp8_dynamic_linear, int8_dynamic_linear, rounded_to_fp8
-from thunder_fn.rewrites.four_bits import kernel_block
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -60,12 +59,9 @@ def test_a_kernel_computes_what_the_composite_means(scheme: str, data: st.DataOb
     [
         ("int8", torch.bfloat16, 1, "weight_int8pack_mm"),
         ("int8_dynamic", torch.float32, 5, "_int_mm"),
-        ("int4", torch.bfloat16, 1, "weight_int4pack_mm_for_cpu"),
     ],
 )
 def test_where_a_kernel_is_chosen(scheme: str, dtype: torch.dtype, count: int, kernel: str) -> None:
-    if scheme == "int4" and kernel_block() is None:
-        pytest.skip("PyTorch's int4 weights lie in another way on this processor: kernel_block() is None")
     q, x = quantised(scheme, 64, 256, dtype, executors=["quantized"]), torch.randn(count, 256).to(dtype)
     q(x)
     assert kernel in program(q)
@@ -99,19 +95,6 @@ def test_gradients_go_through_what_a_kernel_means() -> None:
         x = torch.randn(2, 64, dtype=torch.bfloat16, requires_grad=True)
         q(x).sum().backward()
         torch.testing.assert_close(x.grad, q.state_dict()["weight"].sum(0).expand(2, 64), rtol=0.02, atol=0.02)
-
-
-@given(rows=st.integers(1, 6).map(lambda n: 16 * n), groups=st.integers(1, 3), group=st.sampled_from([32, 64, 128]))
-@settings(max_examples=8, deadline=None)
-def test_int4_in_the_bytes_of_the_kernel(rows: int, groups: int, group: int) -> None:
-    """The same codes, whichever way they lie."""
-    w = torch.randn(rows, groups * group).bfloat16()
-    scheme = int4(group)
-    packed, plain = scheme.encode(w), scheme.encode(w.float())
-    assert torch.equal(packed["scales_and_zeros"], plain["scales_and_zeros"])
-    shape = tuple(w.shape)
-    assert torch.equal(scheme.decode(packed, shape, torch.float32), scheme.decode(plain, shape, torch.float32))
-    assert ("packed" in packed) == (kernel_block() is not None)
 
 
 def test_the_choices_for_cuda_are_functions_of_types() -> None:

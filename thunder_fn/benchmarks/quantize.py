@@ -109,11 +109,11 @@ def _kernels(scheme: str, w: torch.Tensor, x: torch.Tensor) -> dict[str, Callabl
     if scheme == "int8":
         scales = parts["scales"].to(x.dtype)
         found["aten._weight_int8pack_mm"] = lambda: aten._weight_int8pack_mm(x, parts["values"], scales)
-    if scheme == "int4" and "packed" in parts:
-        both = parts["scales_and_zeros"]
-        found["aten._weight_int4pack_mm_for_cpu"] = lambda: aten._weight_int4pack_mm_for_cpu(
-            x, parts["packed"], w.shape[1] // both.shape[0], both
-        )
+    if scheme == "int4" and x.dtype == torch.bfloat16:
+        both, low, high = parts["scales_and_zeros"], parts["values"] & 15, parts["values"] >> 4
+        packed = aten._convert_weight_to_int4pack_for_cpu(torch.stack((low, high), -1).flatten(1).int(), 1)
+        group = w.shape[1] // both.shape[0]
+        found["aten._weight_int4pack_mm_for_cpu"] = lambda: aten._weight_int4pack_mm_for_cpu(x, packed, group, both)
     if scheme == "fp8_dynamic":
         ones, codes = torch.ones(x.shape[0], 1), x.to(torch.float8_e4m3fn)
         scales = parts["scales"].reshape(1, -1)

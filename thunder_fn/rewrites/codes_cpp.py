@@ -8,8 +8,8 @@ thirty-two has the even columns and the second the odd ones: they come apart by 
   bf16, where the processor does.
 - `weights` writes the weights.
 
-int8 codes are multiplied as integers where the processor has instructions for that (`codes_integers.py`). Nothing here needs
-PyTorch's headers, whose reading would take the compiler longer than all the rest.
+int8 and int4 codes are multiplied as integers where the processor has instructions for that (`codes_integers.py`). Nothing here
+needs PyTorch's headers, whose reading would take the compiler longer than all the rest.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ struct Scales {  // one for each row (step 1) or for all of them (step 0)
 };
 """
 
+_BAND = """
+constexpr int BAND = 32;  // rows of weights that a thread takes at once
+"""
+
 _INT8 = """
 struct Codec {
     const int8_t* values; Scales scales; int64_t rows, columns;
@@ -37,6 +41,18 @@ struct Codec {
         const int8_t* codes = values + row * columns + column;
         for (int i = 0; i < 4; ++i) four[i] = signed_numbers(codes_at(codes + 16 * i));
     }
+#if defined(WIDE) && defined(__AVX512VNNI__)
+#define INTEGERS
+    static constexpr int PARTS = 1, OFFSET = 128;
+    int64_t group_size() const { return columns; }
+    int64_t stretch() const { return columns; }
+    const int8_t* start(int64_t row) const { return values + row * columns; }
+    static __m512i codes(const int8_t* at, int64_t, int) {  // unsigned, as the instruction wants one side
+        return _mm512_xor_si512(_mm512_loadu_si512(at), _mm512_set1_epi8(-128));
+    }
+    void steps(const int64_t* own, const int32_t*, Floats* to) const { for (int r = 0; r < 4; ++r) to[r] = all(scales[own[r]]); }
+    void rests(int64_t, int64_t, const float*, float* y) const { std::fill(y, y + BAND, 0.0f); }
+#endif
 };
 """
 
@@ -88,6 +104,43 @@ struct Codec {  // two codes in a byte, the first in the lower half; a step and 
             four[2 * i + 1] = plus(times(plus(upper_halves(two), eight), step), zero);
         }
     }
+#if defined(WIDE) && defined(__AVX512VNNI__)
+#define INTEGERS
+    static constexpr int PARTS = 2, OFFSET = 8;
+    int64_t group_size() const { return group; }
+    int64_t stretch() const { return group % 128 ? 128 : group; }  // sums of one group, or with one in each quarter of a vector
+    const uint8_t* start(int64_t row) const { return values + row * (columns / 2); }
+    static __m512i codes(const uint8_t* at, int64_t left, int part) {
+        const __m512i two = _mm512_maskz_loadu_epi8(left < 128 ? 0xffffffff : ~uint64_t(0), at);
+        return _mm512_and_si512(part ? _mm512_srli_epi16(two, 4) : two, _mm512_set1_epi8(15));
+    }
+    void steps(const int64_t* own, const int32_t* groups, Floats* to) const {
+        const auto pair = [&](int r, int i) {
+            int32_t bits;
+            std::memcpy(&bits, both + 2 * (groups[i] * rows + own[r]), 4);
+            return bits;
+        };
+        const bool one = groups[0] == groups[3];
+        const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        _Pragma("GCC unroll 4") for (int r = 0; r < 4; ++r) {
+            const __m512i pairs = one ? _mm512_set1_epi32(pair(r, 0)) : _mm512_permutexvar_epi32(quarters,
+                _mm512_castsi128_si512(_mm_setr_epi32(pair(r, 0), pair(r, 1), pair(r, 2), pair(r, 3))));
+            to[r] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+        }
+    }
+    void rests(int64_t from, int64_t to, const float* sums, float* y) const {  // of the values of code 8
+        for (int64_t row = from; row < from + BAND; row += 16) {
+            const __mmask16 inside = to - row >= 16 ? 0xffff : to > row ? (1 << (to - row)) - 1 : 0;
+            Floats sum = all(0.0f);
+            for (int64_t g = 0; g < columns / group; ++g) {
+                const __m512i pairs = _mm512_maskz_loadu_epi32(inside, both + 2 * (g * rows + row));
+                const __m512i zeros = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000));
+                sum = plus_product(_mm512_castsi512_ps(zeros), all(sums[g]), sum);
+            }
+            store(y + row - from, sum);
+        }
+    }
+#endif
 };
 """
 
@@ -152,7 +205,7 @@ using Half = float;
 static inline Floats plus_products(const float* a, Floats b, Floats sum) { return plus_product(load(a), b, sum); }
 static inline Floats whole(const float* x) { return load(x); }
 
-constexpr int BAND = 16, DOWN = 4;  // rows of weights that are decoded at once, and that are multiplied at once
+constexpr int DECODED = 16, DOWN = 4;  // rows of weights that are decoded at once, and that are multiplied at once
 
 // Both matrices have rows that lie `stride` apart: rows of 4096 bytes would have one another's places in the cache.
 template <int N, typename P, typename T>
@@ -197,8 +250,8 @@ static void multiply(const Codec& codec, const T* x, const T* bias, T* y, int64_
         const Scratch<float> seen(count * codec.columns);
         arranged(x, count * codec.columns, seen.at);
         #pragma omp parallel for num_threads(threads) if (is_large)
-        for (int64_t from = 0; from < codec.rows; from += 32) {
-            const int64_t to = std::min<int64_t>(codec.rows, from + 32);
+        for (int64_t from = 0; from < codec.rows; from += BAND) {
+            const int64_t to = std::min<int64_t>(codec.rows, from + BAND);
             int64_t n = 0;
             const auto some = [&](auto N) {
                 for (; n + N <= count; n += N)
@@ -218,10 +271,10 @@ static void multiply(const Codec& codec, const T* x, const T* bias, T* y, int64_
             else seen.at[n * stride + i] = number(x[n * codec.columns + i]);
     #pragma omp parallel num_threads(threads) if (is_large)
     {
-        const Scratch<P> w(BAND * stride);
+        const Scratch<P> w(DECODED * stride);
         #pragma omp for
-        for (int64_t from = 0; from < codec.rows; from += BAND) {
-            const int64_t to = std::min<int64_t>(codec.rows, from + BAND);
+        for (int64_t from = 0; from < codec.rows; from += DECODED) {
+            const int64_t to = std::min<int64_t>(codec.rows, from + DECODED);
             for (int64_t row = from; row < to; ++row) written(codec, row, w.at + (row - from) * stride);
             int64_t n = 0;
             const auto some = [&](auto N) {
@@ -264,8 +317,8 @@ def product(codec: str, numbers: str, portable: bool = False) -> Kernel:
     pointers = f"(const {type}*)x, has_bias ? (const {type}*)bias : nullptr, ({type}*)y"
     body = f"multiply<{type}>({_made(members)}, {pointers}, count, threads);"
     others = ("const void* x", "const void* bias", "int64_t has_bias", "void* y", "int64_t count", "int64_t threads")
-    integers = codes_integers.SOURCE if codec == "int8" else ""
-    return _kernel(members, others, source + integers + _FEW + _WEIGHTS + _MANY + _MULTIPLY, body, portable)
+    parts = (_BAND, source, _FEW, _WEIGHTS, _MANY, codes_integers.SOURCE, _MULTIPLY)
+    return _kernel(members, others, "".join(parts), body, portable)
 
 
 def weights(codec: str, numbers: str, portable: bool = False) -> Kernel:
@@ -273,7 +326,7 @@ def weights(codec: str, numbers: str, portable: bool = False) -> Kernel:
     source, members = CODECS[codec]
     type = NUMBERS[numbers]
     body = f"write<{type}>({_made(members)}, ({type}*)y, threads);"
-    return _kernel(members, ("void* y", "int64_t threads"), source + _WEIGHTS + _ALL_WEIGHTS, body, portable)
+    return _kernel(members, ("void* y", "int64_t threads"), _BAND + source + _WEIGHTS + _ALL_WEIGHTS, body, portable)
 
 
 def _made(members: tuple[str, ...]) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import torch
 from torch.nn.functional import linear
 
-from thunder_fn import torch_internals as internals
 from thunder_fn.errors import RewriteError
 from thunder_fn.rewrites.scheme import (
     Bias,
@@ -32,8 +30,8 @@ from thunder_fn.rewrites.scheme import (
 
 # ---- int4, group-wise ----
 
-KERNEL_GROUPS = (256, 128, 64, 32)
-"""The group sizes that PyTorch's kernel takes."""
+GROUPS = (256, 128, 64, 32)
+"""The group sizes that PyTorch's kernel takes, and ours well."""
 
 
 def _pack(codes: torch.Tensor) -> torch.Tensor:
@@ -44,29 +42,6 @@ def _pack(codes: torch.Tensor) -> torch.Tensor:
 
 def _unpack(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-
-
-def _kernel_unpack(packed: torch.Tensor, block: int) -> torch.Tensor:
-    """The codes in bytes that PyTorch's kernel reads: blocks of rows, column after column, row d beside row d + block / 2;
-    in a last block that is not full, rows 2d and 2d + 1."""
-    rows, columns = packed.shape[0], packed.shape[1] * 2
-    full, flat = rows // block * block, packed.reshape(-1)
-    blocks = flat[: full * columns // 2].reshape(full // block, columns, block // 2)
-    codes = torch.cat((blocks & 15, blocks >> 4), -1).transpose(1, 2).reshape(full, columns)
-    if full == rows:
-        return codes
-    rest = _unpack(flat[full * columns // 2 :].reshape(columns, (rows - full) // 2))
-    return torch.cat((codes, rest.reshape(columns, rows - full).t()))
-
-
-@cache
-def kernel_block() -> int | None:
-    """How many rows a block has in the bytes of PyTorch's kernel on this machine; None if they lie in a way unknown here."""
-    with internals.isolated(), internals.no_torch_function():
-        codes = torch.arange(80 * 64, dtype=torch.int32).reshape(80, 64) * 7 % 16
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-        found = (block for block in (64, 32, 16) if torch.equal(_kernel_unpack(packed, block), codes.to(torch.uint8)))
-        return next(found, None)
 
 
 @of_codes
@@ -85,22 +60,6 @@ def int4_linear(
     return linear(x, int4_weights(values, scales_and_zeros, columns, x.dtype), bias)
 
 
-@of_codes
-def int4_packed_weights(
-    packed: torch.Tensor, scales_and_zeros: torch.Tensor, block: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """A matrix that is stored in the bytes of PyTorch's kernel, in blocks of so many rows."""
-    return in_dtype(_grouped_decode(_kernel_unpack(packed, block), scales_and_zeros), dtype)
-
-
-@on_codes
-def int4_packed_linear(
-    x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, block: int
-) -> torch.Tensor:
-    """The weight, in the bytes of PyTorch's kernel, is decoded."""
-    return linear(x, int4_packed_weights(packed, scales_and_zeros, block, x.dtype), bias)
-
-
 def _grouped_decode(codes: torch.Tensor, scales_and_zeros: torch.Tensor) -> torch.Tensor:
     groups, rows, _ = scales_and_zeros.shape
     scales, zeros = scales_and_zeros.float().transpose(0, 1).unsqueeze(-1).unbind(2)
@@ -109,13 +68,13 @@ def _grouped_decode(codes: torch.Tensor, scales_and_zeros: torch.Tensor) -> torc
 
 @dataclass(frozen=True)
 class _Int4:
-    """Codes 0 to 15 stand for `(code - 8) * scale + zero`; scales and zeros are bf16, as PyTorch's kernel has them."""
+    """Codes 0 to 15 stand for `(code - 8) * scale + zero`; scales and zeros are bf16."""
 
     group: int
 
     def group_of(self, columns: int) -> int:
         """The group size for rows of this length: what divides them rather than what pads them."""
-        choices = (self.group, *(size for size in KERNEL_GROUPS if size < self.group))
+        choices = (self.group, *(size for size in GROUPS if size < self.group))
         return next((size for size in choices if columns % size == 0), min(self.group, columns + columns % 2))
 
     def ranges(self, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -132,26 +91,11 @@ class _Int4:
         codes = torch.round((groups - zeros.float().unsqueeze(-1)) / scales.float().unsqueeze(-1)) + 8
         codes = codes.clamp(0, 15).flatten(1)
         both = torch.stack((scales, zeros), -1).transpose(0, 1).contiguous()
-        if self.fits_kernel(w):
-            return {
-                "packed": torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1),
-                "scales_and_zeros": both,
-            }
         return {"values": _pack(codes), "scales_and_zeros": both}
-
-    def fits_kernel(self, w: torch.Tensor) -> bool:
-        """PyTorch's kernel is fast on such a weight, which is then stored in its bytes."""
-        is_half_matrix = w.dim() == 2 and w.dtype == torch.bfloat16 and w.device.type == "cpu"
-        rows, columns = rows_of(w).shape
-        fits = rows % 16 == 0 and columns % 2 == 0 and columns % self.group_of(columns) == 0
-        return is_half_matrix and fits and self.group_of(columns) in KERNEL_GROUPS and kernel_block() is not None
 
     def decode(self, parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         both, columns = parts["scales_and_zeros"], flat_size(shape)
-        if "packed" in parts:
-            w = int4_packed_weights(parts["packed"], both, kernel_block() or 0, torch.float32)
-        else:
-            w = int4_weights(parts["values"], both, columns, torch.float32)
+        w = int4_weights(parts["values"], both, columns, torch.float32)
         return narrowed(w.reshape(shape), dtype)
 
     def bound(self, w: torch.Tensor) -> torch.Tensor:
@@ -161,10 +105,7 @@ class _Int4:
         return each.reshape(w.shape) + rounding(w)
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: Bias, shape: Shape) -> torch.Tensor:
-        both, block = parts["scales_and_zeros"], kernel_block()
-        if "packed" in parts and block is not None:
-            return int4_packed_linear(x, parts["packed"], both, bias, block=block)
-        return int4_linear(x, parts["values"], both, bias, columns=shape[1])
+        return int4_linear(x, parts["values"], parts["scales_and_zeros"], bias, columns=shape[1])
 
 
 def int4(group: int = 256) -> Scheme:

@@ -27,7 +27,6 @@ from thunder_fn.rewrites.eight_bits import (
     int8_linear,
     int8_static_linear,
 )
-from thunder_fn.rewrites.four_bits import int4_packed_linear
 from thunder_fn.rewrites.scheme import Bias, plus, rounded_rows
 
 aten = torch.ops.aten
@@ -117,29 +116,6 @@ def int_mm_static_linear(
 
 
 EXECUTOR.register_implementation(int8_static_linear, checker=suits_static, execution_transform=int_mm_static_linear)
-
-
-# ---- int4 weights ----
-
-
-def suits_int4(
-    x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, block: int
-) -> bool:
-    """Weights are stored in the kernel's bytes only where it suits them; it is the faster for any number of rows that a
-    decoded weight is not multiplied with many times over."""
-    return x.dtype == torch.bfloat16 and 0 < row_count(x) <= 4 * FEW_ROWS
-
-
-def int4_kernel(
-    x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, block: int
-) -> torch.Tensor:
-    """As `int8_kernel`, a step and a zero for each group."""
-    group = packed.shape[1] * 2 // scales_and_zeros.shape[0]
-    y = on_rows(x, lambda rows: aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales_and_zeros))
-    return plus(y, bias)
-
-
-EXECUTOR.register_implementation(int4_packed_linear, checker=suits_int4, execution_transform=int4_kernel)
 
 
 # ---- fp8 weights and activations ----
