@@ -119,8 +119,8 @@ for name, value in zip(sorted(params), found, strict=True):
 # %% [markdown]
 # ## Memory
 #
-# A block gathers its parameters in one collective, and under ZeRO-3 gathers them again for its backward instead of keeping them:
-# the block is a checkpoint that keeps everything else. ZeRO-2 keeps them.
+# A block gathers its parameters in one collective, one block ahead of the one that computes (`prefetch=1`). Under ZeRO-3 they are
+# gathered again for the backward instead of kept: the function is a checkpoint that keeps everything else. ZeRO-2 keeps them.
 
 
 # %%

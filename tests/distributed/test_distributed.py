@@ -115,7 +115,7 @@ def test_a_block_is_gathered_in_one_collective_and_again_for_its_backward(name: 
     f = TRANSFORMS[name](loss, simulated(3)[0])
     program = str(lower(tfn.trace(tfn.grad(f), f.prepare(params), batches[0])))
     forward = 3 + 3  # blocks, and the embedding, the head and the scale
-    again = 3 + 1 if name == "fsdp" else 0  # blocks and the head; other backwards do not read the parameters
+    again = 3 + 2 if name == "fsdp" else 0  # blocks, the head and the scale; the embedding's backward does not read it
     assert program.count("all_gather_into_tensor_default(") == forward + again
     assert program.count("reduce_scatter_tensor_default(") == forward
 
@@ -265,7 +265,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         "4:fsdp_losses,save_shares,save_codes,load_on_three",
         "4:die_one_by_one",
-        "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,beside_pytorch,stay_away,disagree,die",
+        "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,beside_pytorch,begin_apart,stay_away,disagree,die",
         "2:die_before_reducing",
     )
     (folder / "died.txt").write_text(first.text)
@@ -364,10 +364,26 @@ def test_a_rank_that_stays_away_is_an_error_on_the_others(folder: Path) -> None:
 def test_ranks_that_do_not_send_the_same_are_an_error(folder: Path) -> None:
     """One of them says so before it sends; the other finds that nobody is there."""
     errors = [(folder / f"disagrees_{rank}.txt").read_text() for rank in range(2)]
-    types = [f"all_gather_into_tensor of f32[{(width * width + width) // 2}]" for width in (8, 16)]
-    said = [f"rank {1 - rank} runs {types[1 - rank]} where this rank runs {types[rank]}\n" for rank in range(2)]
+    sent = [f"all_gather_into_tensor of f32[10] for {name}" for name in ("left", "right")]
+    said = [f"rank {1 - rank} runs {sent[1 - rank]} where this rank runs {sent[rank]}\n" for rank in range(2)]
     assert sum(text in error for text, error in zip(said, errors, strict=True)) == 1
     assert all("in equation:" in error and "worker.py" in error for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("values", "bias is not the same on rank "),
+        ("adapters", "the state of torch's generator is not the same on rank "),
+        ("loaded", "weight is not the same on rank "),
+        ("shapes", " has other parameters: bias: f32["),
+        ("names", " has other parameters: "),
+        ("options", "reduction=sum, precision=None, offload=False, prefetch=1)"),
+    ],
+)
+def test_ranks_begin_with_the_same(folder: Path, name: str, text: str) -> None:
+    (error,) = folder.glob(f"begins_{name}_*.txt")
+    assert text in error.read_text()
 
 
 def test_a_rank_that_dies_before_a_reduction_is_an_error_on_the_others(folder: Path) -> None:
@@ -376,10 +392,11 @@ def test_a_rank_that_dies_before_a_reduction_is_an_error_on_the_others(folder: P
 
 
 @pytest.mark.parametrize(
-    ("moment", "left", "gone"), [("backward", 3, "rank 3"), ("save", 2, "ranks 2, 3"), ("clip", 1, "ranks 1, 2, 3")]
+    ("moment", "left", "gone"), [("backward", 3, "rank 3"), ("save", 2, "ranks 2, 3"), ("clip", 1, "rank 1")]
 )
 def test_wherever_a_rank_dies_all_others_raise(folder: Path, moment: str, left: int, gone: str) -> None:
-    """In a backward, while all save, in a collective outside of a program: survivors name who is gone, and where they wait."""
+    """In a backward, while all save, in a collective outside of a program: survivors name who of their group is gone, of all
+    where no group is known, and where they wait."""
     for rank in range(left):
         error = (folder / f"{moment}_{rank}.txt").read_text()
         assert f": {gone} of 4 cannot be reached" in error

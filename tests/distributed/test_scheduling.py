@@ -33,6 +33,20 @@ def in_flight(trace: Trace, *sends: str) -> int:
     return most
 
 
+def whole_at_once(trace: Trace) -> int:
+    """How many gathers are sent and what follows from them alone is still to be read, at most."""
+    roots, spans = dict[int, int](), dict[int, list[int]]()
+    for at, equation in enumerate(trace.equations):
+        read = {roots[var.index] for var in equation.operands if var.index in roots}
+        for gather in read:
+            spans[gather][1] = at
+        if equation.op.name == GATHER:
+            spans[at], read = [at, at], {at}
+        if len(read) == 1 and all(var.index in roots or equation.op.name == GATHER for var in equation.operands):
+            roots.update((var.index, *read) for var in equation.outputs)
+    return max(sum(first <= at <= last for first, last in spans.values()) for at in range(len(trace.equations)))
+
+
 def shape_of(var: Any) -> tuple[int, ...]:
     assert isinstance(var.type, TensorType)
     return static_shape(var.type)
@@ -88,12 +102,13 @@ def test_zero_3_gathers_ahead_in_the_backward_too(prefetch: int) -> None:
     """The backward is one body, in which as many gathers are in flight as in the forward, those of the last block first."""
     loss, params, batches = problem(5)
     f = tfn.fsdp(loss, simulated(3)[0], prefetch=prefetch)
-    plain = tfn.fsdp(loss, simulated(3)[0])
+    plain = tfn.fsdp(loss, simulated(3)[0], prefetch=None)
     new = f.prepare(params)
     forward, backward = (e.body for e in tfn.trace(tfn.grad(f), new, batches[0]).equations if e.op == CHECKPOINT)
     for body in (forward, backward):
         assert in_flight(body, GATHER) == prefetch + 1
         assert in_flight(body, SCATTER) <= prefetch + 1
+        assert whole_at_once(body) == prefetch + 1
     widths = [[shape_of(e.outputs[0]) for e in body.equations if e.op.name == GATHER] for body in (forward, backward)]
     unscheduled = all_equations(tfn.trace(tfn.grad(plain), plain.prepare(params), batches[0]))
     assert sum(map(len, widths)) == sum(e.op.name == GATHER for e in unscheduled)

@@ -376,7 +376,9 @@ def test_the_plan_is_the_closed_form_of_rings(ranks: int) -> None:
     shards = found.parameter_bytes - 8 * context  # without the tokens
     assert found.wire_bytes == (ranks - 1) * (3 * shards - sum(tables))
     hops = 7 if ranks == 8 else 7 + ranks // 8 - 1
-    rate = hardware.inside if ranks == 8 else hardware.across
+    rate = (
+        hardware.inside if ranks == 8 else 8 * hardware.across
+    )  # eight rings, each with a link of its own between nodes
     assert found.communicating == pytest.approx(found.wire_bytes / rate + len(sent) * hops * hardware.latency)
     matrices = layers * 12 * width**2 + 32000 * width
     assert found.flops == 6 * context * matrices + 12 * layers * context**2 * width

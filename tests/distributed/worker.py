@@ -282,19 +282,51 @@ def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
         (folder / f"away_{rank}.txt").write_text(str(error))
 
 
+class Branches(torch.nn.Module):
+    """Two layers alike, of which a call takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, left: bool) -> torch.Tensor:
+        return self.left(x) if left else self.right(x)
+
+
 def disagree(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """After many calls the last rank has another model, in a group of its own: what it sends is not what the others expect."""
+    """After many calls the last rank takes another branch, in a group of its own: what it sends is not what the others expect."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
-    width = 8 + 8 * (rank == size - 1)
-    same = tfn.fsdp(tfn.jit(torch.nn.Linear(4, 4, bias=False)), DeviceMesh.from_group(group, "cpu"))
+    torch.manual_seed(0)
+    module, last = tfn.fsdp(tfn.jit(Branches()), DeviceMesh.from_group(group, "cpu")), rank == size - 1
     with torch.no_grad():
         for _ in range(heartbeat.COMPARED + 10):
-            same(torch.ones(1, 4))
-    module = tfn.fsdp(tfn.jit(torch.nn.Linear(width, width)), DeviceMesh.from_group(group, "cpu"))
+            module(torch.ones(1, 4), True)
     try:
-        module(torch.ones(1, width))
+        module(torch.ones(1, 4), not last)
     except DistributedError as error:
         (folder / f"disagrees_{rank}.txt").write_text(str(error))
+
+
+def begin_apart(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Ranks whose models, options or random numbers are not the same; who comes later says so."""
+    odd = rank == size - 1
+    begins: dict[str, Callable[[Any], Any]] = {
+        "values": lambda mesh: (torch.manual_seed(rank), tfn.ddp(torch.nn.Linear(3, 4), mesh)),
+        "shapes": lambda mesh: tfn.fsdp(torch.nn.Linear(3, 4 + odd), mesh),
+        "names": lambda mesh: tfn.fsdp(torch.nn.Linear(3, 4, bias=odd), mesh),
+        "options": lambda mesh: tfn.fsdp(torch.nn.Linear(3, 4), mesh, reduction="sum" if odd else "mean"),
+        "loaded": lambda mesh: tfn.fsdp(torch.nn.Linear(2, 1), mesh).load_state_dict(
+            {"weight": torch.full((1, 2), float(rank)), "bias": torch.ones(1)}
+        ),
+        "adapters": lambda mesh: (m := tfn.ddp(torch.nn.Linear(3, 4), mesh), torch.manual_seed(rank), tfn.lora(m, 2)),
+    }
+    for name, begin in begins.items():
+        torch.manual_seed(0)
+        own = DeviceMesh.from_group(dist.new_group(), "cpu")
+        try:
+            begin(own)
+        except DistributedError as error:
+            (folder / f"begins_{name}_{rank}.txt").write_text(str(error))
 
 
 def load_on_three(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -352,11 +384,11 @@ def beside_pytorch(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None
 
 
 def die(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """The last rank ends in the middle of training."""
+    """The last rank ends inside of a forward, where it would gather the second block."""
     module = tfn.fsdp(tfn.jit(model()), mesh)
     train(module, rank, size, steps=1)
     if rank == size - 1:
-        os._exit(7)
+        heartbeat._heart.sends = lambda _, what: os._exit(7) if what.endswith("for blocks.1") else None
     train(module, rank, size, steps=2)
 
 
@@ -422,6 +454,7 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         compose,
         stay_away,
         disagree,
+        begin_apart,
         load_on_three,
         beside_pytorch,
         die_before_reducing,

@@ -74,7 +74,7 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     layers, width, context = (2, 32, 16) if quick else (4, 256, 128)
     make = lambda: (torch.manual_seed(0), GPT(layers, width, context=context))[1]
     tokens = torch.randint(0, 96, (4, context), generator=torch.Generator().manual_seed(rank))
-    ahead, plain = tfn.fsdp(tfn.jit(make()), mesh, prefetch=1), tfn.fsdp(tfn.jit(make()), mesh)
+    ahead, plain = tfn.fsdp(tfn.jit(make()), mesh), tfn.fsdp(tfn.jit(make()), mesh, prefetch=None)
     models = {OURS: ahead, PLAIN: plain, FSDP2: _fully_shard(make(), mesh)}  # which prefetches one block, too
     steps = {name: _step(model, tokens) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -143,8 +143,9 @@ class Hardware:
     latency: float = 5e-6  # of a hop
 
     def rate(self, ranks: int) -> float:
-        """Bytes a second over the slowest link of a ring."""
-        return self.inside if ranks <= self.node else self.across
+        """Bytes a second that a GPU sends. Across nodes there are as many rings as a node has GPUs, each of which leaves the node
+        by another link: all links of a node carry what one GPU sends inside."""
+        return self.inside if ranks <= self.node else min(self.inside, self.node * self.across)
 
     def hops(self, ranks: int) -> int:
         """Through a node, and through nodes."""
@@ -175,7 +176,8 @@ def plan(
     yield f"plan: GPT of {layers} layers, width {width}, context {CONTEXT}, one sequence a GPU, fsdp by blocks, in bf16, on H100s"
     yield (
         f"  a model, no measurement: {hardware.flops / 1e12:.0f} TFLOP/s, {hardware.inside / 1e9:.0f} GB/s in a node of "
-        f"{hardware.node}, {hardware.across / 1e9:.0f} GB/s across; prefetch=1, in the order of the trace"
+        f"{hardware.node}, {hardware.across / 1e9:.0f} GB/s from each GPU across; prefetch=1, in the order of the trace, "
+        "no optimizer"
     )
     columns = ("GPUs", "step ms", "computing", "wire", "hidden", "to balance", "GB sent", "TFLOP", "GB held")
     yield "  " + " ".join(f"{column:>11}" for column in columns)

@@ -106,7 +106,8 @@ class _Ruled(torch.autograd.Function):
         ctx.rule, *operands = inputs
         count = len(ctx.rule.active)
         fixed = [value for value, flag in zip(output, ctx.rule.active, strict=False) if not flag]
-        ctx.mark_non_differentiable(*(value for value in (*fixed, *output[count:]) if isinstance(value, torch.Tensor)))
+        others = (value for value in (*fixed, *output[count:]) if isinstance(value, torch.Tensor))
+        internals.mark_non_differentiable(ctx, others)
         given = range(len(operands)) if ctx.rule.split.num_extra else ctx.rule.reads("input")
         results = {*ctx.rule.reads("output"), *range(count, len(output))}
         # and nothing else, since a collective writes to its result after this

@@ -27,13 +27,14 @@ import torch.distributed as dist
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DistributedError, located
-from thunder_fn.trace import Equation, TensorType, Var, type_of_value
+from thunder_fn.trace import Equation, Literal, TensorType, Var, python_arg, type_of_value
 
 SECONDS = 0.5
 PATIENCE = 4
 """A rank is gone whose number stands still for so many beats."""
 MOMENT = 0.05
 COMPUTING = "computing"
+REDUCING = ("all_reduce", "reduce_scatter_tensor")
 WAIT = "_c10d_functional.wait_tensor.default"
 COMPARED = 100
 """So many collectives of each group are compared where tensors are not on CPUs."""
@@ -50,6 +51,7 @@ class _Heart:
         self.store: Any = None
         self.counts = Counter[str]()
         self.said: dict[str, str] = {}
+        self.groups: dict[int, str] = {}  # of what is sent and not yet awaited
         self.ended = threading.Event()
 
     def start(self) -> None:
@@ -72,23 +74,27 @@ class _Heart:
 
     def sends(self, equation: Equation, what: str) -> str | None:
         """What another rank sends in place of this collective; None if that is the same, or is not known."""
-        store, group = internals.default_store(), str(equation.args[-1])
+        topic = f"collective {_group_of(equation)}"
+        if self.counts[topic] >= COMPARED and not all(map(_is_on_cpu, equation.operands)):
+            return None
+        other = self.other_than(topic, what)
+        return None if other is None else f"rank {other[0]} runs {other[1]} where this rank runs {what}"
+
+    def other_than(self, topic: str, what: str) -> tuple[int, str] | None:
+        """A rank that says something else at its turn in the same topic, and what; None if there is none yet."""
+        store = internals.default_store()
         if store is not self.store:
             self.store, self.counts, self.said = store, Counter(), {}
-        self.counts[group] += 1
-        count = self.counts[group]
-        if count > COMPARED and not all(map(_is_on_cpu, equation.operands)):
-            return None
-        key, mine = f"thunder_fn collective {group} {count % KEPT}", f"{count} {dist.get_rank()} {what}"
+        self.counts[topic] += 1
+        count = self.counts[topic]
+        key, mine = f"thunder_fn {topic} {count % KEPT}", f"{count} {dist.get_rank()} {what}"
         try:
             said = store.compare_set(key, self.said.get(key, ""), mine).decode()
         except RuntimeError:  # the store is gone
             return None
         self.said[key] = said
         number, rank, theirs = said.split(" ", 2)
-        return (
-            None if theirs == what or number != str(count) else f"rank {rank} runs {theirs} where this rank runs {what}"
-        )
+        return None if theirs == what or number != str(count) else (int(rank), theirs)
 
     def beat(self) -> None:
         """Write to the store by a connection of its own: another thread may wait for an answer on the first."""
@@ -115,6 +121,12 @@ def join() -> None:
         _heart.start()
 
 
+def other_than(group: str, what: str) -> tuple[int, str] | None:
+    """A rank of a group that prepares something else, and what, at its turn; None if there is none yet."""
+    join()
+    return _heart.other_than(f"prepared {group}", what)
+
+
 def _key(rank: int) -> str:
     return f"thunder_fn heartbeat {rank}"
 
@@ -135,58 +147,82 @@ def run_collective(
     if other is not None:
         fix = "All ranks call the same functions on parameters of the same types, in the same order. Start all ranks again."
         raise DistributedError(located(f"{equation.op}: {other}", equation=text(), source=equation.source, fix=fix))
-    with watched(str(equation.op), what, lambda: {"equation": text(), "source": equation.source}):
-        return run()
+    is_wait = equation.op.name == WAIT
+    group = _heart.groups.pop(internals.storage_id(tensors[0]), None) if is_wait else _group_of(equation)
+    with _watched(str(equation.op), what, lambda: {"equation": text(), "source": equation.source}, group):
+        result = run()
+    if group is not None and not is_wait:
+        (sent,) = result if isinstance(result, tuple) else (result,)
+        _heart.groups[internals.storage_id(sent)] = group
+    return result
 
 
 @contextmanager
-def watched(what: str, where: str = "", place: Callable[[], dict[str, Any]] = dict[str, Any]) -> Generator[None]:
+def watched(what: str) -> Generator[None]:
     """Inside, this process waits for others, as in `with watched("save"): torch.distributed.checkpoint.save(...)`.
 
     Args:
-        what: it does, for the error.
-        where: it is, for other ranks, the same on all that take part; left out, what it does.
-        place: the equation and its source, for the error.
+        what: it does, the same on all ranks.
 
     Raises:
         DistributedError: that failed; names the ranks that are gone or elsewhere.
     """
     join()
-    _heart.where = where or what
+    with _watched(what, what):
+        yield
+
+
+@contextmanager
+def _watched(
+    what: str, where: str, place: Callable[[], dict[str, Any]] = dict[str, Any], group: str | None = None
+) -> Generator[None]:
+    """As `watched`. `where` is this process, for other ranks; `place` the equation and its source, for the error; of a group
+    only its ranks are missed."""
+    _heart.where = where
     try:
         yield
     except RuntimeError as error:
         fix = "The group cannot be used any more: end this process, and start all ranks again from a checkpoint."
-        raise DistributedError(located(f"{what}: {_absent(where or what)}", **place(), fix=fix)) from error
+        raise DistributedError(located(f"{what}: {_absent(where, group, error)}", **place(), fix=fix)) from error
     finally:
         _heart.where = COMPUTING
 
 
-def _absent(collective: str) -> str:
+def _absent(collective: str, group: str | None, error: Exception) -> str:
     """Which ranks are not there, in words."""
     size = dist.get_world_size()
-    if size == 1:
-        return "the collective failed on the only rank"
+    ranks = [*range(size)] if group is None else internals.ranks_of_group(group)
+    others = [rank for rank in ranks if rank != dist.get_rank()]
+    said = str(error).partition("\n")[0]
+    if not others:
+        return f"the collective failed on the only rank: {said}"
     try:
-        before = [_seen(rank) for rank in range(size)]
+        before = [_seen(rank) for rank in others]
         time.sleep(SECONDS * PATIENCE)
-        after = [_seen(rank) for rank in range(size)]
+        after = [_seen(rank) for rank in others]
     except RuntimeError:
         return (
             "the group's store cannot be reached: the process that keeps it ended, which is rank 0 or the agent that started "
             "the ranks, and without it nobody knows who else is there"
         )
-    others = [rank for rank in range(size) if rank != dist.get_rank()]
-    gone = [rank for rank in others if after[rank] is None or before[rank] == after[rank]]
+    beats = list(zip(others, before, after, strict=True))
+    gone = [rank for rank, then, now in beats if now is None or then == now]
     if gone:
         return (
             f"{_ranks(gone)} of {size} cannot be reached: the process ended or stands still, or its machine is cut off"
         )
-    away = [rank for rank in others if not str(after[rank]).endswith(collective)]
+    away = [(rank, str(now)) for rank, _, now in beats if not str(now).endswith(collective)]
     if away:
-        places = ", ".join(sorted({str(after[rank]).partition(" ")[2] for rank in away}))
-        return f"{_ranks(away)} of {size} did not take part in time; the process is alive: {places}"
-    return f"the collective failed on rank {dist.get_rank()} of {size}, and all others are alive and take part"
+        places = ", ".join(sorted({now.partition(" ")[2] for _, now in away}))
+        return (
+            f"{_ranks([rank for rank, _ in away])} of {size} did not take part in time; the process is alive: {places}"
+        )
+    return f"it failed on rank {dist.get_rank()} of {size}, and all others are alive and take part: {said}"
+
+
+def _group_of(equation: Equation) -> Any:
+    """The name of the group in which a collective is sent."""
+    return python_arg(equation.args[-1], lambda var: None)
 
 
 def _is_on_cpu(var: Var) -> bool:
@@ -194,9 +230,11 @@ def _is_on_cpu(var: Var) -> bool:
 
 
 def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
-    """A collective and the types of what is sent, as all ranks write it."""
+    """A collective, the types of what is sent and the module whose parameters these are, as all ranks write it."""
     name = equation.op.name.removesuffix(".default").rpartition(".")[2]
-    return f"{name} of {', '.join(str(type_of_value(tensor)) for tensor in tensors)}"
+    reduction = "".join(f"({arg.value})" for arg in equation.args[1:2] if isinstance(arg, Literal) and name in REDUCING)
+    place = f" for {equation.source.module}" if equation.source and equation.source.module else ""
+    return f"{name}{reduction} of {', '.join(str(type_of_value(tensor)) for tensor in tensors)}{place}"
 
 
 def _seen(rank: int) -> str | None:

@@ -1,10 +1,10 @@
 """When collectives are sent and awaited: overlap, and a limit on how many are in flight.
 
 A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move: gathers are
-sent in the order in which their results are used, each as soon as fewer than so many are in flight; a wait, and what follows from
-collectives alone (a weight cut out of a bucket, its transpose), comes right before the first equation that reads it; a reduction
-is awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule one trace in one way,
-so collectives meet.
+sent in the order in which their results are used, each before the first wait at which fewer than so many are in flight; a wait,
+and what follows from collectives alone (a weight cut out of a bucket, its transpose), comes right before the first equation that
+reads it; a reduction is awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule
+one trace in one way, so collectives meet.
 
 The backward of a ZeRO-3 block gathers again. Where it is scheduled the whole function is one checkpoint, whose backward is
 one body with all gathers in it: `InFlight` is what its policy does to that body.
@@ -32,7 +32,8 @@ def overlapped(trace: Trace, in_flight: int) -> Trace:
 
     Args:
         trace: closed and checked. Composites that hold collectives are unfolded.
-        in_flight: at least 1; with 2, one block's parameters travel while another's are waited for or computed with.
+        in_flight: at least 1; with 2, one block's parameters travel while another's are waited for or computed with:
+            where blocks follow each other no more than 2 are whole.
     """
     flat = unfolded(trace)
     return reordered(flat, tuple(_Schedule(flat, in_flight).order()))
@@ -133,6 +134,8 @@ class _Schedule:
         for need in self.needs[at]:
             yield from self.emit(need)
         name = self.equations[at].op.name
+        if name == WAIT:
+            yield from self.send()
         if name in (REDUCE, SCATTER) and at in self.waits:
             if len(self.reducing) >= self.in_flight:
                 yield from self.emit(self.waits[self.reducing[0]])
@@ -146,7 +149,6 @@ class _Schedule:
                 self.reducing.remove(sent)
             if sent in self.gathering:
                 self.gathering.remove(sent)
-                yield from self.send()
 
     def send(self) -> Iterator[int]:
         """The next gathers, while there is room and they need nothing that is still to be waited for."""

@@ -120,6 +120,10 @@ def group_of(mesh: Any) -> Group:
             names = mesh.mesh_dim_names or tuple(range(mesh.ndim))
             what = f"expected a mesh of one dim, given one of {mesh.ndim}: {', '.join(map(str, names))}"
             raise RewriteError(located(what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`."))
+        if mesh.get_coordinate() is None:
+            own, ranks = torch.distributed.get_rank(), ", ".join(map(str, mesh.mesh.flatten().tolist()))
+            what = f"this process, rank {own}, is not in the mesh, which has {ranks}"
+            raise RewriteError(located(what, fix="Only the ranks of a mesh call what uses it."))
         join()
         return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), internals.MeshDim.of(mesh))
     raise RewriteError(

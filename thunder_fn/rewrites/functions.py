@@ -96,11 +96,12 @@ def fsdp(
     reduction: str = "mean",
     precision: torch.dtype | None = None,
     offload: bool = False,
-    prefetch: int | None = None,
+    prefetch: int | None = 1,
 ) -> Any:
     """Shard parameters over the ranks of a mesh, by rows; gather them where they are used.
 
-    Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all batches: the mean over ranks.
+    Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all batches: the mean over ranks,
+    however many examples each has. Buffers and random numbers are each rank's own.
     Composes with `quantize` and `lora` in either order.
 
     Args:
@@ -115,17 +116,18 @@ def fsdp(
             precision); `autocast` says in which precision is computed.
         offload: keep shards in the CPU's memory.
         prefetch: how many buckets are gathered ahead of the one that computes, forward and, with `zero=3`, backward, and how
-            many reductions travel while the backward goes on. Each takes the memory of one more whole bucket, and the function is
-            unfolded: equal layers are no longer derived and compiled once. 1 is what PyTorch's FSDP does. Left out, collectives
-            stay where their results are used. See `thunder_fn.interpreters.schedule`.
+            many reductions travel while the backward goes on. One more than so many are whole at once (two, as with PyTorch's
+            FSDP), and the function is unfolded: equal layers are not compiled once. None leaves collectives where their
+            results are used, where one bucket is whole. See `thunder_fn.interpreters.schedule`.
 
     Returns:
-        What was given, on shards: `prepare` takes whole parameters and keeps this rank's rows; `restore` and `state_dict`
-        gather, so all ranks call them.
+        What was given, on shards: `prepare` takes whole parameters, the same on all ranks, and keeps this rank's rows;
+        `restore` and `state_dict` gather, so all ranks call them.
 
     Raises:
         RewriteError: mesh is no mesh of one or two dims, its ranks have shares of the parameters already, or an option is none of
             the choices.
+        DistributedError: ranks were given different parameters or options.
 
     Source: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
     """

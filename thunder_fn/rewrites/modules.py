@@ -195,7 +195,7 @@ class RewrittenModule(torch.nn.Module):
         for params, buffers in initialised(self._skeleton.module, device, init):
             own = {name: value for name, value in params.items() if name in self._layout.names}
             if own:
-                self._take(self._layout.only(own).prepare(own))
+                self._take(self._layout.only(own).prepare_alike(own))
             for name, value in buffers.items():
                 getattr(self, _BUFFER + _slot(listed.get(name, name))).copy_(value)
         return self
@@ -308,7 +308,7 @@ class RewrittenModule(torch.nn.Module):
             there = {canonical for name, canonical in self._state_names if name in state}
             own = self._layout.only(name for name in self._layout.names if name in there)
             types = zip(own.names, own.types, strict=True)
-            new = own.prepare({name: given[name].to(type.device, type.dtype) for name, type in types})
+            new = own.prepare_alike({name: given[name].to(type.device, type.dtype) for name, type in types})
             calibrated = self.parts().calibrated
             self._take({name: value for name, value in new.items() if name not in calibrated})
             for name, value in self._buffers_by_name().items():

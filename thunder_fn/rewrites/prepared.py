@@ -15,6 +15,7 @@ from thunder_fn.errors import RewriteError, kind_of, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.representation import Step
 from thunder_fn.interpreters.rewrite import Rewrite, identity, rewrite
+from thunder_fn.rewrites.agreeing import check_same
 from thunder_fn.rewrites.distributed import check_there
 from thunder_fn.rewrites.scheme import INPUT_SCALE
 from thunder_fn.rewrites.steps import ADAPTERS, NOTHING, Patterns
@@ -70,6 +71,15 @@ class Layout:
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         with torch.no_grad():
             return Prepared(self, _in_order(self.rewrite, evaluate(self.rewrite.prepare, leaves)))
+
+    def prepare_alike(self, params: Any) -> Prepared:
+        """As `prepare`, of parameters that all ranks are given.
+
+        Raises:
+            DistributedError: ranks that share them were given others.
+        """
+        check_same(self.steps, dict(zip(self.names, pytree.flatten(params)[0], strict=True)), self.rewrite.prepare)
+        return self.prepare(params)
 
     def only(self, names: Iterable[str]) -> Layout:
         """The layout of some of the parameters, as a dict of them."""
@@ -171,6 +181,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         """These parts with one more step, which works on them as they are."""
         before = self.layout.rewrite
         after = rewrite(_nothing(before.prepare.output_types), before.names, step, before.codes)
+        check_same((step,), self, after.prepare)
         with torch.no_grad():
             values = _in_order(after, evaluate(after.prepare, [value.detach() for value in self.values()]))
         return Prepared(replace(self.layout, steps=(*self.layout.steps, step)), values)

@@ -51,8 +51,11 @@ class Rewritten(Transformed):
 
         Args:
             params: a pytree of tensors, as the original function takes them first.
+
+        Raises:
+            DistributedError: ranks that share them were given others.
         """
-        return layout_of(params, self.steps).prepare(params)
+        return layout_of(params, self.steps).prepare_alike(params)
 
     def __call__(self, params: Any, *inputs: Any, **kwargs: Any) -> Any:
         self._check(params)

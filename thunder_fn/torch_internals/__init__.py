@@ -43,7 +43,7 @@ from thunder_fn.torch_internals.fakes import (
     symbolic_like,
 )
 from thunder_fn.torch_internals.footprint import footprint
-from thunder_fn.torch_internals.groups import MeshDim, default_store, joint_mesh
+from thunder_fn.torch_internals.groups import MeshDim, default_store, joint_mesh, ranks_of_group
 from thunder_fn.torch_internals.guards import (
     attention_kernels,
     dict_guard,
@@ -129,6 +129,7 @@ from thunder_fn.torch_internals.tensors import (
     is_result_from_outside,
     is_uninitialized,
     is_wrapped,
+    mark_non_differentiable,
     shares_memory,
     storage_id,
     version_probe,
@@ -246,6 +247,7 @@ __all__ = [
     "is_kept_by_autograd",
     "is_followed",
     "is_wrapped",
+    "mark_non_differentiable",
     "is_from_outside",
     "is_functorch_wrapped",
     "is_op",
@@ -259,6 +261,7 @@ __all__ = [
     "isolated",
     "MeshDim",
     "joint_mesh",
+    "ranks_of_group",
     "load_forward_decompositions",
     "make_optimizer_state",
     "math_attention",

@@ -88,6 +88,11 @@ def _named_group(name: str) -> Any:
     return resolve(name)
 
 
+def ranks_of_group(name: str) -> list[int]:
+    """Of all processes, those in the group that is registered under this name."""
+    return torch.distributed.get_process_group_ranks(_named_group(name))
+
+
 def joint_mesh(dims: Sequence[MeshDim]) -> Any:
     """One DeviceMesh of several dims of one mesh, in this order and with their groups.
 

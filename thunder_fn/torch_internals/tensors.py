@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -136,3 +136,17 @@ def is_exclusive(tensor: torch.Tensor) -> bool:
     """No other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()  # its own, and `storage` here
+
+
+def mark_non_differentiable(ctx: Any, tensors: Iterable[torch.Tensor]) -> None:
+    """Mark results of a node so, under torch.func too: its batching rule hands over what stands for one example of a result, and
+    autograd would look for that among the results."""
+    from torch._functorch.autograd_function import CtxCustomSave
+
+    marked = tuple(tensors)
+    while isinstance(ctx, CtxCustomSave):
+        level: int = ctx._pt_current_level
+        is_batched = torch._C._functorch.is_batchedtensor
+        marked = tuple(torch._C._functorch._unwrap_batched(x, level)[0] if is_batched(x) else x for x in marked)
+        ctx = ctx._pt_inner_ctx
+    ctx.mark_non_differentiable(*marked)
