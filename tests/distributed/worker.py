@@ -31,9 +31,11 @@ STEPS, BATCH = 20, 4
 STORED, ROUNDED = ("adapters", "nf4"), ("int8", "nf4")
 
 
-def model() -> torch.nn.Module:
+def model(layers: int = 2) -> torch.nn.Module:
     torch.manual_seed(0)
-    return GPT(layers=2, width=12, heads=2, vocabulary=11, context=6).double()  # Adam makes rounding visible in float32
+    return GPT(
+        layers=layers, width=12, heads=2, vocabulary=11, context=6
+    ).double()  # Adam makes rounding visible in float32
 
 
 def batches() -> torch.Tensor:
@@ -132,11 +134,11 @@ PLAN = {"*.up.weight": "column", "*.down.weight": "row", "tokens.weight": "embed
 
 
 class WithScale(torch.nn.Module):
-    """The model, and a parameter of no dims."""
+    """The model of one layer, since another is stored as it is, and a parameter of no dims."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.scale = model(), torch.nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.inner, self.scale = model(layers=1), torch.nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.inner(tokens) * self.scale

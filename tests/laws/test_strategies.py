@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def op_names(trace: Trace) -> list[str]:
 def test_every_structured_op_is_drawn_at_every_depth() -> None:
     top: Counter[str] = Counter()
     inside: Counter[str] = Counter()
-    for case in corpus(150):
+    for case in chain.from_iterable(corpus(150)):
         for equation in case.trace.equations:
             top[equation.op.name] += equation.op.kind == "structured"
             for body in equation.bodies:

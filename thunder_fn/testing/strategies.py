@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -68,10 +68,18 @@ def programs(
         depth: how deep composites and structured ops nest.
         dtypes: those of the inputs; the first input has the first of them.
     """
+    return _programs(tuple(families), max_inputs, max_steps, depth, tuple(dtypes))
+
+
+@cache
+def _programs(
+    families: tuple[str, ...], max_inputs: int, max_steps: int, depth: int, dtypes: tuple[torch.dtype, ...]
+) -> st.SearchStrategy[Program]:
+    """Made and validated once for all tests that draw alike: that takes as long as drawing some programs."""
     first = types(dtypes[:1])
     inputs = st.builds(_join, first, st.lists(types(dtypes), max_size=max_inputs - 1))
     rarely_none = _rarely(st.just(()), inputs)
-    return st.builds(Program, rarely_none, _steps(tuple(families), max_steps, depth, min_steps=1), _outputs(4))
+    return st.builds(Program, rarely_none, _steps(families, max_steps, depth, min_steps=1), _outputs(4))
 
 
 def _join(first: TensorType, rest: list[TensorType]) -> tuple[TensorType, ...]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -49,16 +48,16 @@ KNOWN: dict[str, Any] = {
 _CASES: dict[Any, Sequence[Any]] = dict((*OF_SYMBOLS.values(), *OF_REWRITES.values()))
 
 
-@functools.cache
-def corpus(count: int) -> tuple[Case, ...]:
-    """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, their traces built before any bug is planted.
+def corpus(count: int) -> Iterator[tuple[Case, ...]]:
+    """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, drawn once and when they are asked for.
 
     As in the tests of laws, some are of any kind, some short and around structured ops, some in single precision; the
-    seeds come first. A larger corpus begins with a smaller one, which is not drawn again.
+    seeds come first. The traces of a run are built with it.
     """
     for case in SEEDS:
         case.trace.renamed("program")
-    return (*SEEDS, *itertools.chain.from_iterable(map(_drawn, range(0, count, 25))))
+    yield SEEDS
+    yield from map(_drawn, range(0, count, 25))
 
 
 @functools.cache
@@ -96,12 +95,14 @@ def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
 def counterexample(law: Callable[..., None], mutation: Mutation | None = None, *, count: int = EXAMPLES) -> str | None:
     """What a law says, with a bug planted, of the first of so many traces that breaks it; None if none of them does.
 
-    The traces are there before the bug: it would get into derivatives that are part of a trace, and stay.
+    The traces of a run are there before the bug: it would get into derivatives that are part of a trace, and stay.
     """
-    drawn = _CASES.get(law) or corpus(count)
-    with planted(mutation) if mutation is not None else nullcontext():
-        found = (counterexample_in(law, case) for case in drawn)
-        return next((said for said in found if said is not None), None)
+    for drawn in (_CASES[law],) if law in _CASES else corpus(count):
+        with planted(mutation) if mutation is not None else nullcontext():
+            found = (counterexample_in(law, case) for case in drawn)
+            if (said := next(filter(None, found), None)) is not None:
+                return said
+    return None
 
 
 def print_table(mutations: Sequence[Mutation], *, every_law: bool = False) -> int:
