@@ -621,6 +621,22 @@ def test_functions_go_through_dynamo_too() -> None:
         tfn.grad(lambda x: compiled(x).sum())(X)
 
 
+def scaled(x: torch.Tensor, p: float) -> torch.Tensor:
+    """Decides on values, and then on a float."""
+    return x if x.sum() > 100 else nn.functional.dropout(x * p, p) + p
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_floats_that_change_are_floats_in_the_graphs_of_dynamo() -> None:
+    """Dynamo passes them as tensors, whose numbers a trace would not know."""
+    compiled = tfn.compile(scaled, frontend="dynamo", executors="torch")
+    for p in (0.5, 0.1, 0.3, 0.7):
+        torch.manual_seed(0)
+        found = compiled(X, p)
+        torch.manual_seed(0)
+        assert torch.equal(found, scaled(X, p))
+
+
 def test_options_of_jit_are_options_of_compile() -> None:
     marked = tfn.compile(lambda x: x * x.shape[0], dynamic={"x": {0: (2, 8)}})
     assert [marked(torch.ones(size)).sum().item() for size in (2, 3, 8)] == [4, 9, 64]

@@ -59,7 +59,30 @@ class _Backend:
     __name__: ClassVar[str] = "thunder_fn"
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        return Jitted(graph_module.forward, self.options)
+        places = _floats_of(graph_module, example_inputs)
+        jitted = Jitted(graph_module.forward, self.options)
+        if not places:
+            return jitted
+        return lambda *given: jitted(*(one.item() if place in places else one for place, one in enumerate(given)))
+
+
+def _floats_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
+    """Make inputs floats of which the graph reads nothing but the number, and say which they are.
+
+    Dynamo passes Python's floats as tensors, once they have changed. `jit` knows them as what they are.
+    """
+    found: set[int] = set()
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    for place, (given, value) in enumerate(zip(placeholders, example_inputs, strict=True)):
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if is_float and given.users and all((one.op, one.target) == ("call_method", "item") for one in given.users):
+            found.add(place)
+            for read in tuple(given.users):
+                read.replace_all_uses_with(given)
+                graph_module.graph.erase_node(read)
+    if found:
+        graph_module.recompile()
+    return frozenset(found)
 
 
 @dataclass(frozen=True, eq=False)
