@@ -12,6 +12,7 @@ import inspect
 import json
 import pickle
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.models.test_models import GROUPED, IDS, SIZES, SMALL, build
 from tests.unit.capturing import same
 from thunder_fn import cache_info, recipes
 from thunder_fn.benchmarks.published import SMALLER, capture_seconds
+from thunder_fn.recipes import huggingface
 from thunder_fn.recipes.huggingface import HuggingFace
 
 transformers = pytest.importorskip("transformers")
@@ -123,6 +125,40 @@ def test_generate_takes_what_the_call_says() -> None:
         assert torch.equal(found, known)
     assert config.cache_implementation is None
     assert type(again).generate is not type(model).generate
+
+
+class PeftModel(torch.nn.Module):
+    """A stand-in for PEFT's model, which hands `generate` on to the model beneath it."""
+
+    __module__ = "peft.peft_model"
+
+    def __init__(self, model: Any, is_prompt_learning: bool) -> None:
+        super().__init__()
+        self.base_model, self.generation_config = model, model.generation_config
+        self.active_peft_config = types.SimpleNamespace(is_prompt_learning=is_prompt_learning)
+
+    def get_base_model(self) -> Any:
+        return self.base_model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model(*args, **kwargs)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model.generate(*args, **kwargs)
+
+
+@pytest.mark.parametrize("prompts", (False, True))
+def test_generate_of_a_model_with_adapters(prompts: bool) -> None:
+    """The model beneath runs compiled, on keys and values of fixed size unless the adapters are prompts; it is left as it was."""
+    model = PeftModel(build("LlamaForCausalLM")[0], prompts).eval()
+    compiled, plain = tfn.compile(model, "auto"), {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(compiled.generate(IDS, **plain), model.generate(IDS, **plain))
+    beneath = huggingface._beneath[compiled]
+    assert cache_info(beneath).hits == 2 - prompts and "generate" not in vars(model.base_model)
+    model.base_model = build("LlamaForCausalLM")[0].eval()
+    torch.nn.init.normal_(model.base_model.lm_head.weight)
+    assert torch.equal(compiled.generate(IDS, **plain), model.generate(IDS, **plain))
+    assert huggingface._beneath[compiled] is not beneath
 
 
 def test_drafted_tokens() -> None:

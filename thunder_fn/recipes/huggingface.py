@@ -11,13 +11,15 @@ import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+from unittest import mock
+from weakref import WeakKeyDictionary
 
 import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.lookasides import Lookaside
 from thunder_fn.errors import kind_of, with_article
-from thunder_fn.jit.module import jit_of, with_methods
+from thunder_fn.jit.module import jit_of, with_forward, with_methods
 from thunder_fn.jit.transforms import Transform
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
@@ -72,8 +74,33 @@ def _generate_with_static_cache(compiled: Any) -> Any:
     return with_methods(compiled, generate=_generate) if getattr(compiled, "generation_config", None) else compiled
 
 
+_beneath: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
+"""What compiled models with adapters generate by."""
+
+
+def _generate_beneath(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`generate` of a model with adapters: the model beneath them, which generates, is compiled as this one is."""
+    inner, base = jit_of(self), self.get_base_model()
+    beneath = _beneath.get(self)
+    if beneath is None or jit_of(beneath).module is not base:
+        beneath = with_forward(base, inner.again)
+        if not self.active_peft_config.is_prompt_learning:  # PEFT puts prompts into caches that grow
+            beneath = _generate_with_static_cache(beneath)
+        _beneath[self] = beneath
+    cls: Any = type(inner.module)
+    with mock.patch.object(base, "generate", beneath.generate):
+        return cls.generate(self, *args, **kwargs)
+
+
+def _generate_with_adapters(compiled: Any) -> Any:
+    return (
+        with_methods(compiled, generate=_generate_beneath) if getattr(compiled, "generation_config", None) else compiled
+    )
+
+
 CACHES = Transform(_take_caches_apart, name="caches_as_arguments", on="model", idempotent=True)
 STATIC = Transform(_generate_with_static_cache, name="static_cache", on="compiled", idempotent=True)
+ADAPTED = Transform(_generate_with_adapters, name="adapted_generate", on="compiled", idempotent=True)
 
 
 @register
@@ -136,6 +163,18 @@ Mistral = _family("Mistral", "Mistral.")
 Gemma = _family("Gemma", "Gemma 1, 2 and 3.", "Gemma", "Gemma2", "Gemma3")
 Mixtral = _family("Mixtral", "Mixtures of experts.", "Mixtral", "Qwen2Moe")
 T5 = _family("T5", "T5, encoder and decoder.")
+
+
+@register
+class Adapted(HuggingFace):
+    """Models with adapters of PEFT, such as LoRA."""
+
+    name = "hf-peft"
+    models = ("peft.PeftModel",)
+
+    def setup_transforms(self) -> Sequence[Transform]:
+        """The model beneath the adapters generates."""
+        return (*super().setup_transforms(), ADAPTED)
 
 
 def _scan_in_order(*args: Any, **kwargs: Any) -> Any:
