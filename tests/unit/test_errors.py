@@ -289,6 +289,14 @@ def test_arguments_that_cannot_be_traced(value: Any, what: str, fix: str) -> Non
     assert (text, last) == (f"kwargs['y'] is a {what}, which cannot be traced", fix)
 
 
+def test_a_generator_that_an_op_draws_from() -> None:
+    with pytest.raises(errors.UnsupportedInput) as info:
+        capture(lambda x: x + torch.rand(2, generator=torch.Generator()), (X,))
+    text, _, last = str(info.value).split("\n")
+    assert text == "an op draws its numbers from a torch.Generator of its own, and a trace draws from the default one"
+    assert last == "Leave `generator=` out and seed with `torch.manual_seed`, or draw outside and pass the numbers."
+
+
 def generator(x: Any) -> Any:
     yield x
 

@@ -184,6 +184,18 @@ def objects_in(tree: Any) -> list[Any]:
     return [leaf for leaf in leaves if isinstance(leaf, _objects)]
 
 
+def nodes_in(tree: Any) -> list[Any]:
+    """What a tree consists of, parents first. Registered objects count as leaves."""
+    found = list[Any]()
+
+    def is_leaf(value: Any) -> bool:
+        found.append(value)
+        return isinstance(value, _objects)
+
+    optree.tree_leaves(tree, is_leaf=is_leaf, namespace=NAMESPACE)
+    return found
+
+
 def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
     """What an object holds: attributes that may have tensors in them or count something, and how to put it together again."""
     held = {name: item for name, item in vars(value).items() if _may_hold(item)}

@@ -27,6 +27,7 @@ from thunder_fn.errors import JitError, ThunderError, located
 from thunder_fn.jit import Jitted
 from thunder_fn.jit.cache import MAXSIZE, CacheInfo
 from thunder_fn.jit.dynamic import RetraceWarning
+from thunder_fn.jit.module_containers import Filled, fill, filled, held_in
 from thunder_fn.jit.module_forward import SLOT, Forward
 from thunder_fn.jit.module_hooks import HookEffect, HooksOutside, check_unchanged, held_by_hooks
 from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
@@ -73,6 +74,7 @@ class TracedForward:
             recorder.identify(tensor, tracer)
         args, kwargs = _with_own((args, kwargs), dict(zip(map(id, given), reading.tensors, strict=True)))
         places = {child: place for place, child in enumerate(self.module.modules())}
+        containers = held_in((args, kwargs))
         held = held_by_hooks(self.module) if self.layout is not None else ()
         with tracked() as found:
             result = self.module.forward(*args, **kwargs)
@@ -82,11 +84,11 @@ class TracedForward:
         plain = (one for one in assigned if isinstance(one.value, PLAIN) and (one.module, one.name) in reads)
         changed = (*(one.name for one in plain), *(one.name for one in reads.values() if isinstance(one, Changed)))
         self.on_reads(reads, next(iter(changed), None))
-        objects = pytree.objects_in((args, kwargs))
-        if not objects and not assigned:
+        objects, changes = pytree.objects_in((args, kwargs)), filled(containers)
+        if not objects and not assigned and not changes:
             return result
         attributes = tuple((places[one.module], one.section, one.name, one.value) for one in assigned)
-        return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes)
+        return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes, changes)
 
 
 def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
@@ -100,12 +102,14 @@ class Assigning:
     """The result of a call that leaves something elsewhere too.
 
     `states` are what the objects among its arguments hold after it, `attributes` what attributes of the module and its submodules
-    are bound to, plain ones too, with the submodule's number, the section of its `__dict__` and the name.
+    are bound to, plain ones too, with the submodule's number, the section of its `__dict__` and the name; `filled` what lists and
+    dicts among its arguments hold, where it filled them.
     """
 
     result: Any
     states: tuple[Any, ...]
     attributes: tuple[tuple[int, str, str, Any], ...]
+    filled: Filled
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +161,7 @@ class ModuleJit:
             pytree.assign(value, state)
         if result.attributes:
             self._assign(result.attributes)
+        fill((args, kwargs), result.filled)
         return result.result
 
     def _assign(self, attributes: tuple[tuple[int, str, str, Any], ...]) -> None:

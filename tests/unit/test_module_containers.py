@@ -1,0 +1,97 @@
+"""Lists and dicts that `forward` of a jitted module changes are the caller's."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.capture import pytree
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+class Module(torch.nn.Module):
+    """Changes its arguments as it is told."""
+
+    def __init__(self, change: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self.change = torch.nn.Linear(3, 3), change
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        y = self.linear(x)
+        self.change(y, *args, **kwargs)
+        return y.sin()
+
+
+def swap(y: torch.Tensor, given: dict[str, Any]) -> None:
+    given["a"], given["b"] = given["b"], given["a"]
+
+
+def nested(y: torch.Tensor, given: dict[str, Any]) -> None:
+    given["inner"].append(y)
+    given["rows"] = [given["inner"], {"new": y * 2}]
+
+
+def renewed(y: torch.Tensor, given: list[Any]) -> None:
+    given[0].add_(1)
+    given.insert(0, y)
+    del given[-1]
+
+
+CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "fill a dict": (lambda y, given: given.update(y=y, n=len(y)), lambda: ({},)),
+    "append": (lambda y, given: given.append(y), lambda: ([X],)),
+    "pop": (lambda y, given: given.pop("x"), lambda: ({"u": 1, "x": X},)),
+    "swap": (swap, lambda: ({"a": X, "b": X + 1},)),
+    "nested": (nested, lambda: ({"inner": [X]},)),
+    "renewed": (renewed, lambda: ([X.clone(), X, X],)),
+    "order of keys": (lambda y, given: given.update(a=given.pop("a")), lambda: (OrderedDict(a=X, b=X),)),
+    "a default": (lambda y, given: given["k"].append(y), lambda: (defaultdict(list),)),
+    "a deque": (lambda y, given: given.appendleft(y), lambda: (deque([X]),)),
+    "none": (lambda y, given: None, lambda: ([{"a": X}],)),
+    "the second of two": (lambda y, one, two: two.append(y), lambda: ([], [])),
+}
+
+
+@pytest.mark.parametrize(
+    "make", (tfn.jit, lambda module: tfn.compile(module, executors="torch")), ids=("jit", "compile")
+)
+@pytest.mark.parametrize("name", CHANGES)
+def test_containers_hold_what_they_hold_in_eager(name: str, make: Callable[..., Any]) -> None:
+    change, arguments = CHANGES[name]
+    module = Module(change)
+    jitted = make(copy.deepcopy(module))
+    for _ in range(2):
+        known, found = arguments(), arguments()
+        objects = [id(node) for node in pytree.nodes_in(found) if isinstance(node, (list, dict, deque))]
+        seen = [(args, run(X, *args)) for run, args in ((module, known), (jitted, found))]
+        leaves, spec = zip(*map(pytree.flatten, seen), strict=True)
+        assert spec[0] == spec[1]
+        for one, two in zip(*leaves, strict=True):
+            assert (
+                torch.equal(one, two) and one.requires_grad == two.requires_grad if torch.is_tensor(one) else one == two
+            )
+        assert {*objects} <= {id(node) for node in pytree.nodes_in(found)}, "the caller's objects stay"
+        for run, (args, result) in zip((module, jitted), seen, strict=True):
+            run.zero_grad()
+            tensors = [
+                leaf for leaf in pytree.flatten((args, result))[0] if torch.is_tensor(leaf) and leaf.requires_grad
+            ]
+            torch.stack([tensor.sum() for tensor in tensors]).sum().backward()
+        assert torch.equal(module.linear.weight.grad, jitted.linear.weight.grad)
+
+
+def test_of_a_jitted_module_inside() -> None:
+    inner = tfn.jit(Module(lambda y, given: given.update(y=y)))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        given: dict[str, Any] = {}
+        return inner(x, given) + given["y"]
+
+    assert torch.equal(tfn.jit(f)(X), f(X))
