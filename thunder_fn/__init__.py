@@ -2,6 +2,22 @@
 
 A PyTorch program becomes an immutable trace; grad and the rest are pure functions from trace to trace that compose in
 any order; executors turn a trace into a program that runs.
+
+Functions in, functions out:
+    run              jit, compile, Recipe, Lookaside, Transform
+    differentiate    grad, value_and_grad, grad_and_value, vjp, jvp, linearize, jacrev, jacfwd, hessian, stop_gradient
+    batch and cast   vmap, autocast, autocast_policy
+    control flow     cond, switch, scan, map, fori_loop, while_loop, associative_scan, roll, unroll
+    memory           checkpoint, checkpoint_name, checkpoint_policies, saved_residuals
+    own rules        custom_vjp, custom_jvp, custom_vmap, composite
+    modules          functional_call, functionalize, stack_module_state, functional_optimizer
+    parameters       quantize, lora, fsdp, ddp, tensor_parallel
+Look at what became of them:
+    traces           trace, evaluate, check, simplify
+    calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
+    modules          inspect (pages and reports), errors; to import: extend, executors, recipes, testing, benchmarks
+
+`help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
 """
 
 from thunder_fn import errors as errors, inspect as inspect

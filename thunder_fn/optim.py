@@ -176,8 +176,14 @@ class FunctionalOptimizer:
         leaves, spec = pytree.flatten(params)
         gradients: list[Any] = spec.flatten_up_to(grads)
         entries, step = state["params"], state["step"]
-        with torch.no_grad():
-            if self.make in EACH_ON_ITS_OWN and (recorder := current()) is not None and not recorder.symbolic:
+        follows = bool(dict(self.options).get("differentiable")) and torch.is_grad_enabled()
+        with torch.set_grad_enabled(follows):
+            if (
+                not follows
+                and self.make in EACH_ON_ITS_OWN
+                and (recorder := current()) is not None
+                and not recorder.symbolic
+            ):
                 update = _Updates(recorder, self._step_of_one, self.make.__name__, (step, changed))
                 updated = [update(*own) for own in zip(leaves, gradients, entries, strict=True)]
                 new, after = [leaf for leaf, _ in updated], [entry for _, entry in updated]
@@ -259,7 +265,8 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
 
     Args:
         make: an optimizer class, such as `torch.optim.AdamW`.
-        options: its keyword arguments.
+        options: its keyword arguments. With `differentiable=True` a derivative goes through the steps, as in MAML or where
+            hyperparameters are learned; without it, and as in PyTorch, what a step gives counts as a constant.
 
     Returns:
         A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam and

@@ -27,6 +27,11 @@ def test_public_names_say_what_they_do() -> None:
     assert not missing
 
 
+def test_help_of_the_package_has_every_public_name() -> None:
+    functions = {name for name, value in public_names().items() if not isinstance(value, ModuleType)}
+    assert not functions - set(re.findall(r"\w+", thunder_fn.__doc__ or ""))
+
+
 def test_every_public_name_is_on_an_api_page() -> None:
     """A new name has its place in `docs/tools/api.py`."""
     text = "\n".join(api.pages().values())

@@ -172,3 +172,26 @@ def test_a_step_can_be_the_body_of_a_scan() -> None:
     for twin.grad in gradients.clone():
         eager.step()
     torch.testing.assert_close(after[0], twin.detach())
+
+
+@pytest.mark.parametrize(("make", "options"), ((SGD, {"momentum": 0.9}), (AdamW, {"weight_decay": 0.1}), (Adagrad, {})))
+def test_a_derivative_goes_through_differentiable_steps(make: type, options: dict[str, Any]) -> None:
+    """As in MAML, and for a learned rate; without `differentiable` a step's result is a constant."""
+    weight, rate = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64)
+    loss = lambda weight: (weight**3).sum()
+
+    def after(weight: torch.Tensor, rate: torch.Tensor, **more: Any) -> torch.Tensor:
+        optimizer = tfn.functional_optimizer(make, lr=0.1, **options, **more)
+        state = optimizer.init(weight)
+        for _ in range(3):
+            weight, state = optimizer.update(weight, tfn.grad(loss)(weight), state, lr=rate)
+        return loss(weight)
+
+    found = tfn.jit(tfn.grad(lambda *args: after(*args, differentiable=True), argnums=(0, 1)))(weight, rate)
+    steps = (*torch.eye(2, dtype=torch.float64) * 1e-6,)
+    known = [(after(weight + step, rate) - after(weight - step, rate)) / 2e-6 for step in steps]
+    torch.testing.assert_close(found[0], torch.stack(known), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        found[1], (after(weight, rate + 1e-6) - after(weight, rate - 1e-6)) / 2e-6, rtol=1e-5, atol=1e-7
+    )
+    assert not tfn.grad(after)(weight, rate).any()

@@ -126,7 +126,8 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
     arguments by type and value, but a size or number that changes between calls becomes a symbol of the program.
     Tensors that f closes over are used by reference; any other value that f takes from outside, such as a global number
     or a module's `training`, is baked in when f is traced. What f does to Python's own objects, such as
-    `print` or an attribute that it sets, it does when it is traced; lists and dicts among its arguments are copies.
+    `print` or an attribute that it sets, it does when it is traced. Lists and dicts among the arguments of a function are copies;
+    those of a module get what `forward` puts into them or takes out.
 
     Args:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
