@@ -323,8 +323,15 @@ def test_answers_are_checked() -> None:
         "Flags(): setup_config has 'nv_enable_linear'; a recipe may set cache, numerics, verify, dynamic, "
         "static_argnums, donate_argnums"
     )
-    with pytest.raises(UnknownOption):
+    with pytest.raises(UnknownOption) as caught:
         tfn.compile(torch.sin, chache=1)
+    options = (
+        "executors, operators, lookasides, frontend, cache, numerics, verify, dynamic, static_argnums, donate_argnums"
+    )
+    text = f"compile: unknown option 'chache'; did you mean 'cache'?\nThere are transforms, {options}."
+    assert str(caught.value) == text
+    with pytest.raises(UnknownOption, match=r"^compile: unknown option 'mode'\nThere are transforms"):
+        tfn.compile(torch.sin, mode="max-autotune")
 
 
 def test_none_is_nothing() -> None:

@@ -86,7 +86,7 @@ class Options:
         names = [field.name for field in dataclasses.fields(Options)]
         for name in given:
             if name not in names:
-                raise UnknownOption(_unknown("option", name, names))
+                raise UnknownOption(unknown("jit", "option", name, names))
         values = {name: _READERS[name](value) for name, value in given.items()}
         for name in ("transforms", "lookasides"):
             if name in values:
@@ -134,7 +134,7 @@ def check_argnums(options: Options, f: Callable[..., Any]) -> None:
     catches = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     for key, _ in options.dynamic if isinstance(options.dynamic, tuple) else ():
         if isinstance(key, str) and key not in names and not catches:
-            raise ArgnumError(_unknown("argument in dynamic", key, names))
+            raise ArgnumError(unknown("jit", "argument in dynamic", key, names))
     count = sum(
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
     )
@@ -145,10 +145,12 @@ def check_argnums(options: Options, f: Callable[..., Any]) -> None:
                 raise ArgnumError(f"jit: {name} has {argnum}, but {function} takes {count} positional arguments")
 
 
-def _unknown(kind: str, given: Any, known: Iterable[str]) -> str:
+def unknown(what: str, kind: str, given: Any, known: Iterable[str]) -> str:
+    """What to say of a name that `what` does not know: the nearest one, if it is near, and all."""
     choices = list(known)
-    near = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.0)
-    return located(f"jit: unknown {kind} {given!r}; did you mean {near[0]!r}?", fix=f"There are {', '.join(choices)}.")
+    near = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return located(f"{what}: unknown {kind} {given!r}{hint}", fix=f"There are {', '.join(choices)}.")
 
 
 def _several(value: Any, name: str, is_one: bool) -> tuple[Any, ...]:
@@ -185,7 +187,7 @@ def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
 
 def _read_cache(value: Any) -> str:
     if value not in CACHES:
-        raise UnknownOption(_unknown("cache mode", value, CACHES))
+        raise UnknownOption(unknown("jit", "cache mode", value, CACHES))
     return value
 
 

@@ -31,11 +31,14 @@ from thunder_fn.errors import RecipeError, UnknownOption, kind_of, located
 from thunder_fn.executors import Executor, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jit import Options
+from thunder_fn.jit.options import unknown
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
 from thunder_fn.recipes.explaining import explain, name_of
 from thunder_fn.recipes.questions import Config as Config, Frontend as Frontend, answer, check_names, sequence
 
 Model = Callable[..., Any]
+ADDED = ("transforms", "executors", "operators", "lookasides", "frontend")
+"""What `with_` and `compile` take beside options of `jit`."""
 
 
 class _MadeOnce(ABCMeta):
@@ -130,7 +133,14 @@ class Recipe(metaclass=_MadeOnce):
         frontend: Frontend | None = None,
         **config: Any,
     ) -> Recipe:
-        """This recipe and more, without a class of its own. What is said here of `config` and `frontend` counts."""
+        """This recipe and more, without a class of its own. What is said here of `config` and `frontend` counts.
+
+        Raises:
+            UnknownOption: there is no such option; names the nearest one.
+        """
+        for name in config:
+            if name not in Config.__annotations__:
+                raise UnknownOption(unknown("compile", "option", name, (*ADDED, *Config.__annotations__)))
         given = map(_several, (transforms, executors, operators, lookasides))
         return self + Addition(*given, frontend, tuple(config.items()))
 
