@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
+from thunder_fn.errors import MissingExtra
+
 INTERRUPTED = 130
 
 
@@ -24,6 +26,9 @@ def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> in
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still holds goes nowhere
+        return 1
+    except MissingExtra as error:
+        print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

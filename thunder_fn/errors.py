@@ -172,7 +172,7 @@ class VerificationError(ThunderError, ArithmeticError):
 
 
 class MissingExtra(ThunderError, ImportError):
-    """A package that the inspector draws with is not installed. `pip install thunder_fn[inspect]` brings it."""
+    """A package that the inspector or `thunder_fn.testing` draws with is not installed. The message names its extra."""
 
 
 class InspectError(ThunderError, ValueError):

@@ -1,7 +1,7 @@
-"""Laws of traces and of interpreters, and Hypothesis strategies that draw traces. Needs Hypothesis.
+"""Laws of traces and of interpreters, and Hypothesis strategies that draw traces.
 
-`programs.py` says how programs are data, `strategies.py` draws them, `laws/` states the laws, `mutations.py` plants
-bugs that the laws must catch.
+`pip install thunder_fn[testing]` brings Hypothesis, which they need. `programs.py` says how programs are data,
+`strategies.py` draws them, `laws/` states the laws, `mutations/` plants bugs that the laws must catch.
 """
 
 from thunder_fn.testing import steps as steps

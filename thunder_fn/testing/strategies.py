@@ -13,10 +13,16 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
-from hypothesis import strategies as st
 
+from thunder_fn.errors import MissingExtra, located
 from thunder_fn.testing.programs import BODIES, FAMILIES, FREQUENT, Program, Step, build, example_inputs
 from thunder_fn.trace import TensorType, Trace
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    what = "thunder_fn.testing needs hypothesis, which is not installed"
+    raise MissingExtra(located(what, fix="Install it with `pip install thunder_fn[testing]`.")) from error
 
 DTYPES = (torch.float64, torch.float64, torch.float64, torch.int64, torch.bool, torch.complex128, torch.float32)
 SINGLE = (torch.float32, torch.float32, torch.int64, torch.bool)
