@@ -37,6 +37,11 @@ def test_nothing_is_left_to_do(path: Path) -> None:
     assert not found, "open an issue instead"
 
 
+def test_no_merge_is_left_half_done() -> None:
+    texts = [*FILES, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "docs").rglob("*.md")]
+    assert not [name(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)]
+
+
 @pytest.mark.parametrize("path", PACKAGE, ids=name)
 def test_public_definitions_have_docstrings(path: Path) -> None:
     tree = ast.parse(path.read_text())
