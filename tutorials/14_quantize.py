@@ -96,6 +96,26 @@ assert torch.allclose(gradient, tfn.grad(lambda x: layer(params, x).square().sum
 assert tfn.vmap(small, (None, 0))(new, x).shape == (2, 4)
 
 # %% [markdown]
+# ## Layers of a loop
+#
+# What `scan` takes a layer of at each step is one parameter. `stacked=` says so: each layer has codes and scales of its own, and
+# a step works on those of its layer.
+
+# %%
+layers, x = {"w": torch.randn(3, 6, 6), "b": torch.randn(3, 6)}, torch.randn(2, 6)
+
+
+def deep(params, x):
+    return tfn.scan(lambda c, own: (torch.tanh(layer(own, c)), None), x, params)[0]
+
+
+loop = tfn.quantize(deep, "int8", stacked="*")
+new = loop.prepare(layers)
+print(new)
+print(loop.rewrite(layers, x).compute)
+assert torch.allclose(loop(new, x), deep(new.restore(), x), atol=1e-5)
+
+# %% [markdown]
 # ## What must not hold
 #
 # Parameters that were not prepared are no parameters of the new function.

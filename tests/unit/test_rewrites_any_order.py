@@ -62,6 +62,7 @@ def test_a_batch_is_one_call_on_codes(scheme: str) -> None:
         torch.testing.assert_close(f(new, x), q(new, x))
         assert f"= {scheme}_linear(" in str(tfn.trace(f, new, x))
     of_biases = tfn.vmap(lambda b, x: q(new.replaced({"b": b}), x))
+    assert f"= {scheme}_linear(" not in str(tfn.trace(of_biases, torch.ones(3, 32), x))
     torch.testing.assert_close(of_biases(torch.ones(3, 32), x), q(new.replaced({"b": torch.ones(32)}), x))
 
 

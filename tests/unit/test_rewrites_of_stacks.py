@@ -86,6 +86,25 @@ def test_what_a_step_needs_whole_is_decoded_in_the_step() -> None:
     torch.testing.assert_close(q(new, x.t()), q.fn(new.restore(), x.t()))
 
 
+def test_stacks_beside_what_all_steps_share() -> None:
+    """A step is given its layer, and a whole weight that is stored in codes, too; ops along other dims see the values."""
+    params, x = problem()
+    params |= {name: torch.randn(WIDTH, WIDTH) / 6 for name in ("s", "t")}
+
+    def f(params: Any, x: torch.Tensor) -> Any:
+        step = lambda c, w: (F.linear(F.linear(F.linear(c, w), params["s"]), params["t"]).sin(), c.sum())
+        last, sums = tfn.scan(step, x, params["w"], reverse=True)
+        w = params["w"]
+        return last, sums, w[1], w.select(1, 2), w.unbind(-1)[0], w.unbind(-3)[0], w[:, :, 3:5]
+
+    q = tfn.quantize(f, "int8", stacked="w")
+    new = q.prepare(params)
+    for found, expected in zip(q(new, x), f(new.restore(), x), strict=True):
+        torch.testing.assert_close(found, expected)
+    (scan,) = (one for one in q.rewrite(params, x).compute.equations if one.op.name == "scan")
+    assert str(scan.body).count("= int8_linear(") == 3
+
+
 def test_adapters_of_layers_on_codes() -> None:
     """QLoRA of a stack: values, gradients and what is merged are those of the layers."""
     params, x = problem()

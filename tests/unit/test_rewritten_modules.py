@@ -140,6 +140,18 @@ def test_inside_another_module() -> None:
         outer.load_state_dict({name: value for name, value in state.items() if name != "0.conv.weight"})
 
 
+def test_a_part_that_was_rewritten_by_itself() -> None:
+    """Its state would not be there under the names of the whole."""
+    model = nn.Sequential(nn.Linear(4, 4), tfn.quantize(nn.Linear(4, 4)))
+    for rewrite in (tfn.quantize, tfn.lora, lambda m: tfn.quantize(tfn.jit(m))):
+        with pytest.raises(
+            RewriteError, match=r"the module '1' of the Sequential was rewritten by itself(.|\n)*filter='1\.\*'"
+        ):
+            rewrite(model)
+    one = tfn.quantize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "int8", filter="1.*")
+    assert list(tfn.quantize(one, "nf4").state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
 def test_loading_another_shape() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.quantize(nn.Linear(3, 4), "int8").load_state_dict({"weight": torch.ones(1, 3), "bias": torch.ones(4)})

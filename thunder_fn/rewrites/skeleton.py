@@ -50,6 +50,17 @@ def check_initialised(module: torch.nn.Module) -> None:
             raise RewriteError(located(what, fix="Call the module once, which gives it one, and rewrite it then."))
 
 
+def check_inside(module: torch.nn.Module, rewritten: type) -> None:
+    """Raises:
+    RewriteError: a part of the module is stored in another way by itself, so that its parameters are none of the whole; names it.
+    """
+    for path, child in module.named_modules():
+        if isinstance(child, rewritten):
+            what = f"the module {path!r} of the {type(module).__name__} was rewritten by itself"
+            fix = f"Rewrite the whole, with a filter such as `filter='{path}.*'`; or begin with `restored()` of that module."
+            raise RewriteError(located(what, fix=fix))
+
+
 def places_of(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
     """One name for each place where a module holds a tensor, and the name under which that is listed.
 
