@@ -261,6 +261,21 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tfn.lora(nn.Sequential(nn.Conv1d(4, 4, 3), nn.Linear(3, 4)), 2, filter="0.weight"),
         "lora: the filter '0.weight' matches no parameter of two dims\nThere are 1.weight.",
     ),
+    "stack": (
+        lambda: tfn.quantize(nn.Linear(3, 4), stacked="*.weight"),
+        "quantize: the filter '*.weight' matches no parameter of three or more dims\nThere are no such parameters.",
+    ),
+    "trace": (
+        lambda: tfn.quantize(tfn.trace(torch.sin, torch.ones(2))),
+        "expected a function of (params, *inputs), a module or a Rewrite, given a Trace: <Trace sin: 1 inputs, 1 equations, 1 "
+        "outputs>\nOf a trace whose first inputs are parameters `rewrites.identity(trace, names)` makes a Rewrite.",
+    ),
+    "adapters on codes": (
+        lambda: tfn.lora(tfn.quantize(tfn.rewrites.identity(tfn.trace(F.linear, *[torch.ones(2, 2)] * 2), ["", "w"]))),
+        "lora: there is no weight that is not stored as codes already (.scales, .values, w.scales, ...)\n"
+        "A weight is quantised once, and has its adapter before that. To store it in another way, begin with `restored()` or the "
+        "parameters.",
+    ),
     "filter": (
         lambda: tfn.quantize(nn.Linear(3, 4), filter=3),
         "quantize: a filter is a pattern on names, some of them, or a function of (name, shape)",

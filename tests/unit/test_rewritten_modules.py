@@ -90,7 +90,8 @@ def test_codes_are_not_quantised_again(filter: Any, named: str) -> None:
         tfn.quantize(q, "int8", filter=filter)
     assert str(error.value) == (
         f"quantize: {named} no weight that is not stored as codes already (weight.scales_and_zeros, weight.values, ...)\n"
-        "A weight is quantised once. To store it in another way, begin with `restored()` or the parameters."
+        "A weight is quantised once, and has its adapter before that. To store it in another way, begin with `restored()` or the "
+        "parameters."
     )
 
 

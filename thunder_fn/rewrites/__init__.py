@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thunder_fn.interpreters.heartbeat import watched
 from thunder_fn.interpreters.ranks import evaluate_ranks
-from thunder_fn.interpreters.rewrite import Rewrite
+from thunder_fn.interpreters.rewrite import Rewrite, identity
 from thunder_fn.rewrites.clipping import clip_by_global_norm, global_norm
 from thunder_fn.rewrites.distributed import Group, simulated, simulated_mesh
 from thunder_fn.rewrites.eight_bits import fp8
@@ -30,6 +30,7 @@ __all__ = [
     "fp8",
     "fsdp",
     "global_norm",
+    "identity",
     "int4",
     "lora",
     "quantize",

@@ -24,15 +24,7 @@ from thunder_fn.rewrites.optimizer_state import load_optimizer_state, sharded_op
 from thunder_fn.rewrites.prepared import Layout, Prepared, for_pickle, from_pickle, is_adapter, moved_part
 from thunder_fn.rewrites.rewritten import Rewritten, checked
 from thunder_fn.rewrites.sharded_state import sharded_state, split_of, whole_tensor
-from thunder_fn.rewrites.skeleton import (
-    OnState,
-    Skeleton,
-    check_inside,
-    is_extra,
-    named_parts,
-    state_names,
-    with_tensors,
-)
+from thunder_fn.rewrites.skeleton import OnState, Skeleton, is_extra, named_parts, state_names, with_tensors
 from thunder_fn.trace import static_shape, type_of_value
 
 _BUFFER = "buffer "
@@ -54,7 +46,6 @@ class RewrittenModule(torch.nn.Module):
         prepared: Prepared | None = None,
     ) -> None:
         super().__init__()
-        check_inside(module, RewrittenModule)
         self._skeleton = Skeleton(module)
         self._functions: dict[tuple[bool, ...], tuple[Rewritten, Jitted | None]] = {}
         self._latest: Latest | None = None

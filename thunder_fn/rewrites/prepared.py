@@ -280,7 +280,8 @@ def check_left(step: Step, done: Rewrite) -> None:
             raise RewriteError(
                 located(
                     f"{word}: {named} no weight that is not stored as codes already ({codes}, ...)",
-                    fix="A weight is quantised once. To store it in another way, begin with `restored()` or the parameters.",
+                    fix="A weight is quantised once, and has its adapter before that. To store it in another way, begin with "
+                    "`restored()` or the parameters.",
                 )
             )
 
@@ -311,7 +312,7 @@ def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
             most = getattr(step, "most_dims", None)
             chosen.check(names, types, type(step).__name__.lower(), most and most + (stacked is not NOTHING))
         if isinstance(stacked, Patterns):
-            stacked.check(names, types, type(step).__name__.lower(), None)
+            stacked.check(names, types, type(step).__name__.lower(), None, least_dims=3)
         if isinstance(step, TensorParallel):
             step.check_names(names)
     return Layout(names, tuple(types), spec, steps)

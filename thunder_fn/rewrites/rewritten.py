@@ -25,7 +25,7 @@ from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.jit import Jitted, Options
 from thunder_fn.rewrites.calibration import calibrated
 from thunder_fn.rewrites.distributed import Ddp, Fsdp, check_groups, check_there
-from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of
+from thunder_fn.rewrites.prepared import Layout, Prepared, check_left, layout_of
 from thunder_fn.rewrites.steps import Lora, Quantize
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.rewrites.tracing import example
@@ -218,6 +218,7 @@ def _steps_text(steps: Sequence[Step]) -> str:
 def rewritten(f: Any, step: Step) -> Any:
     """f with one more step: a function, a jitted or rewritten function, or a `Rewrite`."""
     if isinstance(f, Rewrite):
+        check_left(step, f)
         done = then(f, step)
         return replace(done, compute=scheduled(done.compute, (step,)))
     if isinstance(f, Rewritten):
@@ -234,7 +235,9 @@ def rewritten(f: Any, step: Step) -> Any:
 
         return rewritten_module(f, step)
     if not callable(f):
-        raise RewriteError(f"expected a function of (params, *inputs) or a module, given {kind_of(f)}: {f!r:.60}")
+        what = f"expected a function of (params, *inputs), a module or a Rewrite, given {kind_of(f)}: {f!r:.60}"
+        fix = "Of a trace whose first inputs are parameters `rewrites.identity(trace, names)` makes a Rewrite."
+        raise RewriteError(located(what, fix=fix if isinstance(f, Trace) else None))
     return Rewritten(f, (step,))
 
 

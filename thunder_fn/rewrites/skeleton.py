@@ -50,12 +50,12 @@ def check_initialised(module: torch.nn.Module) -> None:
             raise RewriteError(located(what, fix="Call the module once, which gives it one, and rewrite it then."))
 
 
-def check_inside(module: torch.nn.Module, rewritten: type) -> None:
+def check_inside(module: torch.nn.Module) -> None:
     """Raises:
     RewriteError: a part of the module is stored in another way by itself, so that its parameters are none of the whole; names it.
     """
     for path, child in module.named_modules():
-        if isinstance(child, rewritten):
+        if isinstance(vars(child).get("_skeleton"), Skeleton):
             what = f"the module {path!r} of the {type(module).__name__} was rewritten by itself"
             fix = f"Rewrite the whole, with a filter such as `filter='{path}.*'`; or begin with `restored()` of that module."
             raise RewriteError(located(what, fix=fix))
@@ -99,6 +99,7 @@ class Skeleton:
 
     def __init__(self, module: torch.nn.Module) -> None:
         check_initialised(module)
+        check_inside(module)
         self.module = with_tensors(module, lambda _, tensor: torch.empty_like(tensor, device="meta"))
         self.__name__ = type(module).__name__
         self.places = tuple(places_of(self.module))

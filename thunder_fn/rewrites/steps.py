@@ -64,20 +64,23 @@ class Patterns:
     def __call__(self, name: str, shape: Shape) -> bool:
         return len(shape) >= 2 and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
-    def check(self, names: Sequence[str], types: Sequence[TensorType], what: str, most_dims: int | None) -> None:
-        """Every pattern chooses something that has two dims or more, and no more than a step takes.
+    def check(
+        self, names: Sequence[str], types: Sequence[TensorType], what: str, most_dims: int | None, least_dims: int = 2
+    ) -> None:
+        """Every pattern chooses something that has as many dims as a step takes.
 
         Raises:
             RewriteError: one does not, which would leave weights as they are without a word.
         """
         dims = [len(static_shape(type)) for type in types]
-        weights = [name for name, n in zip(names, dims, strict=True) if 2 <= n <= (most_dims or n)]
+        weights = [name for name, n in zip(names, dims, strict=True) if least_dims <= n <= (most_dims or n)]
         for pattern in self.patterns:
             if not fnmatch.filter(weights, pattern):
                 near = difflib.get_close_matches(pattern, weights, n=3, cutoff=0.0)
+                dims_text = f"{'two' if least_dims == 2 else 'three'}{'' if most_dims == least_dims else ' or more'}"
                 raise RewriteError(
                     located(
-                        f"{what}: the filter {pattern!r} matches no parameter of two{'' if most_dims else ' or more'} dims",
+                        f"{what}: the filter {pattern!r} matches no parameter of {dims_text} dims",
                         fix=f"There are {', '.join(near)}." if near else "There are no such parameters.",
                     )
                 )
