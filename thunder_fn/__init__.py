@@ -44,6 +44,7 @@ from thunder_fn.api.functional import (
     functionalize as functionalize,
     stack_module_state as stack_module_state,
 )
+from thunder_fn.api.map import map as map
 from thunder_fn.capture import composite as composite
 from thunder_fn.capture.lookasides import Lookaside as Lookaside
 from thunder_fn.check import check as check
@@ -80,7 +81,7 @@ from thunder_fn.structured.cond import cond as cond, switch as switch
 from thunder_fn.structured.custom_jvp import custom_jvp as custom_jvp
 from thunder_fn.structured.custom_vjp import custom_vjp as custom_vjp
 from thunder_fn.structured.custom_vmap import custom_vmap as custom_vmap
-from thunder_fn.structured.loops import fori_loop as fori_loop, map as map, scan as scan
+from thunder_fn.structured.loops import fori_loop as fori_loop, scan as scan
 from thunder_fn.structured.policies import checkpoint_policies as checkpoint_policies
 from thunder_fn.structured.roll import roll as roll, unroll as unroll
 from thunder_fn.structured.while_loop import while_loop as while_loop

@@ -160,6 +160,16 @@ def test_known_miscompilations_of_expanded_targets() -> None:
     same(jit(f)(*args), f(*args))
 
 
+@pytest.mark.filterwarnings("ignore:var_mean")
+def test_what_is_computed_of_nothing_is_eagers() -> None:
+    """Inductor's mean of no numbers is 0 where it is computed beside their variance."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (*torch.var_mean(x * 2), x.sum(), x.sin().mean())
+
+    torch.testing.assert_close(jit(f)(torch.zeros(0)), f(torch.zeros(0)), equal_nan=True)
+
+
 def test_closed_over_tensors_are_read_when_called() -> None:
     scale = torch.tensor([1.0, 2.0])
     f = jit(lambda x: x.sin() * scale + torch.tensor([1.0, 1.0]))

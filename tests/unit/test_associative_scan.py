@@ -71,6 +71,29 @@ def test_errors() -> None:
         assert text in str(raised.value)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 9])
+@pytest.mark.parametrize("size", [0, 2, 5])
+def test_map_some_at_a_time(size: int, batch_size: int) -> None:
+    xs = {"x": torch.linspace(-1, 1, 3 * size).reshape(3, size)}
+
+    def f(xs: Any, **options: int) -> Any:
+        return tfn.map(lambda x, y: (x["x"] * y, x["x"].sum()), xs, torch.arange(3), dim=-1, **options)
+
+    for g in (f, lambda xs, **options: traced(lambda x: f({"x": x}, **options), xs["x"])):
+        torch.testing.assert_close(g(xs, batch_size=batch_size), f(xs) if size else (xs["x"], xs["x"][0]))
+
+
+def test_map_some_at_a_time_asks_for_tensors() -> None:
+    for f, given, text in (
+        (torch.sin, 0, "a positive int, given 0"),
+        (lambda x: 1.0, 2, "only tensors can be stacked"),
+    ):
+        with pytest.raises(TraceTypeError, match=text):
+            tfn.map(f, torch.ones(3), batch_size=given)
+    with pytest.raises(TraceTypeError, match=r"xs\[1\]: 2"):
+        tfn.map(lambda x: x[0], (torch.ones(3), torch.ones(2)), batch_size=2)
+
+
 def test_map_along_a_dim_with_further_arguments() -> None:
     xs = torch.arange(6.0).reshape(2, 3)
 

@@ -83,6 +83,21 @@ def test_memory_that_a_tensor_does_not_hold_has_no_gradient() -> None:
         tfn.grad(f)(gaps)
 
 
+def test_what_eager_demands_of_addresses_and_weights() -> None:
+    """Addresses behind a tensor's memory were passed over, and weights of any shape taken."""
+    x, int_weights = torch.ones(4, 4), torch.ones(4, dtype=torch.int64)
+    for f, message in (
+        (lambda x: torch.as_strided_scatter(x, torch.zeros(2, 2), [2, 2], [200, 200]), "out of bounds"),
+        (lambda x: torch.cov(x, fweights=int_weights[:1]), "fweights"),
+        (lambda x: torch.cov(x, fweights=x[0]), "fweights"),
+        (lambda x: torch.cov(x, aweights=int_weights), "aweights"),
+        (lambda x: torch.cov(x, aweights=x), "aweights"),
+    ):
+        for g in (f, tfn.jit(f)):
+            with pytest.raises(RuntimeError, match=message):
+                g(x)
+
+
 def test_seeds_are_equations() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):

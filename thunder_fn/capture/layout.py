@@ -219,6 +219,12 @@ def _scatter(
         changed = _emit(recorder, aten.reshape.default, (changed, ordered), ordered, tensor)
         back = sorted(range(len(order)), key=order.__getitem__)
         return (_emit(recorder, aten.permute.default, (changed, back), shape, tensor),)
+    end = start + sum((n - 1) * step for n, step in zip(shape, tensor.stride(), strict=True))
+    if last > end and source.numel():
+        raise RuntimeError(
+            f"as_strided_scatter: sizes {list(size)}, strides {list(stride)} and storage offset {first} are out of bounds for "
+            f"{end + 1} elements"
+        )
     with internals.isolated(), internals.no_torch_function():
         given = {place: i for i, place in enumerate(_places(size, stride, first).flatten().tolist())}
         places = _places(shape, tensor.stride(), start).flatten().tolist()

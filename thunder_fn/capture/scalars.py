@@ -54,6 +54,15 @@ def _check(condition: Tensor, message: str) -> None:
     torch.ops.aten._assert_async.msg(condition, message)
 
 
+def _check_weights(name: str, given: Tensor, count: int) -> None:
+    """What `torch.cov` demands of weights before it looks at their values."""
+    kind = "integral" if name == "fweights" else "floating point"
+    fits = (given.dtype.is_floating_point, given.dtype == torch.bool) == (kind == "floating point", False)
+    if given.dim() > 1 or not fits or given.numel() != count:
+        what = f"{given.dtype} of shape {tuple(given.shape)}"
+        raise RuntimeError(f"cov(): expected {name} to be {kind}, one for each of {count} observations, but got {what}")
+
+
 def _cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
@@ -63,6 +72,7 @@ def _cov(
     weights = None
     for name, given in (("fweights", fweights), ("aweights", aweights)):
         if given is not None:
+            _check_weights(name, given, x.size(1))
             _check((given >= 0).all(), f"cov(): {name} cannot be negative")
             weights = given if weights is None else weights * given
     total = torch.scalar_tensor(x.size(1), dtype=torch.int64, device=x.device) if weights is None else weights.sum()

@@ -75,7 +75,7 @@ def scan(
 
     Source: torch's scan and jax.lax.scan.
     """
-    size, dim = _check_options(xs, dim, length, unroll)
+    size, dim = number_of_steps(xs, dim, length, unroll)
     if unroll is True or unroll > 1:
         size = int(size)  # a loop that is written out has a number of steps
     unroll = max(size, 1) if unroll is True else int(unroll)
@@ -90,7 +90,7 @@ def scan(
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, ys)
 
 
-def _check_options(xs: Any, dim: Any, length: int | None, unroll: int | bool) -> tuple[int, int]:
+def number_of_steps(xs: Any, dim: Any, length: int | None = None, unroll: int | bool = 1) -> tuple[int, int]:
     """The number of steps, and dim counted from the front."""
     if unroll is not True and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise TraceTypeError(f"scan: unroll is True or a positive int, given {unroll!r}")
@@ -366,15 +366,7 @@ def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: A
 
 
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
-    """`f` on each slice of xs along dim, one after the other; the results are stacked along dim.
-
-    Law: equals ``vmap(f)`` on functions that both can do; uses the memory of one slice at a time.
-
-    Args:
-        f: takes a slice of xs and then args.
-
-    Source: jax.lax.map, and the higher-order op `map` of PyTorch.
-    """
+    """`f` on each slice of xs along dim, one after the other; the results are stacked along dim. See `thunder_fn.map`."""
 
     @standing_for(f)
     def step(_: None, x: Any) -> tuple[None, Any]:
@@ -391,4 +383,3 @@ def _torch_scan(combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int 
 
 
 divert("scan", _torch_scan)
-divert("map", map)

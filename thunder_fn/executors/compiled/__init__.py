@@ -42,6 +42,8 @@ class Inductor(RegionCompiler):
             return f"tensors on {var.type.device.type}: regions are compiled for the CPU"
         if isinstance(var.type, TensorType) and var.type.dtype.is_complex:
             return "Inductor does not compile complex numbers"
+        if isinstance(var.type, TensorType) and 0 in var.type.shape:
+            return "an empty tensor: there is nothing to compute, and Inductor takes the mean of nothing for 0"
         return super().refused(var)
 
     def is_worth(self, region: Trace) -> bool:
