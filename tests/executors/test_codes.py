@@ -53,7 +53,9 @@ def test_kernels_compute_what_the_composites_mean(
     assert found.dtype == dtype and off(found, q.state_dict(), x) <= TOLERANCE[dtype]
 
 
-PORTABLE = [(codec, torch.float32) for codec in codes_cpp.CODECS] + [("int8", torch.bfloat16), ("nf4", torch.bfloat16)]
+PORTABLE = [(codec, torch.float32) for codec in codes_cpp.CODECS] + [
+    (codec, torch.bfloat16) for codec in ("int8", "nf4", "int4")
+]
 
 
 @pytest.mark.parametrize(("codec", "dtype"), PORTABLE)

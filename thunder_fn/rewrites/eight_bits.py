@@ -52,17 +52,11 @@ def floats_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def rounded_to_fp8(numbers: torch.Tensor) -> torch.Tensor:
-    """Float32 numbers of at most 448 in size, and NaN, to the nearest that e4m3 has. On CPUs PyTorch converts them one by one.
+    """Float32 numbers of at most 448 in size, and NaN, to the nearest that e4m3 has.
 
     Law: ``rounded_to_fp8(x)`` is ``x.to(FP8).float()``, to the bit but for NaN.
     """
-    if numbers.device.type != "cpu":
-        return numbers.to(FP8).float()
-    bits = numbers.view(torch.int32)
-    places = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF).view(torch.float32)
-    small = (numbers + 1.5 * 2.0**14) - 1.5 * 2.0**14  # steps of 2 ** -9, below the smallest normal number
-    near = torch.copysign(torch.where(numbers.abs() < 2.0**-6, small, places), numbers)
-    return torch.where(numbers.isnan(), numbers, near)
+    return torch.where(numbers.isnan(), numbers, floats_of(numbers.to(FP8), torch.float32))
 
 
 @of_codes
