@@ -59,9 +59,12 @@ def test_a_kernel_computes_what_the_composite_means(scheme: str, data: st.DataOb
     [
         ("int8", torch.bfloat16, 1, "weight_int8pack_mm"),
         ("int8_dynamic", torch.float32, 5, "_int_mm"),
+        ("int4", torch.bfloat16, 3, "weight_int4pack_mm_for_cpu"),
     ],
 )
 def test_where_a_kernel_is_chosen(scheme: str, dtype: torch.dtype, count: int, kernel: str) -> None:
+    if scheme == "int4" and kernels.kernel_block() is None:
+        pytest.skip("PyTorch's int4 weights lie in another way on this processor: kernel_block() is None")
     q, x = quantised(scheme, 64, 256, dtype, executors=["quantized"]), torch.randn(count, 256).to(dtype)
     q(x)
     assert kernel in program(q)

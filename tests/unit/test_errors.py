@@ -29,7 +29,7 @@ BRANCH = (
 VALUE = (
     "`{what}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing\n"
     "from:         {here}\n"
-    "Keep it a tensor, or pass the number as an argument (see `static_argnums`)."
+    "Keep it a tensor, or pass the number as an argument (see `static_argnames`)."
 )
 MEMORY = (
     "`{what}` needs the memory of a tensor, but a traced tensor has a type and no memory\nfrom:         {here}\n{fix}"

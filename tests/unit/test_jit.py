@@ -10,6 +10,7 @@ import pickle
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -209,6 +210,40 @@ def test_static_arguments() -> None:
         g([2], x, torch.mul)
 
 
+@pytest.mark.parametrize("option", [{"static_argnums": 1}, {"static_argnames": "op"}])
+def test_an_argument_is_static_by_position_and_by_name(option: Any) -> None:
+    runs: list[int] = []
+
+    @dataclass(frozen=True)
+    class Times:
+        n: int
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            runs.append(self.n)
+            return x * self.n
+
+    def f(x: torch.Tensor, op: Times, *, scale: float = 1.0) -> torch.Tensor:
+        return op(x) * scale
+
+    g, x = jit(f, **option), torch.ones(3)
+    for n in (2, 3, 2):
+        for result in (g(x, Times(n)), g(x, op=Times(n)), g(op=Times(n), x=x), g(x, op=Times(n), scale=2.0) / 2):
+            assert torch.equal(result, x * n)
+    assert len(runs) == 8 and cache_info(g).hits == 4
+    assert torch.equal(jit(lambda x: g(x, op=Times(5)))(x), x * 5), "inside of another trace"
+    with pytest.raises(UnhashableStatic, match="static argument 'op' is a list, which has no hash"):
+        g(x, op=[2])
+
+
+def test_keyword_only_arguments_are_static_by_name() -> None:
+    g, x = jit(lambda x, *, op: op(x), static_argnames=("op",)), torch.ones(3)
+    module = torch.nn.ReLU()
+    assert torch.equal(g(-x, op=module), x * 0) and torch.equal(g(-x, op=module), x * 0)
+    assert cache_info(g).misses == 1
+    many = jit(lambda x, **options: options["op"](x), static_argnames="op")
+    assert torch.equal(many(-x, op=module), x * 0)
+
+
 def test_closed_over_tensors_are_read_when_called_and_watched() -> None:
     w = torch.nn.Parameter(torch.ones(2))
     f, runs = counted(lambda x: x * w)
@@ -238,6 +273,10 @@ def test_misuse() -> None:
         jit(body, dynamic=1)
     with pytest.raises(ArgnumError, match="static_argnums has 2, but body takes 2 positional arguments"):
         jit(body, static_argnums=2)
+    with pytest.raises(ArgnumError, match=r"unknown argument in static_argnames 'y'.*\nThere are x, "):
+        jit(lambda x, n: x, static_argnames="y")
+    with pytest.raises(ArgnumError, match="both static and donated"):
+        jit(lambda x, n: x, static_argnames="x", donate_argnums=0)
     with pytest.raises(ArgnumError, match="an argnum is an int"):
         jit(body, donate_argnums="x")
     with pytest.raises(ArgnumError, match="both static and donated"):

@@ -656,7 +656,7 @@ def test_arguments_are_not_counted_in_graphs() -> None:
         with pytest.raises(RecipeError) as caught:
             tfn.compile(Breaks(), frontend="dynamo", **option)
         assert str(caught.value) == (
-            "the frontend 'dynamo': static_argnums, donate_argnums and marks in dynamic are of a function's arguments, "
+            "the frontend 'dynamo': static and donated arguments and marks in dynamic are of a function's arguments, "
             "not of its graphs'\nLeave them out: Dynamo finds out what is static."
         )
     with pytest.raises(tfn.errors.DataDependentBranch):

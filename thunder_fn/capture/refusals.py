@@ -56,7 +56,7 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
         fix = "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
         return DataDependentBranch(located(text, source=source, fix=fix))
     text = f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing"
-    fix = "Keep it a tensor, or pass the number as an argument (see `static_argnums`)."
+    fix = "Keep it a tensor, or pass the number as an argument (see `static_argnames`)."
     if name in ("__int__", "__float__"):
         fix = (
             "Write `x.item()`, which is a number while tracing too, and `math.trunc(x.item())` for the int of a float."

@@ -148,7 +148,9 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
             or a name: `{"x": {0: (2, 512), 1: True}, "n": False}` makes the first dim of x a symbol from the first call
             on, between bounds, the second without, and n never. Programs are made knowing the bounds, `x.shape[0] < 1000`
             is no question then; a call outside them gets a program of its own.
-        static_argnums: positional arguments that are baked in, by hash and equality. They can be any hashable value.
+        static_argnums: arguments that are baked in, by hash and equality. They can be any hashable value. Where f says how
+            its arguments are called, they are static when they are passed by name, too.
+        static_argnames: the same by name, keyword-only arguments among them.
         donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
 
     Raises:
@@ -174,12 +176,12 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
         Options().changed(options)
         return functools.partial(jit, **options)
     if isinstance(f, Jitted):
-        return Jitted(f.fn, f.options.changed(options)) if options else f
+        return Jitted(f.fn, f.options.changed(options).of_arguments(f.fn)) if options else f
     if isinstance(f, torch.nn.Module):
         return _modules().jit_module(f, options)
     if not callable(f):
         raise JitError(f"jit: expected a function, given {kind_of(f)}: {f!r:.60}")
-    return Jitted(f, Options().changed(options))
+    return Jitted(f, Options().changed(options).of_arguments(f))
 
 
 def _modules() -> Any:

@@ -19,13 +19,13 @@ from thunder_fn.trace import Literal
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of a call: the static ones by position, and the leaves and structure of the others.
+    """The arguments of a call: the static ones by position or name, and the leaves and structure of the others.
 
     A tensor is a leaf once; where it is passed again, `leaves` say so.
     """
 
     count: int
-    statics: tuple[tuple[int, Any], ...]
+    statics: tuple[tuple[int | str, Any], ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: tuple[Any, ...]
@@ -42,15 +42,18 @@ def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Take a call apart.
 
     Raises:
-        UnhashableStatic: a static argument has no hash; names its position.
+        UnhashableStatic: a static argument has no hash; says which.
         DonatedTensorError: a tensor was donated before, or is donated and passed a second time.
     """
     count = len(args)
     static = {argnum % count for argnum in options.static_argnums if -count <= argnum < count}
     dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)
-    statics = tuple((i, args[i]) for i in sorted(static))
-    for position, value in statics:
-        _check_hashable(position, value)
+    named = [name for name in options.static_argnames if name in kwargs]
+    statics = (*((i, args[i]) for i in sorted(static)), *((name, kwargs[name]) for name in named))
+    for place, value in statics:
+        _check_hashable(place, value)
+    if named:
+        kwargs = {name: value for name, value in kwargs.items() if name not in named}
     leaves, spec = pytree.flatten((dynamic, kwargs))
     given = {argnum % count for argnum in options.donate_argnums if -count <= argnum < count}
     donated = tuple(_donated_leaves(spec, [i in given for i in range(count) if i not in static]))
@@ -66,14 +69,14 @@ def _each_once(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...]:
     return tuple(leaf if i == at else Repeated(argument_name(tree, at), at) for i, (leaf, at) in pairs)
 
 
-def _check_hashable(position: int, value: Any) -> None:
+def _check_hashable(place: int | str, value: Any) -> None:
     try:
         hash(value)
     except TypeError as error:
         raise UnhashableStatic(
             located(
-                f"jit: static argument {position} is {kind_of(value)}, which has no hash: {error}",
-                fix="Make it a tuple or a frozen dataclass, or leave it out of static_argnums.",
+                f"jit: static argument {place!r} is {kind_of(value)}, which has no hash: {error}",
+                fix="Make it a tuple or a frozen dataclass, or leave it out of static_argnums and static_argnames.",
             )
         ) from None
 
@@ -110,5 +113,5 @@ def call_key(call: Call) -> Key:
     """What decides which program serves a call: structure, metadata and values of leaves, statics, and global state."""
     tree = (call.args, call.kwargs)
     leaves = tuple(leaf_key(leaf, i, tree) for i, leaf in enumerate(call.leaves))
-    statics = tuple((position, type(value), Literal(value)) for position, value in call.statics)
+    statics = tuple((place, type(value), Literal(value)) for place, value in call.statics)
     return call.count, call.spec, leaves, statics, internals.global_state()

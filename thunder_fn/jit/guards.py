@@ -59,6 +59,7 @@ def _unpack(call: Call, names: Namespace) -> Iterator[str]:
     structure_args, structure_kwargs = skeleton(call.spec)
     statics = dict(call.statics)
     dynamic = [i for i in range(call.count) if i not in statics]
+    named = {name: f"s{i}" for i, name in enumerate(statics) if isinstance(name, str)}
     plain = is_plain((structure_args, structure_kwargs))
     targets = [f"a{i}" for i in range(call.count)]
     if plain:
@@ -67,8 +68,13 @@ def _unpack(call: Call, names: Namespace) -> Iterator[str]:
     yield f"    if len(args) != {call.count}: return MISS"
     if targets:
         yield f"    {', '.join(targets)}, = args"
-    for i, value in call.statics:
-        yield f"    if not ({static_check(targets[i], value, names)}): return MISS"
+    if named:
+        yield "    kwargs = dict(kwargs)"
+        for name, target in named.items():
+            yield f"    {target} = kwargs.pop({names.literal(name)}, MISS)"
+    for place, value in call.statics:
+        target = named[place] if isinstance(place, str) else targets[place]
+        yield f"    if not ({static_check(target, value, names)}): return MISS"
     if plain:
         for i, part in zip(dynamic, structure_args, strict=True):
             if part is None:

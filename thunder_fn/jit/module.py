@@ -31,7 +31,7 @@ from thunder_fn.jit.module_containers import Filled, fill, filled, held_in
 from thunder_fn.jit.module_forward import SLOT, Forward
 from thunder_fn.jit.module_hooks import HookEffect, HooksOutside, check_unchanged, held_by_hooks
 from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
-from thunder_fn.jit.options import Options, check_argnums
+from thunder_fn.jit.options import Options
 
 STATE = "__state__"
 """The keyword under which a module's tensors are passed to its program."""
@@ -373,8 +373,8 @@ def jit_module(module: torch.nn.Module, options: dict[str, Any]) -> Any:
 
 def jitted_module(module: torch.nn.Module, options: Options) -> Any:
     """A module that shares its state with this one."""
-    check_argnums(options, module.forward)
-    return with_forward(module, functools.partial(_module_jit, options=options))
+    named = options.of_arguments(module.forward)
+    return with_forward(module, functools.partial(_module_jit, options=named))
 
 
 def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:

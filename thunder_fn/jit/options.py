@@ -24,6 +24,7 @@ from thunder_fn.jit.transforms import Transform, as_transform, in_order
 from thunder_fn.trace import Trace
 
 CACHES = ("constant values", "symbolic values", "same input", "no caching")
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 _limit: ContextVar[Numerics] = ContextVar("thunder_fn_numerics", default="precision-changing")
@@ -51,6 +52,7 @@ class Options:
     cache: str = "constant values"
     dynamic: bool | Marks = True
     static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
 
     @property
@@ -96,10 +98,36 @@ class Options:
             new, transforms=in_order(new.transforms), executors=in_order(new.executors, "executor")
         )
         new.check_transforms()
-        both = set(new.static_argnums) & set(new.donate_argnums)
+        new.check_donated()
+        return new
+
+    def of_arguments(self, f: Callable[..., Any]) -> Options:
+        """These options for a function, whose arguments are static by position and by name, however they were given.
+
+        Raises:
+            ArgnumError: it has no such argument, or one is both static and donated.
+        """
+        check_argnums(self, f)
+        nums, names = set(self.static_argnums), set(self.static_argnames)
+        if not nums and not names:
+            return self
+        positional = [parameter for parameter in _parameters(f) if parameter.kind in POSITIONAL]
+        count = len(positional)
+        given = {num % count for num in nums if -count <= num < count}
+        for position, parameter in enumerate(positional):
+            if parameter.kind is not parameter.POSITIONAL_ONLY and (position in given or parameter.name in names):
+                names.add(parameter.name)
+                if position not in given:
+                    nums.add(position)
+        new = dataclasses.replace(self, static_argnums=tuple(sorted(nums)), static_argnames=tuple(sorted(names)))
+        new.check_donated()
+        return new
+
+    def check_donated(self) -> None:
+        """Raise if an argument is both static and donated."""
+        both = set(self.static_argnums) & set(self.donate_argnums)
         if both:
             raise ArgnumError(f"jit: argument {min(both)} is both static and donated; only tensors can be donated")
-        return new
 
     def as_called(self) -> Options:
         """The options of a function that is called while another one is traced: results are no farther off than it allows.
@@ -123,26 +151,31 @@ class Options:
 
 
 def check_argnums(options: Options, f: Callable[..., Any]) -> None:
-    """Raise if an argnum points past the positional parameters of f."""
-    try:
-        parameters = tuple(inspect.signature(f).parameters.values())
-    except (TypeError, ValueError):
-        return
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+    """Raise if an argnum points past the positional parameters of f, or a name is none of them."""
+    parameters = _parameters(f)
+    if not parameters or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return
     names = [parameter.name for parameter in parameters]
     catches = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for key, _ in options.dynamic if isinstance(options.dynamic, tuple) else ():
-        if isinstance(key, str) and key not in names and not catches:
-            raise ArgnumError(unknown("jit", "argument in dynamic", key, names))
-    count = sum(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
-    )
+    marked = [key for key, _ in options.dynamic if isinstance(key, str)] if isinstance(options.dynamic, tuple) else []
+    for what, given in (("dynamic", marked), ("static_argnames", options.static_argnames)):
+        for name in given:
+            if name not in names and not catches:
+                raise ArgnumError(unknown("jit", f"argument in {what}", name, names))
+    count = sum(parameter.kind in POSITIONAL for parameter in parameters)
     for name in ("static_argnums", "donate_argnums"):
         for argnum in getattr(options, name):
             if not -count <= argnum < count:
                 function = getattr(f, "__name__", type(f).__name__)
                 raise ArgnumError(f"jit: {name} has {argnum}, but {function} takes {count} positional arguments")
+
+
+def _parameters(f: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a function; none of one that does not say."""
+    try:
+        return tuple(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        return ()
 
 
 def unknown(what: str, kind: str, given: Any, known: Iterable[str]) -> str:
@@ -205,6 +238,14 @@ def _read_argnums(value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(given)))
 
 
+def _read_argnames(value: Any) -> tuple[str, ...]:
+    given = _several(value, "static_argnames", isinstance(value, str))
+    for name in given:
+        if not isinstance(name, str):
+            raise ArgnumError(f"jit: static_argnames has names of arguments, given {name!r}")
+    return tuple(sorted(set(given)))
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "executors": resolve_executors,
     "transforms": _read_transforms,
@@ -214,5 +255,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "cache": _read_cache,
     "dynamic": lambda value: read_marks(value) if isinstance(value, Mapping) else _read_flag(value, "dynamic"),
     "static_argnums": _read_argnums,
+    "static_argnames": _read_argnames,
     "donate_argnums": _read_argnums,
 }

@@ -224,10 +224,11 @@ def with_statics(f: Callable[..., Any], call: Call) -> Callable[..., Any]:
     if not call.statics:
         return f
     values = dict(call.statics)
+    named = {name: value for name, value in call.statics if isinstance(name, str)}
 
     def function(*args: Any, **kwargs: Any) -> Any:
         rest = iter(args)
-        return f(*(values[i] if i in values else next(rest) for i in range(call.count)), **kwargs)
+        return f(*(values[i] if i in values else next(rest) for i in range(call.count)), **kwargs, **named)
 
     function.__name__ = getattr(f, "__name__", type(f).__name__)
     return function

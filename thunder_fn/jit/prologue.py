@@ -128,7 +128,7 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     raise UnsupportedInput(
         located(
             f"jit: the argument {name} is {kind}, neither a tensor nor a value to bake in",
-            fix="Pass it through static_argnums if it is hashable, or let the function close over it.",
+            fix="If it is hashable, name it in static_argnames, or let the function close over it.",
         )
     )
 
@@ -149,7 +149,7 @@ def argument_name(tree: Any, position: int) -> str:
 def prologue_trace(
     leaves: Sequence[Any],
     structure: str,
-    statics: Sequence[tuple[int, Any]],
+    statics: Sequence[tuple[int | str, Any]],
     symbolic: Symbolic | None = None,
     decisions: Sequence[Decision] = (),
 ) -> Trace:
@@ -158,7 +158,7 @@ def prologue_trace(
     Args:
         leaves: of the call's arguments, in order.
         structure: of the arguments, as text.
-        statics: the static arguments by position.
+        statics: the static arguments by position or name.
         symbolic: the symbols of the leaves.
         decisions: what must hold of these symbols.
     """
@@ -170,8 +170,8 @@ def prologue_trace(
     inputs = [builder.input(_leaf_type(leaf, layouts.get(i), numbers.get(i))) for i, leaf in checked]
     _add(builder, "check_state", Literal(internals.global_state()[0]))
     _add(builder, "check_structure", Literal("(args, kwargs)"), Literal(structure))
-    for argnum, value in statics:
-        _add(builder, "check_structure", Literal(f"static argument {argnum}"), Literal(f"{value!r:.200}"))
+    for place, value in statics:
+        _add(builder, "check_structure", Literal(f"static argument {place!r}"), Literal(f"{value!r:.200}"))
     for var, (index, leaf) in zip(inputs, checked, strict=True):
         if isinstance(var.type, NumberType):
             _add(builder, "check_number", var, Literal(numbers.get(index, _plain(leaf))))

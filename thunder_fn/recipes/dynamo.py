@@ -248,7 +248,8 @@ def with_breaks(model: Compiled, options: dict[str, Any]) -> Any:
 
 def _numbers_arguments(options: Options) -> bool:
     """Some options are about the arguments of the function, which those of Dynamo's graphs are not."""
-    return bool(options.static_argnums or options.donate_argnums or isinstance(options.dynamic, tuple))
+    static = options.static_argnums or options.static_argnames
+    return bool(static or options.donate_argnums or isinstance(options.dynamic, tuple))
 
 
 def _out_of_reach(options: Options) -> str | None:
@@ -276,7 +277,7 @@ def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
         )
         raise RecipeError(located(what, fix='Leave `frontend="dynamo"` out, or that recipe.'))
     if _numbers_arguments(given):
-        what = "static_argnums, donate_argnums and marks in dynamic are of a function's arguments, not of its graphs'"
+        what = "static and donated arguments and marks in dynamic are of a function's arguments, not of its graphs'"
         raise RecipeError(
             located(f"the frontend 'dynamo': {what}", fix="Leave them out: Dynamo finds out what is static.")
         )

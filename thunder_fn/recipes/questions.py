@@ -28,6 +28,7 @@ class Config(TypedDict, total=False):
     verify: bool
     dynamic: bool | Mapping[int | str, Any]
     static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
     donate_argnums: int | Sequence[int]
 
 

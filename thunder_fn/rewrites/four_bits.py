@@ -34,7 +34,7 @@ GROUPS = (256, 128, 64, 32)
 """The group sizes that PyTorch's kernel takes, and ours well."""
 
 
-def _pack(codes: torch.Tensor) -> torch.Tensor:
+def packed_codes(codes: torch.Tensor) -> torch.Tensor:
     """Pairs of numbers below 16 in one byte, the first in the lower half."""
     codes = codes.to(torch.uint8)
     return codes[..., ::2] | (codes[..., 1::2] << 4)
@@ -91,7 +91,7 @@ class _Int4:
         codes = torch.round((groups - zeros.float().unsqueeze(-1)) / scales.float().unsqueeze(-1)) + 8
         codes = codes.clamp(0, 15).flatten(1)
         both = torch.stack((scales, zeros), -1).transpose(0, 1).contiguous()
-        return {"values": _pack(codes), "scales_and_zeros": both}
+        return {"values": packed_codes(codes), "scales_and_zeros": both}
 
     def decode(self, parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         both, columns = parts["scales_and_zeros"], flat_size(shape)
@@ -147,7 +147,7 @@ def _nf4_encode(w: torch.Tensor) -> Parts:
     table = torch.tensor(NF4_VALUES, dtype=torch.float32, device=w.device)
     codes = torch.bucketize(blocks / torch.clamp(amax, min=1e-30).unsqueeze(-1), (table[1:] + table[:-1]) / 2)
     swapped = codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2)
-    return {"values": _pack(swapped), "scales": inner.flatten()[: amax.shape[0]], "steps": steps, "mean": mean}
+    return {"values": packed_codes(swapped), "scales": inner.flatten()[: amax.shape[0]], "steps": steps, "mean": mean}
 
 
 def nf4_scales(scales: torch.Tensor, steps: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:

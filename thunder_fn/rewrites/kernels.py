@@ -14,9 +14,11 @@ Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.rewrites.eight_bits import (
     FP8,
@@ -27,6 +29,7 @@ from thunder_fn.rewrites.eight_bits import (
     int8_linear,
     int8_static_linear,
 )
+from thunder_fn.rewrites.four_bits import GROUPS, int4_linear, packed_codes
 from thunder_fn.rewrites.scheme import Bias, plus, rounded_rows
 
 aten = torch.ops.aten
@@ -116,6 +119,50 @@ def int_mm_static_linear(
 
 
 EXECUTOR.register_implementation(int8_static_linear, checker=suits_static, execution_transform=int_mm_static_linear)
+
+
+# ---- int4 weights ----
+
+
+@cache
+def kernel_block() -> int | None:
+    """How many rows a block has in the bytes that PyTorch's kernel reads on this processor; None if they lie otherwise."""
+    with internals.isolated(), internals.no_torch_function():
+        codes = torch.arange(128 * 64, dtype=torch.int32).reshape(128, 64) * 7 % 16
+        wanted = aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        values = packed_codes(codes)
+        return next((block for block in (64, 32, 16) if torch.equal(in_blocks(values, block), wanted)), None)
+
+
+def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
+    """Codes as PyTorch's kernel reads them: blocks of rows, column after column, row d beside row d + block / 2."""
+    first, second = values.reshape(-1, 2, block // 2, values.shape[1]).unbind(1)
+    even, odd = first & 15 | second << 4, first >> 4 | second & 240
+    return torch.stack((even, odd), -1).flatten(-2).transpose(1, 2).reshape(values.shape)
+
+
+def suits_int4(
+    x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
+) -> bool:
+    """Whole blocks and groups. How its bytes lie depends on the processor, which no state may, so they are made at each call:
+    that costs less than decoding, as long as a decoded weight is not multiplied with many rows."""
+    groups, rows, _ = scales_and_zeros.shape
+    is_half = x.device.type == "cpu" and x.dtype == scales_and_zeros.dtype == torch.bfloat16
+    is_whole = values.shape[1] * 2 == columns and columns % groups == 0 and columns // groups in GROUPS
+    few = 0 < row_count(x) <= 4 * FEW_ROWS
+    return is_half and is_whole and few and (block := kernel_block()) is not None and rows % block == 0
+
+
+def int4_kernel(
+    x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
+) -> torch.Tensor:
+    """As `int8_kernel`, a step and a zero for each group."""
+    packed, group = in_blocks(values, kernel_block() or 0), columns // scales_and_zeros.shape[0]
+    y = on_rows(x, lambda rows: aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales_and_zeros))
+    return plus(y, bias)
+
+
+EXECUTOR.register_implementation(int4_linear, checker=suits_int4, execution_transform=int4_kernel)
 
 
 # ---- fp8 weights and activations ----
