@@ -38,7 +38,7 @@ def agree(ours, theirs):
 # | JAX | here |
 # |---|---|
 # | `jax.make_jaxpr(f)(x)` | `tfn.trace(f, x)` |
-# | `jax.jit(f, static_argnums, static_argnames, donate_argnums)` | `tfn.jit(f, static_argnums=, static_argnames=, donate_argnums=)` |
+# | `jax.jit(f, static_argnums, static_argnames, donate_argnums)` | `tfn.jit(f, ...)`, the same options |
 # | `jax.grad`, `jax.value_and_grad`, `jax.jvp`, `jax.vjp`, `jax.linearize`, `jax.hessian` | the same names |
 # | `jax.vmap(f, in_axes, out_axes)` | `tfn.vmap(f, in_dims, out_dims)`, torch.func's names |
 # | `jax.lax.scan(f, init, xs)` | `tfn.scan(f, init, xs)` |
