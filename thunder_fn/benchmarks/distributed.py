@@ -51,7 +51,10 @@ def run(quick: bool = False) -> Iterator[Result | Memory]:
     share, bucket = found["total"] / RANKS, found["bucket"]
     target = f"within 5% of total / N plus the largest bucket: {1.05 * share + bucket:,.0f} bytes"
     seconds = dict.fromkeys(found["bytes"], 0.0)
-    note = f"parameters of a rank; of {found['total']:,} bytes in all"
+    note = (
+        f"parameters that a rank stores, of {found['total']:,} bytes in all; a step holds whole buckets besides, of at most "
+        f"{bucket:,} bytes each: one with prefetch=None, two with prefetch=1"
+    )
     yield Memory(f"{name}: parameters", found["bytes"], seconds, target, machine(), (note,))
 
 
