@@ -355,7 +355,7 @@ def test_bounds_are_known_and_checked() -> None:
 
 
 BAD_MARKS: dict[str, tuple[Any, str]] = {
-    "y": ({"y": True}, "jit: unknown argument in dynamic 'y'; did you mean 'x'?\nThere are x, n."),
+    "y": ({"y": True}, "jit: unknown argument in dynamic 'y'\nThere are x, n."),
     "key": ({1.5: True}, "jit: dynamic names arguments by position or name, given 1.5"),
     "mark": ({"x": 3}, "jit: a mark is a flag or bounds (least, greatest), where None is no bound; given 3"),
     "empty": ({"x": (5, 2)}, "jit: the bounds (5, 2) hold nothing between them"),

@@ -28,6 +28,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         CheckpointError: the policy is none, or answers something else.
 
     Example:
+        >>> import torch
         >>> from thunder_fn import grad
         >>> grad(checkpoint(lambda x: x.sin().sin().sum()))(torch.zeros(2))
         tensor([1., 1.])

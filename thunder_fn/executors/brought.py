@@ -24,11 +24,10 @@ def with_brought(chosen: Sequence[Executor], trace: Trace) -> tuple[Executor, ..
     """The executors that a user chose, and behind them those that the trace brings. Nobody comes after the torch executor."""
     if TORCH in chosen:
         return tuple(chosen)
-    found = {executor.name: executor for executor in chosen}
-    for namespace in dict.fromkeys(_namespaces(trace, set())):
-        for executor in _BROUGHT.get(namespace, ()):
-            found.setdefault(executor.name, executor)
-    return tuple(found.values())
+    names = {executor.name for executor in chosen}
+    namespaces = dict.fromkeys(_namespaces(trace, set()))
+    brought = {one.name: one for namespace in namespaces for one in _BROUGHT.get(namespace, ())}
+    return (*chosen, *(executor for name, executor in brought.items() if name not in names))
 
 
 def _namespaces(trace: Trace, seen: set[Trace]) -> Iterator[str]:
