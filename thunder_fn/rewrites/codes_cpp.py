@@ -50,7 +50,9 @@ struct Codec {
     static __m512i codes(const int8_t* at, int64_t, int) {  // unsigned, as the instruction wants one side
         return _mm512_xor_si512(_mm512_loadu_si512(at), _mm512_set1_epi8(-128));
     }
-    void steps(const int64_t* own, const int32_t*, Floats* to) const { for (int r = 0; r < 4; ++r) to[r] = all(scales[own[r]]); }
+    template <int D> void steps(const int64_t* own, const int32_t*, Floats* to) const {
+        for (int r = 0; r < D; ++r) to[r] = all(scales[own[r]]);
+    }
     void rests(int64_t, int64_t, const float*, float* y) const { std::fill(y, y + BAND, 0.0f); }
 #endif
 };
@@ -114,7 +116,7 @@ struct Codec {  // two codes in a byte, the first in the lower half; a step and 
         const __m512i two = _mm512_maskz_loadu_epi8(left < 128 ? 0xffffffff : ~uint64_t(0), at);
         return _mm512_and_si512(part ? _mm512_srli_epi16(two, 4) : two, _mm512_set1_epi8(15));
     }
-    void steps(const int64_t* own, const int32_t* groups, Floats* to) const {
+    template <int D> void steps(const int64_t* own, const int32_t* groups, Floats* to) const {
         const auto pair = [&](int r, int i) {
             int32_t bits;
             std::memcpy(&bits, both + 2 * (groups[i] * rows + own[r]), 4);
@@ -122,7 +124,7 @@ struct Codec {  // two codes in a byte, the first in the lower half; a step and 
         };
         const bool one = groups[0] == groups[3];
         const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-        _Pragma("GCC unroll 4") for (int r = 0; r < 4; ++r) {
+        _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r) {
             const __m512i pairs = one ? _mm512_set1_epi32(pair(r, 0)) : _mm512_permutexvar_epi32(quarters,
                 _mm512_castsi128_si512(_mm_setr_epi32(pair(r, 0), pair(r, 1), pair(r, 2), pair(r, 3))));
             to[r] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
