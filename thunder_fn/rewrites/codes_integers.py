@@ -27,8 +27,9 @@ template <int P> struct Integers {  // rows of activations in P digits; those of
     std::vector<int32_t> owners;  // the groups of the quarters of a stretch
     Integers(const Codec& codec, int64_t rows)
         : count(rows), width((codec.columns + WHOLE - 1) / WHOLE * WHOLE),
-          stretches((width + codec.stretch() - 1) / codec.stretch()), groups(codec.columns / codec.group_size()), digits(count * P * width), starts(count * P * stretches * 16), units(count),
-          sums(count * groups), owners(stretches * 4) {
+          stretches((width + codec.stretch() - 1) / codec.stretch()), groups(codec.columns / codec.group_size()),
+          digits(count * P * width), starts(count * P * stretches * 16), units(count), sums(count * groups),
+          owners(stretches * 4) {
         for (int64_t s = 0; s < stretches * 4; ++s)
             owners[s] = std::min(s / 4 * codec.stretch() + s % 4 * 32, codec.columns - 1) / codec.group_size();
     }
