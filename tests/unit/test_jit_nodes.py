@@ -208,8 +208,16 @@ def test_symbolic_sizes() -> None:
     assert tfn.cache_info(f).misses == 1
 
 
+_CONVOLUTIONS = pytest.mark.skipif(
+    torch.__version__ < "2.12",
+    reason="PyTorch 2.11's `_convolution_double_backward` calls `numel` on tensors whose sizes are symbols, and raises",
+)
+
+
 @pytest.mark.parametrize(
-    "layer", [nn.Conv1d(2, 2, 2), nn.BatchNorm1d(2), nn.GroupNorm(1, 2)], ids=lambda layer: type(layer).__name__
+    "layer",
+    [pytest.param(nn.Conv1d(2, 2, 2), marks=_CONVOLUTIONS, id="Conv1d"), nn.BatchNorm1d(2), nn.GroupNorm(1, 2)],
+    ids=lambda layer: type(layer).__name__,
 )
 def test_gradients_that_are_differentiated_at_other_sizes(layer: nn.Module) -> None:
     """PyTorch's rules for these take a size for a number, which holds for the sizes that they were derived with."""

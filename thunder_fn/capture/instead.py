@@ -195,7 +195,7 @@ def _recurrent(cell: str) -> Callable[..., Any]:
             is_cast = torch.is_autocast_enabled(args[0].device.type)
             return original(*args) if is_cast else packed_rnn(cell, *args)
         if recorder is not None and recorder.symbolic and len(args) > 2:
-            return _layer_by_layer(original, *args)
+            return _shaped(args[1], *_layer_by_layer(original, *args))
         return original(*args)
 
     return instead
@@ -229,6 +229,12 @@ def _layer_by_layer(
         if layer < num_layers - 1:
             x = torch.dropout(x, dropout, train=True)
     return (x.transpose(0, 1) if batch_first else x, *map(torch.cat, zip(*finals, strict=True)))
+
+
+def _shaped(state: Any, x: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
+    """The final states have the dims of the first: those of an LSTM come with one more out of PyTorch 2.11's Python code."""
+    ndim = (state if isinstance(state, Tensor) else state[0]).ndim
+    return (x, *(final if final.ndim == ndim else final.squeeze(1) for final in finals))
 
 
 def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ class Forward:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
-        assigned = instance.__dict__.get("forward")
+        assigned = _held(instance)
         return types.MethodType(self.function, instance) if assigned is None else _assigned(instance, assigned)
 
     def __set__(self, instance: Any, value: Any) -> None:
@@ -42,12 +42,16 @@ class Forward:
         del instance.__dict__["forward"]
 
 
+def _held(module: torch.nn.Module) -> Any:
+    """What was assigned. Asked of the module behind, for Dynamo of PyTorch 2.11 takes `__dict__.get` for `getattr`."""
+    return getattr(module, SLOT).module.__dict__.get("forward")
+
+
 def _assigned(module: torch.nn.Module, assigned: Any) -> Any:
     """The jitted module for as long as `assigned` is its forward, then what was assigned. A method if that is one."""
 
     def chosen() -> Any:
-        is_current = module.__dict__.get("forward") is assigned
-        return getattr(module, SLOT) if is_current else None
+        return getattr(module, SLOT) if _held(module) is assigned else None
 
     if isinstance(assigned, types.MethodType):
         function = assigned.__func__
