@@ -126,9 +126,11 @@ def wrapper_code(
             return result
 
     with _LOCK, warnings.catch_warnings(action="ignore"), _compiling(fakes, threads) as mode:
+        with mode:
+            strides = [_strides(value) for value in graph(*fakes)]
         graph_module = _decomposed(graph, fakes, mode)
         improve(graph_module.graph)
-        _passes(graph_module, fakes)
+        _passes(graph_module, fakes, strides)
         lowering = Lowering(graph_module, example_inputs=list(fakes), shape_env=mode.shape_env, is_inference=True)
         lowering.freeze_runtime_asserts()
         with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]):
@@ -174,14 +176,18 @@ def _decomposed(graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTenso
         return traced(*fakes)
 
 
-def _passes(graph_module: torch.fx.GraphModule, fakes: Sequence[Any]) -> None:
-    """Inductor's passes after autograd. Every output keeps the layout that eager gives it."""
+def _strides(value: Any) -> tuple[Any, ...] | None:
+    return value.stride() if isinstance(value, torch.Tensor) else None
+
+
+def _passes(graph_module: torch.fx.GraphModule, fakes: Sequence[Any], strides: list[tuple[Any, ...] | None]) -> None:
+    """Inductor's passes after autograd. Every output keeps the layout that eager gives it: a decomposition may differ."""
     from torch._inductor import compile_fx
 
     compile_fx.view_to_reshape(graph_module)
     compile_fx.fake_tensor_prop(graph_module, list(fakes), force_allow_non_fake_inputs=True)
-    compile_fx.record_original_output_strides(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
+    output.meta["original_output_strides"] = strides
     output.meta["user_visible_output_idxs"] = [
         index for index, node in enumerate(output.args[0]) if isinstance(node, torch.fx.Node)
     ]

@@ -160,6 +160,22 @@ def test_known_miscompilations_of_expanded_targets() -> None:
     same(jit(f)(*args), f(*args))
 
 
+def test_outputs_that_a_decomposition_lays_out_otherwise() -> None:
+    """Inductor's `cat` of one tensor is a clone of it; the next region, compiled for eager's layout, read it wrongly."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        chance = (x * x).sigmoid()
+        joined = torch.cat([chance])
+        return (torch.bernoulli(chance) * joined).sin() + joined, joined
+
+    x, jitted = torch.randn(2, 3, 4).transpose(0, 2), jit(f)
+    torch.manual_seed(0)
+    expected = f(x)
+    torch.manual_seed(0)
+    same(jitted(x), expected)
+    assert is_compiled(jitted)
+
+
 @pytest.mark.filterwarnings("ignore:var_mean")
 def test_what_is_computed_of_nothing_is_eagers() -> None:
     """Inductor's mean of no numbers is 0 where it is computed beside their variance."""

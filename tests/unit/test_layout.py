@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,16 @@ def test_memory_that_a_tensor_does_not_hold_has_no_gradient() -> None:
     assert torch.equal(evaluate(capture(f, (gaps,)).trace, [gaps])[0], f(gaps))
     with pytest.raises(MissingRule, match="memory that its tensor does not hold"):
         tfn.grad(f)(gaps)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "start"), [((2, 1), (1, 1), 0), ((2, 2), (1, 2), None), ((2, 2), (4, 1), 3)]
+)
+def test_scattering_into_an_expanded_tensor(size: Any, stride: Any, start: int | None) -> None:
+    """Eager scatters into a contiguous copy, of which each element is one; what was written to one showed in all."""
+    f = lambda x, new: torch.as_strided_scatter(x.expand(3, 3), new, size, stride, start)
+    x, new = torch.randn(1, 3), torch.randn(size)
+    assert torch.equal(tfn.jit(f)(x, new), f(x, new))
 
 
 def test_what_eager_demands_of_addresses_and_weights() -> None:

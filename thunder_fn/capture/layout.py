@@ -206,9 +206,11 @@ def _gather(
 def _scatter(
     recorder: Recorder, tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, offset: int | None = None
 ) -> tuple[Var, ...]:
-    start = _offset(tensor)
+    expanded = any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    laid = torch.empty_like(tensor, memory_format=torch.contiguous_format) if expanded else tensor  # eager's own copy
+    start = _offset(laid)
     first = start if offset is None else offset
-    order, shape = _order(tensor), tuple(tensor.shape)
+    order, shape = _order(laid), tuple(tensor.shape)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     new = recorder.read(source)
     if order is not None and start <= first and last < start + tensor.numel():
@@ -219,7 +221,7 @@ def _scatter(
         changed = _emit(recorder, aten.reshape.default, (changed, ordered), ordered, tensor)
         back = sorted(range(len(order)), key=order.__getitem__)
         return (_emit(recorder, aten.permute.default, (changed, back), shape, tensor),)
-    end = start + sum((n - 1) * step for n, step in zip(shape, tensor.stride(), strict=True))
+    end = start + sum((n - 1) * step for n, step in zip(shape, laid.stride(), strict=True))
     if last > end and source.numel():
         raise RuntimeError(
             f"as_strided_scatter: sizes {list(size)}, strides {list(stride)} and storage offset {first} are out of bounds for "
@@ -227,7 +229,7 @@ def _scatter(
         )
     with internals.isolated(), internals.no_torch_function():
         given = {place: i for i, place in enumerate(_places(size, stride, first).flatten().tolist())}
-        places = _places(shape, tensor.stride(), start).flatten().tolist()
+        places = _places(shape, laid.stride(), start).flatten().tolist()
         index = torch.tensor([given.get(place, 0) for place in places], dtype=torch.int64, device=tensor.device)
         mask = torch.tensor([place in given for place in places], device=tensor.device).reshape(shape)
     flat = _emit(recorder, aten.reshape.default, (new, [-1]), [source.numel()], source)
