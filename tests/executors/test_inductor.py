@@ -160,6 +160,12 @@ def test_known_miscompilations_of_expanded_targets() -> None:
     same(jit(f)(*args), f(*args))
 
 
+def test_indices_of_pools_over_other_layouts_are_eagers() -> None:
+    f = lambda x: (F.max_pool3d(x, 3, 2, 1, return_indices=True)[1] + 1) * 2
+    x = torch.randn(2, 2, 6, 6, 6).transpose(0, 4).contiguous().transpose(0, 4)
+    assert torch.equal(jit(f)(x), f(x))
+
+
 def test_outputs_that_a_decomposition_lays_out_otherwise() -> None:
     """Inductor's `cat` of one tensor is a clone of it; the next region, compiled for eager's layout, read it wrongly."""
 
