@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder_fn as tfn
 from thunder_fn.errors import DistributedError, RewriteError
+from thunder_fn.rewrites.agreeing import _bits
 from thunder_fn.testing.laws.rewriting import OF_REWRITES
 
 
@@ -239,3 +242,37 @@ def test_laws_of_rewrites(name: str) -> None:
     law, cases = OF_REWRITES[name]
     for case in cases[::7]:
         law(case)
+
+
+@pytest.mark.parametrize("share", [tfn.fsdp, tfn.ddp])
+def test_a_module_that_was_distributed_is_calibrated_as_one_that_was_not(mesh: DeviceMesh, share: Any) -> None:
+    samples = [(torch.randn(2, 3),)]
+    alone, shared = (tfn.quantize(m, "int8_static") for m in (model().float(), share(model().float(), mesh)))
+    alone.calibrate(samples)
+    shared.calibrate(samples)
+    torch.testing.assert_close(shared(*samples[0]), alone(*samples[0]))
+
+
+def test_what_ranks_prepared_before_a_group_was_made_again_is_not_compared() -> None:
+    """Under torchrun the store outlives the group."""
+    script = """
+import torch.distributed as dist
+from thunder_fn.interpreters.heartbeat import other_than
+store = dist.HashStore()
+for what in ("one model", "another"):
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    assert other_than("0", what) is None
+    dist.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_ranks_that_hold_the_same_numbers_in_another_order_are_not_the_same() -> None:
+    eye = torch.eye(3)
+    assert len({_bits(value) for value in (eye, eye[[1, 0, 2]], -eye, eye.bool(), torch.empty(0))}) == 5
+
+
+def test_ranks_compare_tensors_that_are_views_of_their_conjugates() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 1j])
+    for value in (numbers.conj(), numbers.conj().imag):
+        assert _bits(value) == _bits(value.clone().resolve_conj().resolve_neg()) != _bits(value + 1)

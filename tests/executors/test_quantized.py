@@ -169,3 +169,17 @@ def test_rounding_to_e4m3_is_that_of_pytorch() -> None:
     assert torch.equal(rounded_to_fp8(x).view(torch.int32), x.to(FP8).float().view(torch.int32))
     nan = torch.tensor([0x7FFFFFFF, 0x7F800001], dtype=torch.int32).view(torch.float32)
     assert bool(rounded_to_fp8(nan).isnan().all())
+
+
+def test_activations_of_one_feature_are_multiplied_as_the_composite_means() -> None:
+    """PyTorch's `_int_mm` of one column reads what is not there."""
+    x = torch.randn(4, 1)
+    for scheme, executors in (("int8_static", None), ("int8_dynamic", ["quantized", "torch"])):
+        fast, plain = (
+            quantised(scheme, 33, 1, torch.float32, executors=executors),
+            quantised(scheme, 33, 1, torch.float32, executors=["torch"]),
+        )
+        if scheme == "int8_static":
+            fast.calibrate([(x,)])
+            plain.calibrate([(x,)])
+        torch.testing.assert_close(fast(x), plain(x))

@@ -49,6 +49,7 @@ class _Heart:
         self.where, self.lock = COMPUTING, threading.Lock()
         self.thread: threading.Thread | None = None
         self.store: Any = None
+        self.stores = 0  # how many there were: a process group may be made again in the store of the one before
         self.counts = Counter[str]()
         self.said: dict[str, str] = {}
         self.groups: dict[int, str] = {}  # of what is sent and not yet awaited
@@ -84,10 +85,10 @@ class _Heart:
         """A rank that says something else at its turn in the same topic, and what; None if there is none yet."""
         store = internals.default_store()
         if store is not self.store:
-            self.store, self.counts, self.said = store, Counter(), {}
+            self.store, self.stores, self.counts, self.said = store, self.stores + 1, Counter(), {}
         self.counts[topic] += 1
         count = self.counts[topic]
-        key, mine = f"thunder_fn {topic} {count % KEPT}", f"{count} {dist.get_rank()} {what}"
+        key, mine = f"thunder_fn {self.stores} {topic} {count % KEPT}", f"{count} {dist.get_rank()} {what}"
         try:
             said = store.compare_set(key, self.said.get(key, ""), mine).decode()
         except RuntimeError:  # the store is gone

@@ -19,6 +19,7 @@ from thunder_fn.rewrites.distributed import SIMULATED, Group
 from thunder_fn.trace import Trace, type_of_value
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+CHUNK = 2**20
 GENERATOR = "the state of torch's generator"
 
 
@@ -76,6 +77,13 @@ def _digest(value: torch.Tensor) -> str:
 
 
 def _bits(value: torch.Tensor) -> int:
-    flat = value.detach().reshape(-1)
+    flat = value.detach().resolve_conj().resolve_neg().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-    return int(flat.view(BITS[flat.dtype.itemsize]).sum(dtype=torch.int64))
+    chunks = flat.view(BITS[flat.dtype.itemsize]).split(CHUNK)
+    return int(_by_place(torch.stack([_by_place(chunk) for chunk in chunks])))
+
+
+def _by_place(numbers: torch.Tensor) -> torch.Tensor:
+    """The sum of numbers, each times the cube of an odd one of its own: the same numbers in another order have another."""
+    odd = 2 * torch.arange(numbers.numel(), device=numbers.device) + 1
+    return (numbers * (odd * odd * odd)).sum()

@@ -7,6 +7,7 @@ with. It is NaN until samples were seen, so that what was never calibrated gives
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from thunder_fn.derive import alone
 from thunder_fn.errors import RewriteError, located
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.rewrite import has_one_body
+from thunder_fn.rewrites.distributed import Ddp, Fsdp, collectives
 from thunder_fn.rewrites.eight_bits import INT8_LARGEST, STATIC_LINEAR
-from thunder_fn.rewrites.prepared import Prepared
+from thunder_fn.rewrites.prepared import Layout, Prepared, layout_of_types
 from thunder_fn.rewrites.scheme import scales_of
+from thunder_fn.rewrites.tracing import traced
 from thunder_fn.rules import lowered
 from thunder_fn.structured.running import bodies_compiled_by
-from thunder_fn.trace import Equation, Trace, Var
+from thunder_fn.trace import Equation, TensorType, Trace, Var
 
 See = Callable[[Equation, Sequence[Any]], Sequence[Any]]
 
@@ -43,24 +46,53 @@ def observe(trace: Trace, inputs: Sequence[Any], see: See) -> tuple[Any, ...]:
     return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
 
 
-def calibrated(prepared: Prepared, runs: Iterable[tuple[Trace, Sequence[Any]]]) -> Prepared:
-    """The parts with the steps of activations that traces on samples met.
+def calibrated(params: Prepared, runs: Callable[[Layout], Iterable[tuple[Trace, Sequence[Any]]]]) -> Prepared:
+    """The parts with the steps of activations that traces on samples met, on any rank that shares them.
 
     Args:
-        prepared: the first inputs of each trace.
-        runs: traces, and the other inputs of each.
+        params: of which all ranks gather the codes, for the time that this takes.
+        runs: for the layout of whole codes, traces whose first inputs these are, and the other inputs of each.
 
     Raises:
         RewriteError: no weight is stored with a step of activations, or no sample was given.
     """
+    if not params.calibrated:
+        what = "calibrate: no parameter is stored with a step for activations"
+        raise RewriteError(located(what, fix='Quantise with a scheme that has one, such as "int8_static".'))
+    steps = tuple(step for step in params.layout.steps if isinstance(step, Fsdp | Ddp))
+    local = replace(params.layout, steps=tuple(step for step in params.layout.steps if step not in steps))
+    outputs = zip(local.rewrite.names, local.rewrite.prepare.output_types, strict=True)
+    shares = layout_of_types(dict(outputs), steps)  # pyright: ignore[reportArgumentType]
+    whole = Prepared(shares, [params[name] for name in shares.rewrite.names]).restore()
+    found = _steps_met(
+        Prepared(local, [whole[name] for name in local.rewrite.names]), list(runs(local)), _greatest_of(steps)
+    )
+    return params.replaced(shares.only(found).prepare(found))
+
+
+def _greatest_of(steps: Sequence[Fsdp | Ddp]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The greatest of the numbers of all ranks."""
+
+    def over_ranks(values: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            values = collectives.wait_tensor(collectives.all_reduce(values, "max", step.group.name))
+        return values
+
+    def greatest(values: torch.Tensor) -> torch.Tensor:
+        type = TensorType(values.dtype, tuple(values.shape), values.device)
+        return evaluate(traced(over_ranks, type), [values])[0] if steps else values
+
+    return greatest
+
+
+def _steps_met(
+    prepared: Prepared, runs: Sequence[tuple[Trace, Sequence[Any]]], over_ranks: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
     places = {  # a step of a loop is given the step of its layer, which lies in those of a stack
         steps.data_ptr() + at * steps.itemsize: (name, at)
         for name, steps in prepared.calibrated.items()
         for at in range(steps.numel())
     }
-    if not places:
-        what = "calibrate: no parameter is stored with a step for activations"
-        raise RewriteError(located(what, fix='Quantise with a scheme that has one, such as "int8_static".'))
     greatest: dict[tuple[str, int], torch.Tensor] = {}
 
     def see(equation: Equation, values: Sequence[Any]) -> Sequence[Any]:
@@ -72,13 +104,15 @@ def calibrated(prepared: Prepared, runs: Iterable[tuple[Trace, Sequence[Any]]]) 
         step = scales_of(greatest[place], INT8_LARGEST)
         return [*values[:3], step, *values[4:]]  # layers behind see what they will see
 
-    runs = list(runs)
     if not runs:
         raise RewriteError("calibrate: no sample inputs were given")
     with torch.no_grad():
         for trace, others in runs:
             observe(trace, [*prepared.values(), *others], see)
-    found = {name: steps.clone() for name, steps in prepared.calibrated.items()}
-    for (name, at), amax in greatest.items():
-        found[name].view(-1)[at] = scales_of(amax, INT8_LARGEST)
-    return prepared.replaced(found)
+        found = {name: steps.clone() for name, steps in prepared.calibrated.items()}
+        unseen = next(iter(found.values())).new_tensor(-1.0)
+        every = over_ranks(torch.stack([greatest.get(place, unseen).to(unseen) for place in places.values()]))
+    for (name, at), amax in zip(places.values(), every, strict=True):
+        if not amax < 0:
+            found[name].view(-1)[at] = scales_of(amax, INT8_LARGEST)
+    return found

@@ -76,10 +76,11 @@ EXECUTOR.register_implementation(int8_linear, checker=suits_int8, execution_tran
 
 
 def suits_int_mm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
-    """Integer matrix products: any shape on a CPU; on CUDA more than 16 rows, and dims in eights."""
+    """Integer matrix products. On a CPU of any shape, but PyTorch's sums of one product are wrong; on CUDA of more than 16
+    rows, and dims in eights."""
     if x.device.type == "cuda":
         return row_count(x) > 16 and values.shape[0] % 8 == 0 and values.shape[1] % 8 == 0
-    return x.device.type == "cpu" and row_count(x) > 0
+    return x.device.type == "cpu" and row_count(x) > 0 and values.shape[1] > 1
 
 
 def int_mm(codes: torch.Tensor, values: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:

@@ -119,20 +119,20 @@ class Rewritten(Transformed):
     def calibrate(self, params: Prepared, samples: Iterable[tuple[Any, ...]]) -> Prepared:
         """The parameters with steps of activations, as a scheme such as `int8_static` has them, from sample inputs.
 
-        Law: on the samples themselves no activation is clipped.
+        Law: on the samples themselves, those of all ranks that share the parameters, no activation is clipped.
 
         Args:
-            params: prepared. A weight that no sample reaches in a linear layer keeps the step NaN.
+            params: prepared; all ranks call this. A weight that no sample reaches in a linear layer keeps the step NaN.
             samples: the inputs of some calls: `[(x,), (y,)]`.
         """
         self._check(params)
 
-        def runs() -> Iterator[tuple[Trace, list[Any]]]:
+        def runs(layout: Layout) -> Iterator[tuple[Trace, list[Any]]]:
             for inputs in checked(samples):
-                compute = params.layout.rewritten(self._captured(params.layout, inputs, {}).trace).compute
+                compute = layout.rewritten(self._captured(params.layout, inputs, {}).trace).compute
                 yield compute, [leaf for leaf in pytree.flatten(inputs)[0] if isinstance(leaf, torch.Tensor)]
 
-        return calibrated(params, runs())
+        return calibrated(params, runs)
 
     def run(self, params: Prepared, *inputs: Any, **kwargs: Any) -> Any:
         """The function on prepared parameters, which are not checked, outside of `jitted`."""
