@@ -321,12 +321,13 @@ def test_answers_are_checked() -> None:
         tfn.compile(torch.sin, Flags())
     assert str(caught.value) == (
         "Flags(): setup_config has 'nv_enable_linear'; a recipe may set cache, numerics, verify, dynamic, "
-        "static_argnums, donate_argnums"
+        "static_argnums, static_argnames, donate_argnums"
     )
     with pytest.raises(UnknownOption) as caught:
         tfn.compile(torch.sin, chache=1)
     options = (
-        "executors, operators, lookasides, frontend, cache, numerics, verify, dynamic, static_argnums, donate_argnums"
+        "executors, operators, lookasides, frontend, cache, numerics, verify, dynamic, "
+        "static_argnums, static_argnames, donate_argnums"
     )
     text = f"compile: unknown option 'chache'; did you mean 'cache'?\nThere are transforms, {options}."
     assert str(caught.value) == text
