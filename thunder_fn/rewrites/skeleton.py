@@ -51,8 +51,10 @@ def check_initialised(module: torch.nn.Module) -> None:
 
 
 def check_inside(module: torch.nn.Module) -> None:
-    """Raises:
-    RewriteError: a part of the module is stored in another way by itself, so that its parameters are none of the whole; names it.
+    """Raise if a part of the module was rewritten by itself: its parameters are none of the whole.
+
+    Raises:
+        RewriteError: names that part.
     """
     for path, child in module.named_modules():
         if isinstance(vars(child).get("_skeleton"), Skeleton):
