@@ -14,21 +14,12 @@ FOLDERS = ("thunder_fn", "tests", "tutorials", "docs")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / "thunder_fn")]
 
-# Longer than 400 lines, each with the reason why it is not two files.
-LONG_FILES: dict[str, str] = {
-    "thunder_fn/trace.py": "the data types, which refer to each other",
-}
 MARKS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")  # in two halves, so that this line is none
 TOP_LEVEL = {"thunder_fn", "tests", "tutorials"}
 
 
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def test_files_are_short() -> None:
-    long = {name(path) for path in PACKAGE if len(path.read_text().splitlines()) > 400}
-    assert long == set(LONG_FILES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
