@@ -120,6 +120,22 @@ optree.register_pytree_node(
 _registered.add(torch.Size)
 
 
+def like(before: Any, after: Any) -> Any:
+    """Return a tree with the lists and tuples of another one of its structure; what else differs stays."""
+    match before, after:
+        case (list() | tuple(), list() | tuple()) if type(before) in _LISTS and type(after) in _LISTS:
+            if len(before) == len(after):
+                return type(before)(map(like, before, after))
+        case (dict(), dict()) if type(before) is dict and type(after) is dict and before.keys() == after.keys():
+            return {key: like(before[key], value) for key, value in after.items()}
+        case _:
+            pass
+    return after
+
+
+_LISTS = (list, tuple)
+
+
 class Sizes(tuple[Any, ...]):
     """A torch.Size with something else than numbers in it."""
 
