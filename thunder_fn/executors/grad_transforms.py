@@ -36,6 +36,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.rules import memo
 from thunder_fn.structured import calls
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
+from thunder_fn.text import shown
 from thunder_fn.trace import (
     Equation,
     Literal,
@@ -133,7 +134,7 @@ def _running(name: str) -> _Joint:
 
 
 def _told(value: Any) -> str:
-    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"{kind_of(value)}: {value!r:.40}"
+    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"{kind_of(value)}: {shown(value, 40)}"
 
 
 # ---- from a grad transform to a rule ----

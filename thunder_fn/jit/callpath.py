@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.pretty import literal_text
+from thunder_fn.text import literal_text, program_text, run_text
 from thunder_fn.trace import Expr, Literal
 
 
@@ -66,8 +66,8 @@ class Namespace:
 
     def function(self, name: str, lines: Sequence[str]) -> Any:
         """Compile the text of one function. Nothing refers from the names back to it."""
-        text, context = "\n".join(lines), {"torch": torch, **self.values}
-        exec(compile(text, f"<thunder_fn {name}>", "exec"), context)
+        context = {"torch": torch, **self.values}
+        run_text(program_text(lines), name, context)
         return context.pop(name)
 
 

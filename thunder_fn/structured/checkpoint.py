@@ -48,6 +48,7 @@ from thunder_fn.structured.wrapping import (
     wrapper_jvp_rule,
 )
 from thunder_fn.symbols import finders
+from thunder_fn.text import shown
 from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, canonical
 
 CHECKPOINT = Op("structured", "checkpoint")
@@ -192,7 +193,7 @@ register(
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """f as one checkpoint equation in a trace. See `thunder_fn.checkpoint`."""
     if not callable(f):
-        raise CheckpointError(f"checkpoint: expected a function, given {kind_of(f)}: {f!r:.60}")
+        raise CheckpointError(f"checkpoint: expected a function, given {kind_of(f)}: {shown(f, 60)}")
     chosen = check_policy(policy)
 
     @functools.wraps(f)
