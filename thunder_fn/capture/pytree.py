@@ -212,6 +212,22 @@ def nodes_in(tree: Any) -> list[Any]:
     return found
 
 
+def orders_of(tree: Any) -> tuple[Any, ...]:
+    """The keys of all dicts in a tree, in their order and with their types, of which structures say nothing.
+
+    To a structure `{1: x}` and `{True: x}` are one, and so are `{"a": x, "b": y}` and `{"b": y, "a": x}`.
+    """
+    found = list[tuple[Any, ...]]()
+
+    def note(value: Any) -> bool:
+        if isinstance(value, dict):
+            found.append((*map(type, value), *value))
+        return False
+
+    optree.tree_leaves(tree, is_leaf=note, namespace=NAMESPACE)
+    return tuple(found)
+
+
 def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
     """What an object holds: attributes that may have tensors in them or count something, and how to put it together again."""
     held = {name: item for name, item in vars(value).items() if _may_hold(item)}

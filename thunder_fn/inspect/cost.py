@@ -194,7 +194,7 @@ class CostReport:
         return Group(Text(self.summary, style="bold"), rich_table(self._header, self.rows()))
 
 
-def cost(f: Callable[..., Any], *args: Any, machine: Machine | None = None, **kwargs: Any) -> CostReport:
+def cost(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any) -> CostReport:
     """What `jit(f)(*args, **kwargs)` computes and moves, op by op. Nothing is run.
 
     Args:

@@ -50,7 +50,7 @@ class _Box:
     tip: str
 
 
-def graph(f: Trace | Callable[..., Any], *args: Any, **kwargs: Any) -> Picture:
+def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Picture:
     """A trace, or that of `f(*args, **kwargs)`, as a picture; composites are boxes.
 
     Of a trace of more than 2,000 equations, those of a module that follow each other are one box, of whatever depth makes

@@ -168,7 +168,7 @@ def _line(source: Source | None) -> str:
     return f"{Path(source.file).name}:{source.line}" if source is not None else ""
 
 
-def memory(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Memory:
+def memory(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory:
     """The memory that `jit(f)(*args, **kwargs)` takes, over its program. Nothing is run.
 
     Where an argument requires a gradient the backward follows the forward on the same axis.

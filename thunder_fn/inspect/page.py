@@ -47,7 +47,7 @@ class Page:
         return f'<iframe srcdoc="{text}" style="width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:6px"></iframe>'
 
 
-def show(f: Callable[..., Any], *args: Any, machine: Machine | None = None, **kwargs: Any) -> Page:
+def show(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any) -> Page:
     """The inspector's page of `jit(f)(*args, **kwargs)`. Nothing is run.
 
     Args:

@@ -62,7 +62,7 @@ def _where(residual: SavedResidual) -> tuple[str, str]:
     return (f"{Path(source.file).name}:{source.line}", source.module) if source is not None else ("", "")
 
 
-def residuals(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
+def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
     """What the gradient of f at these arguments, and of a module's parameters, keeps of the forward. See `saved_residuals`.
 
     Example:

@@ -325,7 +325,7 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
     return inner.programs.info()
 
 
-def explain_claims(f: Callable[..., Any], *args: Any, **kwargs: Any) -> ClaimReport:
+def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClaimReport:
     """Which executor takes what of `f(*args, **kwargs)`, and why those that were asked before do not.
 
     Nothing is run. Where an argument requires a gradient, the backward is part of the report.

@@ -99,9 +99,11 @@ def take_apart(structure: Structure, name: str, names: Namespace, *, checked: bo
     if not checked:
         yield f"    if type({name}) is not {kind.__name__}: return MISS"
     yield f"    if len({name}) != {len(parts)}: return MISS"
-    if kind is dict:
-        for key, target in zip(structure, targets, strict=True):
-            yield f"    {target} = {name}.get({names.literal(key)}, MISS)"
+    if kind is dict and parts:
+        yield f"    if (*{name},) != {names.bind((*structure,), 'keys')}: return MISS"
+        if name != "kwargs":
+            yield f"    if (*map(type, {name}),) != {names.bind((*map(type, structure),), 'types')}: return MISS"
+        yield f"    {', '.join(targets)}, = {name}.values()"
     elif parts:
         yield f"    {', '.join(targets)}, = {name}"
     for part, target in zip(parts, targets, strict=True):

@@ -120,7 +120,15 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     """
     if isinstance(leaf, torch.Tensor):
         check_supported(leaf, lambda: argument_name(tree, position))
-        return type(leaf), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
+        return (
+            type(leaf),
+            leaf.dtype,
+            leaf.shape,
+            leaf.stride(),
+            leaf.device,
+            internals.bits_of(leaf),
+            leaf.requires_grad,
+        )
     if isinstance(leaf, Repeated):
         return (leaf,)
     if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_FUNCTION_TYPES)) or _is_enum(leaf):
