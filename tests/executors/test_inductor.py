@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def is_compiled(f: Any) -> bool:
     staged = tfn.last_traces(f)[-1].run
     while not isinstance(staged, Staged):  # a function that switches autocast off
         (staged,) = (cell.cell_contents for cell in staged.__closure__ if callable(cell.cell_contents))
-    ready = [run for run in staged.ready.values() if run is not staged.run]
+    ready = [getattr(run, "run", run) for run in staged.ready.values() if run is not staged.run]
     return bool(ready) and not any(isinstance(value, Region) for run in ready for value in run.__globals__.values())
 
 
@@ -180,6 +181,58 @@ def test_outputs_that_a_decomposition_lays_out_otherwise() -> None:
     torch.manual_seed(0)
     same(jitted(x), expected)
     assert is_compiled(jitted)
+
+
+def test_views_of_what_a_region_computes_are_views_of_it() -> None:
+    """Inductor made two slices of a value dense; the next region, compiled for eager's layout, read beyond them."""
+
+    def halves(x: Tensor) -> Tensor:
+        a, b = torch.nn.functional.group_norm(x, 2).chunk(2, 1)
+        return torch.nn.functional.dropout(a, 0.5) * b
+
+    def shown(x: Tensor) -> tuple[Tensor, ...]:
+        y = (x.sin() + 1).exp()
+        z = y * 2
+        parts = torch.cat([y, z.t()])
+        return y[1:], y.t(), parts, y, z.clone(), z, z[:, 2], x[1:, 1], y.clone().view(torch.int32)
+
+    x, y = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last), torch.randn(4, 4)
+    jitted = jit(halves)
+    for _ in range(2):
+        torch.manual_seed(0)
+        expected = halves(x)
+        torch.manual_seed(0)
+        same([jitted(x)], [expected])
+    assert is_compiled(jitted)
+    jitted = jit(shown)
+    found, expected = jitted(y), shown(y)
+    same(found, expected)
+    assert sharing([y, *found]) == sharing([y, *expected]) and is_compiled(jitted)
+    found[0].zero_()
+    assert not found[3][1:].any(), "a write to one is seen by the other"
+
+
+def sharing(values: Any) -> list[list[bool]]:
+    """Which tensors lie in the same memory."""
+    places = [value.untyped_storage().data_ptr() for value in values]
+    return [[place == other for other in places] for place in places]
+
+
+def test_layouts_that_pytorch_announces_wrongly() -> None:
+    """An op whose results lie otherwise than those of tensors without values: the region behind it looks."""
+    with torch.library._scoped_library("thunder_fn_tests", "FRAGMENT") as library:
+        library.define("flipped(Tensor x) -> Tensor")
+        library.impl("flipped", lambda x: x.t().contiguous().t(), "CPU")
+        library.impl("flipped", lambda x: x.clone(), "Meta")
+        flipped = torch.ops.thunder_fn_tests.flipped
+
+        def f(x: Tensor) -> Tensor:
+            return (flipped(x.sin() + 1).exp() * 2).cos()
+
+        jitted, x = jit(f), torch.randn(3, 4)
+        with mock.patch.object(compiled.Inductor, "settles", lambda self, trace: True):
+            for _ in range(3):
+                same([jitted(x)], [f(x)])
 
 
 @pytest.mark.filterwarnings("ignore:var_mean")
