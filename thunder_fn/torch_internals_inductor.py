@@ -40,6 +40,10 @@ _CONFIG: Mapping[str, Any] = {
 }
 
 
+REINTERPRET = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor\n"
+"""The lines of Inductor's modules that name what makes a view."""
+
+
 @dataclass(frozen=True, slots=True)
 class WrapperCode:
     """What Inductor writes: a module with kernels and a function `call(args)`; its matrix products by the buffers they fill."""
@@ -129,6 +133,9 @@ def wrapper_code(
                 return box
             return result
 
+        def _update_scheduler(self) -> None:
+            self.scheduler = _scheduler()(self.operations)
+
     with _LOCK, warnings.catch_warnings(action="ignore"), _compiling(fakes, threads) as mode:
         graph_module = _decomposed(graph, fakes, mode)
         improve(graph_module.graph)
@@ -140,6 +147,37 @@ def wrapper_code(
             text: Any = lowering.codegen()[0]
     found = tuple(map(_strides, lowering.graph_outputs))
     return WrapperCode(text.value, dict(lowering.constants), _products(lowering.operations), found)
+
+
+@functools.cache
+def _scheduler() -> Any:
+    """PyTorch's scheduler, which keeps in mind what a scatter overwrites.
+
+    A scatter writes into a copy of its target, and what reads the result depends on that write. PyTorch 2.13 forgets this for
+    a kernel whose loops it rewrites to be like another kernel's (`recompute_size_and_body`), and may run it before the
+    scatter. torch.compile is wrong alike:
+
+        def f(x, e, z, i, s):
+            y = x * (e * e).sum(1, keepdim=True)
+            return y + z.index_add(0, i, s), y
+
+        args = (torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.tensor([0, 1, 2, 3, 0, 2]),
+                torch.randn(6, 1, 8))
+        torch.testing.assert_close(torch.compile(f)(*args), f(*args))  # fails on the CPU
+    """
+    from torch._inductor.scheduler import Scheduler, SchedulerNode
+
+    class Node(SchedulerNode):
+        def recompute_size_and_body(self, *args: Any, **kwargs: Any) -> None:
+            super().recompute_size_and_body(*args, **kwargs)
+            self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    class Ordered(Scheduler):
+        def create_scheduler_node(self, node: Any) -> Any:
+            found = super().create_scheduler_node(node)
+            return Node(self, node) if type(found) is SchedulerNode else found
+
+    return Ordered
 
 
 def _products(operations: Sequence[Any]) -> dict[str, ProductCall]:

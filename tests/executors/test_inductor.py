@@ -30,6 +30,7 @@ from thunder_fn.executors.compiled.parts import join, parts_of
 from thunder_fn.executors.compiled.programs import Staged
 from thunder_fn.executors.compiled.progress import Progress
 from thunder_fn.executors.compiled.region_calls import Region
+from thunder_fn.executors.verify import unwritten_outputs
 from thunder_fn.extend import FusionExecutor, OperatorExecutor
 from thunder_fn.interpreters import vjp
 from thunder_fn.trace import Trace
@@ -141,6 +142,50 @@ def test_verify_runs_what_is_compiled() -> None:
     x = torch.randn(8, 8)
     f = lambda x: (x.sin() * 3 + x.cos()).exp()
     torch.testing.assert_close(tfn.jit(f, executors=[inductor()], verify=True)(x), f(x))
+
+
+def test_verify_leaves_out_memory_that_nobody_wrote() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.nn.functional.dropout(x.sin() * 2, 0.5)
+        empty = torch.empty_like(y)
+        return y, (empty + 1).exp() * y, torch.empty_like(x).copy_(y).cos() * 2
+
+    x = torch.randn(4, 5)
+    torch.manual_seed(0)
+    y, _, z = f(x)
+    torch.manual_seed(0)
+    found, _, copied = tfn.jit(f, executors=[inductor()], verify=True)(x)
+    same((found, copied), (y, z))
+    trace = tfn.trace(f, x)
+    assert unwritten_outputs(trace) == {1}
+
+
+def scatters() -> dict[str, Callable[..., Tensor]]:
+    """Ops that write to some elements of a copy, with values or a number."""
+    wide: Callable[[Tensor, Tensor], Tensor] = lambda i, s: i[:, None, None].expand_as(s)
+    return {
+        "index_add": lambda z, i, s: z.index_add(0, i, s),
+        "index_copy": lambda z, i, s: z.index_copy(0, i[:4], s[:4]),
+        "index_fill": lambda z, i, s: z.index_fill(0, i[:2], 3.0),
+        "index_put": lambda z, i, s: z.index_put((i,), s, accumulate=True),
+        "scatter": lambda z, i, s: z.scatter(0, wide(i[:4], s[:4]), s[:4]),
+        "scatter_add": lambda z, i, s: z.scatter_add(0, wide(i, s), s),
+        "scatter_reduce": lambda z, i, s: z.scatter_reduce(0, wide(i, s), s, "amax"),
+    }
+
+
+@pytest.mark.parametrize("name", scatters())
+def test_what_reads_a_scatter_comes_after_it(name: str) -> None:
+    """Inductor forgets that a kernel reads what was scattered where it rewrites the kernel's loops."""
+    scatter, i = scatters()[name], torch.tensor([0, 1, 2, 3, 0, 2])
+    x, e, z, s = torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.randn(6, 1, 8)
+
+    def f(x: Tensor, e: Tensor, z: Tensor, i: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        y = x * (e * e).sum(1, keepdim=True)
+        found = scatter(z, i, s)
+        return y + found, y, (scatter(y, i, s) * y).sum(-1), z + 1, found
+
+    same(jit(f)(x, e, z, i, s), f(x, e, z, i, s))
 
 
 def test_known_miscompilations_of_expanded_targets() -> None:

@@ -169,8 +169,7 @@ def _only_views(job: Job, plan: Plan) -> Code:
     symbols = _places_of_symbols(job)
     names = [f"arg{place}" for place in range(len(job.region.inputs) + len(job.extra_symbols))]
     body = returned(ast.parse("return ()").body, names, plan, (), (), {key: names[at] for key, at in symbols.items()})
-    front = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor\n"
-    return Code(f"{front}{ast.unparse(_function(names, body))}\n", (), ())
+    return Code(f"{internals.REINTERPRET}{ast.unparse(_function(names, body))}\n", (), ())
 
 
 def fakes_of_job(job: Job) -> tuple[list[Any], Numbers]:
