@@ -198,7 +198,8 @@ class _Made:
             return f"reinterpret_tensor({self.name}, {_where(wanted)}, {begin})"
         size, other = self.layout.dtype.itemsize, wanted.dtype.itemsize
         begin = f"({self.name}.storage_offset() + {self.begin}) * {size} // {other} + {wanted.offset}"
-        return f"torch.empty(0, dtype={wanted.dtype}, device={wanted.device!r}).set_({self.name}.untyped_storage(), {begin}, {_where(wanted)})"
+        empty = f"torch.empty(0, dtype={wanted.dtype}, device={wanted.device!r})"
+        return f"{empty}.set_({self.name}.untyped_storage(), {begin}, {_where(wanted)})"
 
 
 def _layout_of_input(var: Var) -> Layout | None:
