@@ -370,9 +370,11 @@ def _spread(call: ast.FunctionDef) -> tuple[list[str], list[ast.stmt], list[ast.
                 names = [element.id for element in elements if isinstance(element, ast.Name)]
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="args"), attr="clear"))):
                 pass
-            case ast.With(items=items, body=[*inside, ast.Return() as last]):
-                rest += [*inside, last]
+            case ast.With(items=items, body=inside) if not device:  # the return stands inside or behind
+                rest += inside
                 device = items
+            case ast.With():
+                raise RegionError("Inductor's function runs on several devices")
             case _:
                 rest.append(statement)
     if "args" in _names(ast.Module(rest, [])):
