@@ -519,6 +519,11 @@ class TraceBuilder:
         self._next = 0
         self._constant_vars: dict[int, Var] = {}
 
+    @property
+    def num_vars(self) -> int:
+        """How many variables were handed out; they are numbered in this order."""
+        return self._next
+
     def fresh(self, type: Type) -> Var:
         """A new variable, which the caller binds."""
         var = Var(self._next, type)

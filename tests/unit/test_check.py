@@ -11,14 +11,13 @@ import pytest
 import sympy
 import torch
 
-from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, structured_op
+from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, register_rules
 from thunder_fn import ops
 from thunder_fn.capture import capture
 from thunder_fn.capture.numbers import symbolic_leaves
 from thunder_fn.check import check, check_types, fake_result_types
 from thunder_fn.errors import InvalidTrace, MissingRule, ThunderError, TraceTypeError
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.rules import STRUCTURED
 from thunder_fn.trace import (
     Constant,
     Equation,
@@ -189,16 +188,15 @@ def test_bodies_are_checked() -> None:
     assert message.startswith("aten.sin.default: output 0 (v1) is f32[4], but the op gives f32[3]\n")
 
 
-def test_structured_ops_go_by_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_ruless_go_by_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     b = TraceBuilder()
     trace = b.build(b.add(Op("structured", "twice"), (b.input(f32(3)),), (f32(3),), source=SOURCE))
     assert _message(MissingRule, trace) == (
-        "there are no rules for the structured op twice\n"
+        "check: there is no rule for the structured op twice\n"
         "from:         model.py:41 in forward\n"
-        "Import the module that defines it, or register a StructuredOp."
+        "Import the module that defines the op, or register a rule for it (`thunder_fn.rules`)."
     )
-    rule = structured_op("twice", check=lambda equation: check_types(equation, (f32(4),), "twice gives"))
-    monkeypatch.setitem(STRUCTURED, "twice", rule)
+    register_rules(monkeypatch, "twice", check=lambda equation: check_types(equation, (f32(4),), "twice gives"))
     assert _message(TraceTypeError, trace).startswith("twice: output 0 (v1) is f32[3], but twice gives f32[4]\n")
 
 
@@ -237,8 +235,7 @@ def test_types_on_a_device_that_is_not_here() -> None:
 
 def test_a_shared_body_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    rule = structured_op("counted", check=lambda equation: calls.append(equation.op.name))
-    monkeypatch.setitem(STRUCTURED, "counted", rule)
+    register_rules(monkeypatch, "counted", check=lambda equation: calls.append(equation.op.name))
     inner = TraceBuilder("inner")
     body = inner.build(inner.add(Op("structured", "counted"), (inner.input(f32(3)),), (f32(3),)))
     b = TraceBuilder()

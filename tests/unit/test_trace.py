@@ -281,8 +281,8 @@ def test_evaluate_has_no_rule_for_an_unknown_structured_op() -> None:
     with pytest.raises(MissingRule) as error:
         evaluate(trace, (torch.ones(3),))
     assert str(error.value) == (
-        "there are no rules for the structured op no_such_op\n"
-        "Import the module that defines it, or register a StructuredOp."
+        "evaluate: there is no rule for the structured op no_such_op\n"
+        "Import the module that defines the op, or register a rule for it (`thunder_fn.rules`)."
     )
 
 

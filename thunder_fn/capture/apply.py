@@ -14,7 +14,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, pytree
-from thunder_fn.capture.followed import Rules, bind_followed
+from thunder_fn.capture.followed import SplitRule, bind_followed
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
@@ -122,10 +122,10 @@ def bind_structured(
     values: Sequence[Any],
     bodies: tuple[Trace, ...],
     types: tuple[Type, ...],
-    rules: Rules | None = None,
+    split: SplitRule | None = None,
     **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Record a structured equation on tensors, or a composite, whose rules are given."""
+    """Record a structured equation on tensors, or a composite, whose vjp rule is given."""
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
@@ -142,7 +142,7 @@ def bind_structured(
 
     if all(_is_plain(recorder, tracer) for tracer in tracers):
         return bind()
-    return bind_followed(recorder, tracers, bind, replay, rules)
+    return bind_followed(recorder, tracers, bind, replay, split)
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:

@@ -32,7 +32,8 @@ from thunder_fn.capture.rewriting import remembered_in_context, rewritten_by
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.errors import ExecutorError, kind_of, located, with_article
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
-from thunder_fn.interpreters.simplify import dce
+from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.ir import dependent, handing_on, split
 from thunder_fn.rules import memo
 from thunder_fn.structured import calls
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
@@ -44,7 +45,6 @@ from thunder_fn.trace import (
     TraceBuilder,
     Type,
     Var,
-    canonical,
     type_of_value,
 )
 
@@ -256,35 +256,16 @@ def _cut(
 
     `given` says for each cotangent that was asked for which outputs it is of; `flags` who has a gradient.
     """
-    flat = dce(trace)
-    operands, asked = flat.inputs[:count], flat.inputs[count:]
-    late = {var.index for var in asked}
-    early_equations: list[Equation] = []
-    late_equations: list[Equation] = []
-    for equation in flat.equations:
-        if any(var.index in late for var in equation.operands):
-            late_equations.append(equation)
-            late.update(var.index for var in equation.outputs)
-        else:
-            early_equations.append(equation)
+    flat, names = dce(trace), (f"{trace.name}_fwd", f"{trace.name}_bwd")
+    late = dependent(flat, tuple(i >= count for i in range(len(flat.inputs))))
     results, gradients = flat.outputs[: len(outputs)], flat.outputs[len(outputs) :]
-    constants = {constant.var.index for constant in flat.constants}
-    read = {var.index: var for equation in late_equations for var in equation.operands}
-    read |= {atom.index: atom for atom in gradients if isinstance(atom, Var)}
-    own = {var.index for equation in late_equations for var in equation.outputs} | {var.index for var in asked}
-    residuals = tuple(var for index, var in read.items() if index not in own and index not in constants)
-    fwd = canonical(operands, tuple(early_equations), (*results, *residuals), flat.constants, name=f"{trace.name}_fwd")
-    builder = TraceBuilder(f"{trace.name}_bwd")
-    env: dict[int, Any] = {var.index: builder.input(var.type) for var in residuals}
+    halves = split(flat, late, (results, gradients), names=names)
+    builder = TraceBuilder(halves.backward.name)
+    residuals = [builder.input(type) for type in halves.backward.input_types[: len(halves.residuals)]]
     cotangents = [builder.input(type) if is_differentiable(type) else None for type in outputs]
-    for places, var in zip(given, asked, strict=True):  # more than one place: a tensor that is returned several times
-        env[var.index] = reduce(partial(_sum, builder), [cotangents[place] for place in places])
-    for constant in flat.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in late_equations:
-        results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, result) for var, result in zip(equation.outputs, results, strict=True))
-    bwd = builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in gradients))
+    # more than one place: a tensor that is returned several times
+    sums = [reduce(partial(_sum, builder), [cotangents[place] for place in places]) for places in given]
+    fwd, bwd = handing_on(halves), builder.build(inline_into(builder, halves.backward, (*residuals, *sums)))
     supply = iter(range(len(gradients)))
     return fwd, bwd, tuple(next(supply) if flag else None for flag in flags)
 

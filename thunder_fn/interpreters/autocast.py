@@ -25,7 +25,7 @@ from thunder_fn.derive_autocast import LAYERS, TO_COPY, Answer, body_of_call, ca
 from thunder_fn.errors import AutocastError, located
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.pretty import format_equation
-from thunder_fn.rules import memo, rules_of
+from thunder_fn.rules import FREE_TYPES, memo
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, map_arg, type_of
 
 Policy = Callable[[Equation], Any]
@@ -96,7 +96,7 @@ class _Walk:
                 return self._leaf(equation, operands)
             case "composite":
                 return self._composite(equation, operands, inner)
-            case "structured" if rules_of(equation).keeps_types:
+            case "structured" if not FREE_TYPES.find(equation.op):
                 return self._keeping_types(equation, operands, inner)
             case "structured":
                 return self._with_free_types(equation, operands, inner)

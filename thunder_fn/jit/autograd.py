@@ -19,9 +19,9 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import close_symbols, constraints_of
+from thunder_fn.derive_activity import activity
 from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.executors import Executor, Program, any_fuses, lower
-from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp

@@ -17,8 +17,8 @@ from thunder_fn.capture.python_numbers import running
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.constraints import equations_between
+from thunder_fn.derive_activity import activity
 from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, located
-from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.simplify import inline_into, is_kept
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import Substitution, finders, mentions

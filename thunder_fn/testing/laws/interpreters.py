@@ -205,11 +205,12 @@ UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx"})
 
 def forget() -> None:
     """Empty every memo of the interpreters, of `derive` and of rewrites, so that the next call works anew."""
-    packages = tuple(f"thunder_fn.{name}" for name in ("interpreters", "derive", "structured", "rewrites"))
+    packages = tuple(f"thunder_fn.{name}" for name in ("ir", "interpreters", "derive", "structured", "rewrites"))
     for name, module in list(sys.modules.items()):
         if name.startswith(packages):
             for value in vars(module).values():
-                if callable(value) and (clear := getattr(value, "cache_clear", None)):
+                clear = None if isinstance(value, type) else getattr(value, "cache_clear", None)
+                if callable(clear):
                     clear()
 
 

@@ -9,23 +9,23 @@ VJP, DERIVE, SIMPLIFY = "thunder_fn.interpreters.vjp", "thunder_fn.derive", "thu
 PLAIN = (
     Mutation(
         "gradients of operands are swapped",
-        f"{VJP}:_backward_step",
+        f"{VJP}:_Backward.step",
         "zip(asked, split.gradients",
         "zip(asked[::-1], split.gradients",
         "vjp is autograd",
     ),
     Mutation(
         "a cotangent is dropped where two meet",
-        f"{VJP}:_backward",
-        "value if known is None else add(backward, known, value)",
+        f"{VJP}:_Backward.accumulate",
+        "value if known is None else add(self.builder, known, value)",
         "value",
         "vjp is adjoint of jvp",
     ),
     Mutation(
         "an output returned twice gets one cotangent",
-        f"{VJP}:_backward",
-        "accumulate(atom, given[-1])",
-        "cotangents[atom.index] = given[-1]",
+        f"{VJP}:_Backward.seed",
+        "self.accumulate(atom, given)",
+        "self.cotangents[atom.index] = given",
         "vjp is autograd",
     ),
     Mutation(
@@ -38,16 +38,16 @@ PLAIN = (
     Mutation("the loss has a cotangent of two", f"{VJP}:ones", "type, 1)", "type, 2)", "second order is symmetric"),
     Mutation(
         "only first operands are useful",
-        "thunder_fn.interpreters.activity:usefulness",
-        "for var in equation.operands:",
-        "for var in equation.operands[:1]:",
+        "thunder_fn.derive_activity:_useful_operands",
+        "(not ops.is_constant(equation.op),) * len(equation.operands)",
+        "tuple(i == 0 and not ops.is_constant(equation.op) for i in range(len(equation.operands)))",
         "vjp is adjoint of jvp",
     ),
     Mutation(
         "residuals leave in the wrong order",
-        f"{VJP}:_finish",
-        "(*outputs, *extras)",
-        "(*outputs, *extras[::-1])",
+        "thunder_fn.ir.split:split",
+        "(*early_outputs, *extras)",
+        "(*early_outputs, *extras[::-1])",
         "split is vjp",
     ),
     Mutation(
@@ -124,9 +124,9 @@ PLAIN = (
     Mutation("cse forgets the outputs", f"{SIMPLIFY}:cse", "map_arg(read, atom)", "atom", "cse gives checked traces"),
     Mutation(
         "inline leaves nested composites",
-        f"{SIMPLIFY}:_inline",
-        "results = _inline(builder, equation.body, operands, where)",
-        "results = inline_into(builder, equation.body, operands, where)",
+        f"{SIMPLIFY}:_unfold",
+        "walk(builder, equation.body, operands, partial(_unfold, builder), call=equation.source)",
+        "inline_into(builder, equation.body, operands, equation.source)",
         "inline leaves no composites",
     ),
     Mutation(
