@@ -32,7 +32,7 @@ from thunder_fn.trace import (
     Trace,
     Type,
     Var,
-    canonical,
+    cut,
     map_arg,
     python_arg,
 )
@@ -165,7 +165,7 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     if (recorder := current()) is not None:
         recorder.know_made(trace.constants)
     inputs = (*trace.inputs, *(constant.var for constant in trace.constants))
-    closed = canonical(inputs, trace.equations, trace.outputs, (), trace.constraints, trace.name)
+    closed = cut(trace, inputs=inputs, constants=())
     return closed, tuple(constant.tensor for constant in trace.constants)
 
 

@@ -32,8 +32,8 @@ from thunder_fn.capture.rewriting import remembered_in_context, rewritten_by
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.errors import ExecutorError, kind_of, located, with_article
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
-from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.ir import dependent, handing_on, split
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import dependent, handing_on, inline_into, split
 from thunder_fn.rules import memo
 from thunder_fn.structured import calls
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
@@ -45,6 +45,7 @@ from thunder_fn.trace import (
     TraceBuilder,
     Type,
     Var,
+    cut,
     type_of_value,
 )
 
@@ -350,20 +351,9 @@ class GradTransforms:
 
 @memo(1024)
 def _rewrite(transforms: GradTransforms, trace: Trace, done: frozenset[Trace]) -> Trace:
-    builder = TraceBuilder(trace.name)
-    env: dict[int, Any] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    changed = False
-    for equation in trace.equations:
-        new = _with_rule(transforms, equation, done)
-        changed = changed or new is not equation
-        results = builder.copy(new, lambda var: env[var.index])
-        env.update((var.index, result) for var, result in zip(equation.outputs, results, strict=True))
-    if not changed:
-        return trace
-    builder.constraints.extend(trace.constraints)
-    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+    equations = [_with_rule(transforms, equation, done) for equation in trace.equations]
+    is_changed = any(new is not old for new, old in zip(equations, trace.equations, strict=True))
+    return cut(trace, equations=equations) if is_changed else trace
 
 
 def _with_rule(transforms: GradTransforms, equation: Equation, done: frozenset[Trace]) -> Equation:

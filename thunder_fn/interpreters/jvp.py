@@ -17,9 +17,9 @@ from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.derive_jvp import jvp_rule, missing_jvp
 from thunder_fn.errors import MissingRule
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
-from thunder_fn.ir import Companion, put, through_bodies, walk
+from thunder_fn.ir import Companion, inline_into, put, through_bodies, walk
 from thunder_fn.rules import JVP, JvpRule, Mask, memo
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 

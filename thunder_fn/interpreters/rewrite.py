@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from thunder_fn import ops
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.representation import Kept, Representation, Step
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import INVARIANT, PARTIAL_EVAL, SLICED, memo
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 

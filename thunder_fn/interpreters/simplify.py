@@ -6,22 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 from thunder_fn import ops
-from thunder_fn.ir import cut, put, walk
+from thunder_fn.ir import put, rewritten, walk
 from thunder_fn.rules import DCE, Mask, memo
 from thunder_fn.symbols import finders, made_by
-from thunder_fn.trace import Arg, Atom, Equation, Op, Source, Trace, TraceBuilder, Var, map_arg
-
-
-def inline_into(
-    builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], source: Source | None = None
-) -> tuple[Atom, ...]:
-    """Append the equations of a trace, its inputs being the arguments; the trace's outputs as atoms of the builder.
-
-    The source is that of the call which the trace is the body of: modules are named as they are seen from there, and
-    equations that have no source get it.
-    """
-    return walk(builder, trace, arguments, partial(put, builder), call=source)
-
+from thunder_fn.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, cut, map_arg
 
 # ---- dce ----
 
@@ -165,9 +153,7 @@ def inline(trace: Trace) -> Trace:
 
     Law: same values, bitwise; idempotent.
     """
-    builder = TraceBuilder(trace.name)
-    arguments = tuple(builder.input(var.type) for var in trace.inputs)
-    return builder.build(walk(builder, trace, arguments, partial(_unfold, builder)))
+    return rewritten(trace, _unfold)
 
 
 def _unfold(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:

@@ -13,8 +13,8 @@ from thunder_fn.derive import alone, vjp_rule
 from thunder_fn.derive_activity import activity, contributions, usefulness
 from thunder_fn.interpreters.lean import recomputable
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
-from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.ir import late_half, put, split, walk
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import inline_into, late_half, put, split, walk
 from thunder_fn.rules import VJP, Mask, Split, memo
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 

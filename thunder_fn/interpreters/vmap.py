@@ -13,8 +13,8 @@ import torch
 from thunder_fn import ops
 from thunder_fn.derive import alone
 from thunder_fn.derive_vmap import VmapRule, batched_type, vmap_rule
-from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.ir import put, walk
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import inline_into, put, walk
 from thunder_fn.rules import VMAP, Mask, memo
 from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 

@@ -28,4 +28,12 @@ from thunder_fn.ir.split import (
     late_half as late_half,
     split as split,
 )
-from thunder_fn.ir.walk import Step as Step, at as at, cut as cut, inline_into as inline_into, put as put, walk as walk
+from thunder_fn.ir.walk import (
+    Step as Step,
+    at as at,
+    inline_into as inline_into,
+    put as put,
+    rewritten as rewritten,
+    walk as walk,
+)
+from thunder_fn.trace import cut as cut

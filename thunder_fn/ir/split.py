@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from thunder_fn.ir.flow import Flow
-from thunder_fn.ir.walk import cut
 from thunder_fn.rules import Mask, Residual, Split
-from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var, cut
 
 
 def split(

@@ -1,9 +1,9 @@
-"""Walk: run an interpreter over a trace, into a builder. Cut: keep other parts of a trace."""
+"""Walk: run an interpreter over a trace, into a builder."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -11,7 +11,7 @@ import sympy
 
 from thunder_fn.constraints import renamed
 from thunder_fn.symbols import finders, symbols_in
-from thunder_fn.trace import Atom, Equation, Expr, Source, Trace, TraceBuilder, Type, Var, canonical, map_arg
+from thunder_fn.trace import Atom, Equation, Expr, Source, Trace, TraceBuilder, Type, Var, map_arg
 
 V = TypeVar("V")
 Step: TypeAlias = Callable[[Equation, tuple[V, ...]], Sequence[V]]
@@ -81,29 +81,23 @@ def inline_into(
     return walk(builder, trace, arguments, partial(put, builder), call=source)
 
 
-def cut(
-    trace: Trace | TraceBuilder,
+def rewritten(
+    trace: Trace,
+    step: Callable[[TraceBuilder, Equation, tuple[Atom, ...]], Sequence[Atom]],
     *,
-    inputs: Iterable[Var] | None = None,
-    equations: Iterable[Equation] | None = None,
-    outputs: Iterable[Atom] | None = None,
+    types: Sequence[Type] | None = None,
     name: str | None = None,
 ) -> Trace:
-    """Return the trace with other inputs, equations or outputs over the same variables.
+    """Return the trace with something else in place of its equations.
 
-    Constants that are still read and all constraints stay. `outputs` must be given for a builder.
+    Args:
+        step: (builder, equation, operands) -> one atom for each output. `put` leaves the equation as it is.
+        types: those of the new inputs; the trace's own by default.
+        name: of the new trace; the trace's own by default.
     """
-    if outputs is None:
-        assert isinstance(trace, Trace), "a builder has no outputs of its own"
-        outputs = trace.outputs
-    return canonical(
-        tuple(trace.inputs if inputs is None else inputs),
-        tuple(trace.equations if equations is None else equations),
-        tuple(outputs),
-        tuple(trace.constants),
-        tuple(trace.constraints),
-        trace.name if name is None else name,
-    )
+    builder = TraceBuilder(trace.name if name is None else name)
+    arguments = [builder.input(type) for type in (trace.input_types if types is None else types)]
+    return builder.build(walk(builder, trace, arguments, partial(step, builder)))
 
 
 def at(equation: Equation, call: Source) -> Equation:

@@ -21,10 +21,10 @@ from thunder_fn import ops
 from thunder_fn.capture import current
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vjp import full, split_vjp
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.ir import COUNTS, Wiring, body_ports, wiring
+from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
 from thunder_fn.rules import CHECK, DCE, EVALUATE, VJP, VMAP, Mask, Split
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import expand, tensor_type, without_inputs

@@ -46,7 +46,7 @@ from thunder_fn.structured.wrapping import (
     wrapper_dce_rule,
 )
 from thunder_fn.symbols import finders
-from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, canonical
+from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, cut
 
 CHECKPOINT = Op("structured", "checkpoint")
 
@@ -167,7 +167,7 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     forward = forward_keeping(flat, count, stored)
     handed_on = tuple(forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs)
     outputs = (*forward.outputs[:count], *handed_on, *forward.outputs[count:])
-    whole = canonical(forward.inputs, forward.equations, outputs, forward.constants, name=forward.name)
+    whole = cut(forward, outputs=outputs)
     parts = Split(first, second, tuple(Residual("extra", i) for i in range(len(needed))), ())
     return whole, backward_computing(parts, flat, needed, plan, stored)
 

@@ -25,10 +25,10 @@ from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.simplify import dce_to, inline_into, is_kept
+from thunder_fn.interpreters.simplify import dce_to, is_kept
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.ir import Wiring, body_ports, wiring
+from thunder_fn.ir import Wiring, body_ports, inline_into, wiring
 from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, INVARIANT, VJP, VMAP, Mask
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (

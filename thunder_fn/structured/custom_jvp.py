@@ -38,9 +38,10 @@ from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.followed import evaluate_followed
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind

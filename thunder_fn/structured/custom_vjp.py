@@ -37,9 +37,10 @@ from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split, keep_all
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
@@ -55,7 +56,7 @@ from thunder_fn.structured.vjp_rules import (
     capture_vmap,
     is_being_captured,
 )
-from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, cut
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
 
@@ -172,7 +173,7 @@ def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
             residuals.append(Residual("extra", len(extras)))
             extras.append(atom)
     residuals += [Residual("input", index) for index in range(len(places), len(equation.operands))]
-    forward = Trace(fwd.inputs, fwd.equations, (*outputs, *extras), fwd.constants, fwd.constraints, fwd.name)
+    forward = cut(fwd, outputs=(*outputs, *extras))
     backward, found = _backward(equation, fwd, bwd, wanted_inputs, wanted_outputs)
     return Split(dce(forward), backward, tuple(residuals), found)
 

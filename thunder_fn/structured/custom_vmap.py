@@ -26,8 +26,8 @@ from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind

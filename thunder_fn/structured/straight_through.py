@@ -90,9 +90,9 @@ def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
     output = Var(2, value.type)
     again = Equation(equation.op, (value, history), (), (output,), source=equation.source)
-    forward = Trace((value, history), (again,), (output,), name="forward")
+    forward = Trace((value, history), (again,), (output,), (), (), "forward")
     cotangent = Var(0, value.type)
-    backward = Trace((cotangent,), (), (cotangent,), name="backward")
+    backward = Trace((cotangent,), (), (cotangent,), (), (), "backward")
     places: tuple[int | None, ...] = (None, 0)
     return Split(forward, backward, (), tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag))
 
@@ -118,7 +118,7 @@ def straight_through_lower_rule(equation: Equation) -> Trace:
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
     output = Var(2, value.type)
     alias = Equation(ops.STOP_GRADIENT, (value,), (), (output,), source=equation.source)
-    return Trace((value, history), (alias,), (output,), name="straight_through")
+    return Trace((value, history), (alias,), (output,), (), (), "straight_through")
 
 
 DCE.enter(keep_all, "straight_through")

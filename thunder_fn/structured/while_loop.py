@@ -23,9 +23,9 @@ from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import TraceTypeError, kind_of, located
-from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.ir import COUNTS, Wiring, body_ports, wiring
+from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
 from thunder_fn.rules import CHECK, DCE, EVALUATE, INVARIANT, VJP, VMAP, Mask
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (

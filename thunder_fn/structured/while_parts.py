@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask
 from thunder_fn.structured.bodies import body_activity, expand
 from thunder_fn.structured.fixpoint import carry_fixpoint

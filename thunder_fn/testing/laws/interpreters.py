@@ -19,6 +19,7 @@ from thunder_fn.interpreters import clean, jvp as forward, simplify, vjp as reve
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Split
 from thunder_fn.structured.bodies import expand
 from thunder_fn.structured.checkpoint import alone as checkpointed
@@ -132,7 +133,7 @@ def batch(trace: Trace, in_dims: InDims | None = None) -> Trace:
     dims = batchings(trace)[-1] if in_dims is None else in_dims
     new, out_dims = batching.vmap(trace, dims, SIZE, "different")
     builder = TraceBuilder(new.name)
-    results = simplify.inline_into(builder, new, tuple(builder.input(type) for type in new.input_types))
+    results = inline_into(builder, new, tuple(builder.input(type) for type in new.input_types))
     wide = (
         expand(builder, atom, SIZE) if dim is None and isinstance(atom, Var) else atom
         for atom, dim in zip(results, out_dims, strict=True)

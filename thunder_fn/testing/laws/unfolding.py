@@ -17,7 +17,7 @@ from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.while_parts import COUNT, While
 from thunder_fn.testing.laws.losses import emit
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, canonical, static_shape
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, static_shape
 
 aten = torch.ops.aten
 MAX_STEPS = 8
@@ -131,7 +131,7 @@ def _of_counter(trace: Trace, position: int) -> Callable[[torch.Tensor], torch.T
     constants = {constant.var.index for constant in trace.constants}
     if need & (others | constants) or any(map(is_kept, kept)) or trace.inputs[position].type != COUNT:
         return None
-    small = canonical((trace.inputs[position],), tuple(reversed(kept)), trace.outputs[:1])
+    small = cut(trace, inputs=(trace.inputs[position],), equations=reversed(kept), outputs=trace.outputs[:1])
     return lambda counter: evaluate(small, (counter,))[0]
 
 
