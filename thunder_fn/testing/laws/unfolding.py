@@ -14,6 +14,7 @@ import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import put, walk
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.while_parts import COUNT, While
 from thunder_fn.testing.laws.losses import emit
@@ -39,20 +40,16 @@ def unfolded(trace: Trace) -> Trace:
 
 
 def _write_out(builder: TraceBuilder, trace: Trace, arguments: Atoms, known: Known) -> Atoms:
-    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
-        operands = tuple(env[var.index] for var in equation.operands)
+    def step(equation: Equation, operands: Atoms) -> Atoms:
         written = WRITTEN_OUT.get(equation.op.name, _body if equation.op.kind == "composite" else _none)
         results: Atoms | None = written(builder, equation, operands, known)
         if results is None:
-            bodies = tuple(map(unfolded, equation.bodies))
-            results = builder.copy(equation, lambda var: env[var.index], bodies=bodies)
+            results = put(builder, equation, operands, bodies=tuple(map(unfolded, equation.bodies)))
         if equation.op.name == "aten.full.default" and equation.args[0] == () and isinstance(results[0], Var):
             known[results[0].index] = equation.args[1].value if isinstance(equation.args[1], Literal) else None
-        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+        return results
+
+    return walk(builder, trace, arguments, step)
 
 
 def _none(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
