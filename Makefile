@@ -1,6 +1,7 @@
 # make demo      train a small GPT with one jitted train step, and look at its traces (under 3 minutes)
 # make test      everything that CI runs: style, types, layers, tests (under 20 minutes)
 # make docs      the documentation site in build/site, its examples and tutorials run
+# make test-gpu  tests/gpu on a simulated GPU (Linux, x86-64; downloads the CUDA build of PyTorch, about 5 GB)
 # make thorough  the laws with many more random traces; make bench: the benchmarks; make golden: rewrite the golden traces
 #
 # Needs Python 3.11 or newer and nothing else. PYTHON=... picks one, VENV=... the folder that everything is installed into.
@@ -12,11 +13,14 @@ is_new := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c '$(is_new)' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: help demo test docs thorough bench golden clean
+VENV_GPU ?= .venv-gpu
+NULLGPU := build/nullgpu/nullgpu
+
+.PHONY: help demo test test-gpu docs thorough bench golden clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -5
+	@sed -n 's/^# //p' Makefile | head -6
 
 # Threads that wait passively lose little on an idle machine and save a busy one from crawling.
 demo: export OMP_WAIT_POLICY ?= passive
@@ -29,6 +33,26 @@ test: $(VENV)/.test
 	$(bin)/pyright --pythonpath $(bin)/python
 	$(bin)/lint-imports --no-logo
 	$(bin)/python -m pytest -n $(JOBS)
+
+# With values, and without: then launches are counted and kernels compiled. On a real GPU: `python -m pytest tests/gpu`.
+test-gpu: $(NULLGPU)
+	OMP_NUM_THREADS=1 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu -m "not launches"
+	OMP_NUM_THREADS=1 NULLGPU_VALUES=0 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu -m launches
+
+$(NULLGPU): $(VENV_GPU)/.test-gpu $(wildcard tests/nullgpu/*.c tests/nullgpu/*.cpp tests/nullgpu/py/*.py) \
+            tests/nullgpu/build.sh tests/nullgpu/nullgpu
+	@OUT=build/nullgpu tests/nullgpu/build.sh $(VENV_GPU)/bin/python
+	@touch $@
+
+# What names another index of PyTorch's wheels, such as one without CUDA, is left out.
+$(VENV_GPU)/.test-gpu: export PIP_CONFIG_FILE := /dev/null
+$(VENV_GPU)/.test-gpu: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "thunder_fn needs Python 3.11 or newer, and no python3 on the PATH is."; exit 1; }
+	@echo "installing the CUDA build of PyTorch into $(VENV_GPU)"
+	@$(PYTHON) -m venv $(VENV_GPU)
+	@env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_CONSTRAINT $(VENV_GPU)/bin/python -m pip install -qq --no-compile \
+	  --disable-pip-version-check -c constraints.txt -e '.[testing]' expecttest pytest pytest-xdist
+	@touch $@
 
 docs: export NO_MKDOCS_2_WARNING ?= 1
 docs: $(VENV)/.docs
@@ -44,7 +68,7 @@ golden: $(VENV)/.test
 	$(bin)/python -m pytest -q tests/golden tests/meta --update-golden
 
 clean:
-	rm -rf $(VENV) build demo_out benchmark_out
+	rm -rf $(VENV) $(VENV_GPU) build demo_out benchmark_out
 
 $(VENV)/.python:
 	@test -n "$(PYTHON)" || { echo "thunder_fn needs Python 3.11 or newer, and no python3 on the PATH is." \

@@ -18,6 +18,8 @@ hypothesis.settings.register_profile("fast", max_examples=50, derandomize=True, 
 hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
+collect_ignore = ["nullgpu"]  # runs inside of PyTorch's CUDA build only
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thunder_fn import ops
+from thunder_fn import attention, ops
 from thunder_fn.torch_internals import OpOverload
 from thunder_fn.trace import Equation, Literal, TensorType, Var, vars_in
 
@@ -57,11 +57,57 @@ def of_all_elements(batch: Batch, x: Tensor, *rest: Any) -> Tensor:
 
 
 def of_more_images(batch: Batch, *args: Any, **kwargs: Any) -> Any:
-    """Pools, and attention without a mask and dropout: examples of images are images."""
+    """Pools: examples of images are images."""
     count = next(batch.wide(arg).shape[1] for arg in args if isinstance(arg, Tensor))
     folded = [batch.wide(arg).flatten(0, 1) if isinstance(arg, Tensor) else arg for arg in args]
     results = ops.flatten_result(batch.op(*folded, **kwargs))
     return tuple(result.unflatten(0, (batch.size, count)) for result in results)
+
+
+def attention_of_all(batch: Batch, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Attention kernels: one call, in which the examples' batches follow each other."""
+    given = attention.named_arguments(batch.op, args, kwargs)
+    count = batch.wide(given["query"]).shape[1]
+    folded = {
+        name: _folded(batch, name, value, count) if isinstance(value, Tensor) else value
+        for name, value in given.items()
+    }
+    results = ops.flatten_result(batch.op(**folded))
+    returns = attention.schema_of(batch.op).returns
+    return tuple(
+        result
+        if not isinstance(result, Tensor)
+        else result.expand(batch.size, *result.shape)
+        if returned.name in attention.OF_ALL_EXAMPLES
+        else result.unflatten(0, (batch.size, count))
+        for returned, result in zip(returns, results, strict=True)
+    )
+
+
+def _folded(batch: Batch, name: str, value: Tensor, count: Any) -> Tensor:
+    if name in attention.OF_ALL_EXAMPLES:
+        return value[0] if batch.has(value) else value
+    if name not in ("attn_bias", "attn_mask"):
+        return batch.wide(value).flatten(0, 1)
+    if not batch.has(value) and (value.dim() == 2 or (name == "attn_mask" and value.shape[0] == 1)):
+        return value
+    value = batch.wide(value)
+    value = value[:, None, None] if value.dim() == 3 else value
+    mask = value.expand(batch.size, count, *value.shape[2:]).flatten(0, 1)
+    if name == "attn_mask":
+        return mask
+    length = mask.shape[-1]  # the kernel wants rows that begin at multiples of 16 elements
+    return torch.nn.functional.pad(mask, (0, -length % 16))[..., :length]
+
+
+def _draws_alike(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> bool:
+    """One call draws what a backward is told of: nothing, or the numbers of a forward that was one call too."""
+    given = attention.named_arguments(batch.op, equation.args, dict(equation.kwargs))
+    dropped = given.get("dropout_p", Literal(0.0))
+    if equation.op.name in attention.FORWARDS or dropped == Literal(0.0):
+        return True
+    seeds = [arg for name, arg in given.items() if name in attention.OF_ALL_EXAMPLES and isinstance(arg, Var)]
+    return any(batch.has(operands[seed.index]) for seed in seeds)
 
 
 def of_an_image_each(batch: Batch, *args: Any, **kwargs: Any) -> Any:
@@ -171,10 +217,6 @@ _INDEXED = {
 }
 _SCATTERS = ("scatter.src", "scatter.value", "scatter.reduce", "scatter_add.default", "scatter_reduce.two")
 
-_ATTENTION = tuple(f"aten._scaled_dot_product_flash_attention_for_cpu{end}.default" for end in ("", "_backward"))
-"""PyTorch 2.11 has no rules for them."""
-_WITHOUT_DROPOUT = (Literal(0.0), Literal(False), Literal(True))
-
 _COLLECTIVES = {
     f"{ops.COLLECTIVES}{name}.default": rule
     for name, rule in (
@@ -190,7 +232,7 @@ KNOWN = frozenset(
         *_POOLS,
         *_INDEXED,
         *_COLLECTIVES,
-        *_ATTENTION,
+        *attention.KERNELS,
         *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")),
     )
 ) | {"aten.convolution_backward.default"}
@@ -204,10 +246,8 @@ def rule_of(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> Cal
         return None
     if name in _COLLECTIVES:
         return _COLLECTIVES[name]
-    if name in _ATTENTION:
-        settings = [arg for arg in equation.args if not isinstance(arg, Var)]
-        is_masked = any(isinstance(arg, Var) for _, arg in equation.kwargs)
-        return None if is_masked or not all(arg in _WITHOUT_DROPOUT for arg in settings) else of_more_images
+    if name in attention.KERNELS:
+        return attention_of_all if _draws_alike(equation, operands, batch) else None
     if name in _POOLS:
         return of_more_images if batch.rank(first) == _POOLS[name] + 2 else of_an_image_each
     if name in _INDEXED:

@@ -105,75 +105,6 @@ ONCE = frozenset(
 # ---- decompositions ----
 
 
-def attention_scores(
-    query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, float]:
-    """What the softmax of attention is taken of, and the factor that is in it."""
-    factor: Any = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * factor
-    if is_causal:
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(ahead, float("-inf"))
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype is torch.bool else scores + attn_mask
-    return scores, factor
-
-
-def of_each_head(x: Tensor, query: Tensor) -> Tensor:
-    """Keys or values as each head of the queries sees them: where there are fewer, neighbours share one."""
-    heads, own = query.shape[-3], x.shape[-3]
-    return x if own == heads else x.repeat_interleave(heads // own, -3)
-
-
-def _of_shared_heads(grad: Tensor, x: Tensor) -> Tensor:
-    own = x.shape[-3]
-    return grad if grad.shape[-3] == own else grad.unflatten(-3, (own, grad.shape[-3] // own)).sum(-3)
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """Softmax attention and the logarithms of the sums that it divides by. PyTorch's decomposition returns something else."""
-    if dropout_p:
-        return NotImplemented
-    scores, _ = attention_scores(query, of_each_head(key, query), is_causal, attn_mask, scale)
-    return scores.softmax(-1) @ of_each_head(value, query), scores.to(
-        torch.promote_types(scores.dtype, torch.float32)
-    ).logsumexp(-1)
-
-
-def attention_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """The gradient of softmax attention, from the queries, keys and values alone so that it can be differentiated."""
-    if dropout_p:
-        return NotImplemented
-    keys, values = of_each_head(key, query), of_each_head(value, query)
-    scores, factor = attention_scores(query, keys, is_causal, attn_mask, scale)
-    weights = scores.softmax(-1)
-    grad_weights = grad @ values.transpose(-2, -1)
-    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * factor
-    of_keys, of_values = grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad
-    return grad_scores @ keys, _of_shared_heads(of_keys, key), _of_shared_heads(of_values, value)
-
-
 def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """What `self.copy_(src)` leaves in self."""
     return src.to(self.dtype).expand(self.shape).clone()
@@ -317,8 +248,6 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten.diagonal_scatter.default": diagonal_scatter,
     "aten.roll.default": roll,
     "aten.select_scatter.default": select_scatter,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
     "aten.copy.default": copy,
     "aten.bincount.default": bincount,
     "aten.index.Tensor": index,

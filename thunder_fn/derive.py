@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import attention, ops, torch_internals as internals
 from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
@@ -88,6 +88,12 @@ def call_differentiable(equation: Equation, read: Callable[[Var], Any]) -> tuple
     return ops.flatten_result(function(*args, **{key: python_arg(arg, read) for key, arg in equation.kwargs}))
 
 
+def call_constant(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
+    """Run a leaf of which autograd is not to know."""
+    with torch.no_grad():
+        return call_leaf(equation, read)
+
+
 def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
     """Run `op_` on a copy: for ops that functionalization makes and whose derivative only the in-place op has."""
     twin = ops.inplace_twin(equation.op)
@@ -117,6 +123,8 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
     (equation,) = single.equations
     if equation.op.name in FILLS:
         return _zero_split(single, wanted_inputs, wanted_outputs)
+    if equation.op.name in attention.BACKWARDS:
+        return _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call_constant, again=True)
     reasons: list[Exception] = []
     for call in (call_differentiable, call_inplace_twin):
         try:
@@ -231,9 +239,16 @@ def _ask_autograd(
         forward_items = len(recorder.root.items)
         if again and equation.op.name in STATISTICS:
             results = with_own_statistics(recorder, equation, lambda var: tracers[var.index]) or results
+        elif again and equation.op.name in attention.KERNELS:
+            results = attention_by_meaning(equation, lambda var: tracers[var.index])
         chosen = [result for result, wanted in zip(results, wanted_outputs, strict=True) if wanted]
-        given = [recorder.input_of_type(_tensor_type(result)) for result in chosen]
-        useful = [(result, ct) for result, ct in zip(chosen, given, strict=True) if result.requires_grad]
+        types = (var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted)
+        given = [
+            recorder.input_of_type(type if result is None else _tensor_type(result))
+            for type, result in zip(types, chosen, strict=True)
+            if isinstance(type, TensorType)
+        ]
+        useful = [(r, ct) for r, ct in zip(chosen, given, strict=True) if r is not None and r.requires_grad]
         if not useful:
             return _split(recorder, forward_items, outputs, [None] * len(asked), len(tracers))
         grads = torch.autograd.grad(
@@ -241,6 +256,41 @@ def _ask_autograd(
         )
         gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
     return _split(recorder, forward_items, outputs, gradients, len(tracers))
+
+
+def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
+    """The results of an attention kernel with plain ops, None where no derivative goes through.
+
+    Raises:
+        MissingRule: the kernel draws numbers that nobody else can draw.
+    """
+    args = [python_arg(arg, read) for arg in equation.args]
+    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    results = attention.meaning(ops.overload(equation.op), args, kwargs)
+    if results is not NotImplemented:
+        return ops.flatten_result(results)
+    raise MissingRule(
+        located(
+            f"{equation.op} with dropout has a first derivative in reverse mode only, since no other op can draw its numbers",
+            source=equation.source,
+            fix="Call it with `dropout_p=0.0`, or inside of `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.",
+        )
+    )
+
+
+@lru_cache(maxsize=4096)
+def meaning_of_attention(single: Trace) -> Trace:
+    """An attention kernel with plain ops; the results that no derivative goes through are the kernel's own."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
+    with recorder.running():
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        stops = [recorder.emit(ops.STOP_GRADIENT, (var,), (var.type,), ())[0] for var in recorder.inputs]
+        stopped = [recorder.tracer_of(stop) for stop in stops]
+        own = call_constant(equation, lambda var: stopped[var.index])
+        results = attention_by_meaning(equation, lambda var: tracers[var.index])
+        chosen = [result if given is None else given for given, result in zip(results, own, strict=True)]
+        return close_recording(recorder, chosen, f"{equation.op.name}_parts")
 
 
 def ill_defined(equation: Equation) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import torch_internals as internals
+from thunder_fn import attention, torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.constraints import names_of, pinned, renamed
 from thunder_fn.decompositions import NOT_PUSHED
@@ -25,6 +25,7 @@ from thunder_fn.derive import (
     differentiable_outputs,
     ill_defined,
     is_differentiable,
+    meaning_of_attention,
 )
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import JvpRule, Mask
@@ -37,6 +38,8 @@ from thunder_fn.trace import TensorType, Trace, Var
 def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a decomposition knows it."""
     name = single.equations[0].op.name
+    if name in attention.KERNELS:
+        return meaning_of_attention(single)
     if not name.startswith("aten.") or name in NOT_PUSHED:
         return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
     own = _own_statistics(single)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from thunder_fn import derive, ops, torch_internals as internals
+from thunder_fn import attention, derive, ops, torch_internals as internals
 from thunder_fn.batching import KNOWN, Batch, rule_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
@@ -76,7 +76,10 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
             return parts
     if equation.op.name == "aten.cat.default" and _has_symbols(single, size):
         return VmapRule(_cat(single, batched, size))
-    asked = equation.op.name in KNOWN and (ops.is_collective(equation.op) or _has_symbols(single, size))
+    if equation.op.name in attention.KERNELS and ops.draws(equation) and randomness != "different":
+        raise_randomness(equation.op.name) if randomness == "error" else raise_same(equation.op.name)
+    ours = ops.is_collective(equation.op) or equation.op.name in attention.KERNELS
+    asked = equation.op.name in KNOWN and (ours or _has_symbols(single, size))
     known = _known_rule(single, batched, size) if asked else None
     if known is not None:
         return VmapRule(known)

@@ -24,6 +24,7 @@ from thunder_fn.errors import CaptureError, MissingRule, kind_of, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.rules import lowered
 from thunder_fn.symbols import symbols_in, without_vars
+from thunder_fn.text import escaped, identifier
 from thunder_fn.torch_internals import FakeTensorMode, OpOverload, detect_fake_mode
 from thunder_fn.trace import (
     Arg,
@@ -60,7 +61,7 @@ def to_fx(trace: Trace) -> torch.fx.GraphModule:
     constants: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
     graph.output(_inline(graph, trace, inputs, constants))
     attributes = {str(node.target): tensor for node, tensor in constants.values()}
-    return torch.fx.GraphModule(attributes, graph, class_name=trace.name)
+    return torch.fx.GraphModule(attributes, graph, class_name=identifier(trace.name))
 
 
 def _placeholder(graph: torch.fx.Graph, var: Var) -> torch.fx.Node:
@@ -188,7 +189,7 @@ def _paths(lengths: list[int | None]) -> list[_Path]:
 def _locate(node: torch.fx.Node, source: Source | None) -> None:
     if source is not None:
         node.meta["thunder_fn_source"] = source
-        node.stack_trace = f'  File "{source.file}", line {source.line}, in {source.function}\n'
+        node.stack_trace = escaped(f'  File "{source.file}", line {source.line}, in {source.function}') + "\n"
 
 
 def from_fx(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> Trace:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import keyword
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +25,17 @@ import torch
 from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.symbols import binders, is_symbolic, made_by
-from thunder_fn.trace import Arg, Equation, Expr, Literal, Op, TensorType, Trace, Var, subtraces
+from thunder_fn.text import (
+    escaped,
+    identifier,
+    is_keyword_name,
+    literal_text,
+    object_name,
+    program_text,
+    run_text,
+    tuple_text,
+)
+from thunder_fn.trace import Arg, Equation, Literal, Op, TensorType, Trace, Var, subtraces
 
 _BUILTINS = frozenset({"torch", "flat", "float", "complex", "getattr"})
 
@@ -41,7 +50,7 @@ def to_text(trace: Trace) -> str:
 
 def as_comment(trace: Trace) -> Iterator[str]:
     """The trace's text as comments below a call, without the types of its inputs."""
-    header, *lines = to_text(trace).splitlines()
+    header, *lines = to_text(trace).rstrip("\n").split("\n")
     types = [line for line in lines if line.startswith("    # v")]
     yield f"    # {header}"
     yield from (f"    # {line}" for line in lines[len(types) :])
@@ -56,7 +65,7 @@ def python_callable(trace: Trace) -> Callable[..., tuple[Any, ...]]:
         MissingRule: when called, if a structured op has no evaluation rule.
     """
     printer = _Printer(trace)
-    exec(compile(printer.text, f"<thunder_fn {trace.name}>", "exec"), printer.context)
+    run_text(printer.text, trace.name, printer.context)
     return printer.context[printer.name]
 
 
@@ -65,40 +74,7 @@ def format_equation(equation: Equation) -> str:
     targets = ", ".join(f"{var}: {var.type}" for var in equation.outputs)
     name = equation.op.name if equation.op.kind == "leaf" else identifier(equation.op.name)
     call = _call_text(name, equation, lambda value: f"<{object_name(value)}>")
-    return f"{targets} = {call}" if targets else call
-
-
-def identifier(name: str) -> str:
-    """A Python identifier from the last components of a name: `torch.relu` gives `relu`, `h.0` `h_0`, `my::mul` `mul`."""
-    parts = [re.sub(r"\W", "_", part) for part in re.split(r"\.|::", name) if part]
-    text = parts.pop() if parts else "_"
-    while parts and text[0].isdigit():
-        text = f"{parts.pop()}_{text}"
-    text = text.strip("_") or text
-    if not text.isidentifier() or keyword.iskeyword(text) or re.fullmatch(r"v\d+", text):
-        return f"_{text}" if text[0].isdigit() else f"{text}_"
-    return text
-
-
-def literal_text(value: Any, name_object: Callable[[Any], str]) -> str:
-    """A Python expression for a literal; objects that Python cannot spell go through `name_object`."""
-    match value:
-        case float():
-            return float.__repr__(value) if value - value == 0 else f'float("{float(value)}")'
-        case complex():
-            return f"complex({literal_text(value.real, name_object)}, {literal_text(value.imag, name_object)})"
-        case None | bool() | int() | str() | bytes() if value is None or type(value) in (bool, int, str, bytes):
-            return repr(value)
-        case torch.dtype() | torch.layout() | torch.memory_format():
-            return str(value)
-        case torch.device():
-            return f'torch.device("{value}")'
-        case tuple() | list():
-            return _tuple_text([literal_text(item, name_object) for item in _items(value)])
-        case Expr():
-            return str(value)
-        case _:
-            return "..." if value is Ellipsis else name_object(value)
+    return escaped(f"{targets} = {call}" if targets else call)
 
 
 def binding_lines(variables: Sequence[Var], known: Collection[str] = ()) -> Iterator[str]:
@@ -113,17 +89,8 @@ def binding_line(symbol: Any, var: Var, dim: int | None) -> str:
     return f"{symbol} = {var}" if dim is None else f"{symbol} = {var}.shape[{dim}]"
 
 
-def object_name(value: Any) -> str:
-    """What to call an object that Python cannot spell: a function by its name, another by that of its class."""
-    return getattr(value, "__name__", None) or type(value).__name__
-
-
 def _items(value: Any) -> list[Any]:
     return list(value)
-
-
-def _tuple_text(parts: list[str]) -> str:
-    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def _arg_text(arg: Arg, name_object: Callable[[Any], str]) -> str:
@@ -133,15 +100,14 @@ def _arg_text(arg: Arg, name_object: Callable[[Any], str]) -> str:
         case Literal():
             return literal_text(arg.value, name_object)
         case tuple():
-            return _tuple_text([_arg_text(item, name_object) for item in arg])
+            return tuple_text([_arg_text(item, name_object) for item in arg])
 
 
 def _call_text(name: str, equation: Equation, name_object: Callable[[Any], str]) -> str:
     parts = [_arg_text(arg, name_object) for arg in equation.args]
     for key, arg in equation.kwargs:
         text = _arg_text(arg, name_object)
-        plain = key.isidentifier() and not keyword.iskeyword(key)
-        parts.append(f"{key}={text}" if plain else f"**{{{key!r}: {text}}}")
+        parts.append(f"{key}={text}" if is_keyword_name(key) else f"**{{{key!r}: {text}}}")
     return f"{name}({', '.join(parts)})"
 
 
@@ -168,13 +134,13 @@ def _assignment(equation: Equation, call: str) -> str:
     if not names:
         return call
     if sum(lists) > 1:
-        return f"{_tuple_text(names)} = flat({call})"
+        return f"{tuple_text(names)} = flat({call})"
     if lists == (True,):
-        return f"{_tuple_text(names) if len(names) == 1 else ', '.join(names)} = {call}"
+        return f"{tuple_text(names) if len(names) == 1 else ', '.join(names)} = {call}"
     if any(lists):
         start = lists.index(True)
         stop = len(names) - (len(lists) - 1 - start)
-        names[start:stop] = [_tuple_text(names[start:stop])]
+        names[start:stop] = [tuple_text(names[start:stop])]
     return f"{', '.join(names)} = {call}"
 
 
@@ -197,7 +163,7 @@ class _Printer:
         self.known = set(map(str, binders(trace.inputs)))
         types += [f"    {line}" for line in binding_lines(trace.inputs)]
         header, *lines = self.program(trace, self.name, level=0, module="")
-        self.text = "\n".join([header, *types, *lines, ""])
+        self.text = program_text([header, *types, *lines, ""])
 
     def fresh(self, wanted: str) -> str:
         """An identifier that nothing else in the text has."""
@@ -234,7 +200,7 @@ class _Printer:
             if level == 0 and made_by(equation):
                 yield from (inner + line for line in binding_lines(equation.outputs, self.known))
             yield from bodies
-        yield f"{inner}return {_tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])}"
+        yield f"{inner}return {tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])}"
 
     def equation(self, equation: Equation, level: int, module: str) -> Iterator[str]:
         """The line of an equation, then those of its bodies that were not printed yet."""

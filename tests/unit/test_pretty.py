@@ -22,7 +22,8 @@ from tests.unit.small_traces import (
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.pretty import format_equation, identifier, literal_text, to_text
+from thunder_fn.pretty import format_equation, to_text
+from thunder_fn.text import identifier, literal_text
 from thunder_fn.trace import Literal, NumberType, Op, Source, TensorType, Trace, TraceBuilder
 
 
@@ -193,7 +194,7 @@ def test_format_equation() -> None:
         ("0", "_0"),
         ("f.<lambda>", "lambda_"),
         ("a b", "a_b"),
-        ("", "_"),
+        ("", "unnamed"),
     ],
 )
 def test_identifier(name: str, expected: str) -> None:

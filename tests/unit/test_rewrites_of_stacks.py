@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.errors import RewriteError
 from thunder_fn.rewrites import SCHEMES, evaluate_ranks, simulated
+from thunder_fn.testing.rounding import assert_rounded_alike
 
 LAYERS, WIDTH = 3, 32
 
@@ -99,8 +100,11 @@ def test_stacks_beside_what_all_steps_share() -> None:
 
     q = tfn.quantize(f, "int8", stacked="w")
     new = q.prepare(params)
-    for found, expected in zip(q(new, x), f(new.restore(), x), strict=True):
-        torch.testing.assert_close(found, expected)
+    found, expected = q(new, x), f(new.restore(), x)
+    largest = F.linear(x, params["w"][-1]).abs().max()  # what the first step takes the sine of
+    assert_rounded_alike(found[:2], expected[:2], terms=x.numel(), depth=3 * LAYERS + 1, scale=float(largest))
+    for part, whole in zip(found[2:], expected[2:], strict=True):
+        torch.testing.assert_close(part, whole, rtol=0, atol=0)
     (scan,) = (one for one in q.rewrite(params, x).compute.equations if one.op.name == "scan")
     assert str(scan.body).count("= int8_linear(") == 3
 

@@ -64,24 +64,102 @@ def test_writes_to_tensors_from_outside() -> None:
 
 def test_outside_a_trace_it_is_pythons_if() -> None:
     ran = []
-    result = tfn.cond(torch.tensor(3), lambda x: (ran.append("true"), x)[1], lambda x: ran.append("false"), (X,))
+    result = tfn.cond(torch.tensor([True]), lambda x: (ran.append("true"), x)[1], lambda x: ran.append("false"), (X,))
     assert result is X and ran == ["true"]
     assert tfn.switch(7, [torch.sin, lambda x: "last"], (X,)) == "last"
     with pytest.raises(TraceTypeError, match="at least one branch"):
         tfn.switch(0, [], (X,))
 
 
-def test_what_chooses_is_one_integer() -> None:
+COND = "Write `thunder_fn.cond(pred, true_fn, false_fn, (x, y))`, as `torch.cond(pred, true_fn, false_fn, (x, y))`."
+SWITCH = (
+    "Write `thunder_fn.switch(index, (f, g), (x, y))`; PyTorch has `torch.cond(pred, f, g, (x, y))` for two branches."
+)
+
+
+def test_what_chooses_is_one_bool_or_integer() -> None:
     assert text_of(lambda x: tfn.cond(x > 0, torch.sin, torch.cos, (x,))) == [
-        "cond: the choice must be a scalar, not a tensor of shape (2,)",
+        "cond: the predicate must be a bool or a tensor of one bool, not the tensor bool[2]",
         "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap`, or `torch.where`.",
+        COND,
     ]
     assert text_of(lambda x: tfn.switch(x.sum(), (torch.sin, torch.cos), (x,))) == [
-        "switch: the index must be an integer, not f32[]",
+        "switch: the index must be an int or a tensor of one integer, not the tensor f32[]",
         "Convert it by `.to(torch.int64)`.",
+        SWITCH,
     ]
-    with pytest.raises(TraceTypeError, match="must be an integer"):
-        tfn.switch(torch.tensor(0.5), (torch.sin, torch.cos), (X,))
+    assert text_of(lambda x: tfn.cond(x.sum(), torch.sin, torch.cos, (x,)))[1:] == ["Compare it: `x != 0`.", COND]
+
+
+NO_BOOLS = [
+    *(None, "yes", "", [], [True], (1, 2), (), print, 0.5, 0, 1, 1j, {}, float("nan"), torch.bool, slice(0)),
+    *(torch.tensor(1), torch.tensor(0.5), torch.tensor(1j), torch.ones(2, dtype=torch.bool)),
+    *(torch.ones(0, dtype=torch.bool), torch.ones(1, 2, dtype=torch.bool)),
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit, tfn.vmap, lambda f: tfn.jit(tfn.vmap(f))])
+def test_nothing_else_is_a_predicate(wrap: Any) -> None:
+    """Whatever Python or a tensor would be taken for as a truth is an error of ours that shows the right spelling."""
+    x = torch.randn(3, 2)
+    for bad in NO_BOOLS:
+        with pytest.raises(TraceTypeError, match="the predicate must be a bool or a tensor of one bool") as info:
+            wrap(lambda x, bad=bad: tfn.cond(bad, torch.sin, torch.cos, (x,)))(x)
+        assert COND in str(info.value)
+        condition = lambda x, bad=bad: bad
+        with pytest.raises(TraceTypeError, match="the condition must be a bool or a tensor of one bool") as info:
+            wrap(lambda x, condition=condition: tfn.while_loop(condition, lambda x: (x + 1,), (x,)))(x)
+        assert "`torch.while_loop(cond_fn, body_fn, (x, y))`" in str(info.value)
+    for bad in (None, "0", [], True, 0.5, torch.tensor(True), torch.tensor(0.0), torch.zeros(2, dtype=torch.int64)):
+        with pytest.raises(TraceTypeError, match="the index must be an int or a tensor of one integer") as info:
+            wrap(lambda x, bad=bad: tfn.switch(bad, (torch.sin, torch.cos), (x,)))(x)
+        assert SWITCH in str(info.value)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit, tfn.vmap])
+def test_nothing_else_is_a_function_or_a_tuple_of_operands(wrap: Any) -> None:
+    """The rows of a bare tensor are no operands."""
+    x, flag = torch.randn(3, 1, 2), torch.tensor(True)
+    for bad in (x, {"x": x}, 3, None, (a for a in (x,)), "x"):
+        for call, spelling in (
+            (lambda x, bad=bad: tfn.cond(flag, torch.sin, torch.cos, bad), COND),
+            (lambda x, bad=bad: tfn.switch(flag.long(), (torch.sin, torch.cos), bad), SWITCH),
+            (lambda x, bad=bad: tfn.while_loop(lambda x: x.sum() > 9, torch.sin, bad), "torch.while_loop"),
+        ):
+            with pytest.raises(TraceTypeError, match="must be a tuple or a list of operands") as info:
+                wrap(call)(x)
+            assert spelling in str(info.value)
+    for bad in (None, x, 3, (torch.sin,)):
+        for call in (
+            lambda x, bad=bad: tfn.cond(flag, torch.sin, bad, (x,)),
+            lambda x, bad=bad: tfn.cond(flag, bad, torch.sin, (x,)),
+            lambda x, bad=bad: tfn.switch(0, (torch.sin, bad), (x,)),
+            lambda x, bad=bad: tfn.switch(0, bad if not isinstance(bad, tuple) else torch.sin, (x,)),
+            lambda x, bad=bad: tfn.while_loop(bad, torch.sin, (x,)),
+            lambda x, bad=bad: tfn.while_loop(lambda x: x.sum() > 9, bad, (x,)),
+        ):
+            with pytest.raises(TraceTypeError, match="function"):
+                wrap(call)(x)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit])
+def test_bools_that_data_decides(wrap: Any) -> None:
+    """A number found in data chooses as the tensor that it is found in does."""
+
+    def f(x: Tensor) -> Any:
+        first = tfn.cond(x.sum().item() > 0, torch.sin, torch.cos, [x])
+        second = tfn.switch(x[x > 0].shape[0], torch.nn.ModuleList((torch.nn.ReLU(), torch.nn.Tanh())), (x,))
+        third = tfn.while_loop(lambda x: x.sum().item() < 9, lambda x: (x.abs() + 1,), (x,))[0]
+        return first, second, third
+
+    g = wrap(f)
+    for x in (torch.tensor([1.0, 2.0]), torch.tensor([-1.0, -2.0])):
+        positive = x.sum() > 0
+        loop = x
+        while loop.sum() < 9:
+            loop = loop.abs() + 1
+        want = (x.sin() if positive else x.cos()), (x.tanh() if positive else x.relu()), loop
+        torch.testing.assert_close(g(x), want)
 
 
 def test_vmap_as_a_loop() -> None:
@@ -132,5 +210,5 @@ def test_decisions_under_the_vmap_of_torch_func(wrap: Any) -> None:
 
 
 def test_an_eager_choice_is_a_scalar_too() -> None:
-    with pytest.raises(TraceTypeError, match=r"^cond: the choice must be a scalar, not a tensor of shape \(2,\)"):
+    with pytest.raises(TraceTypeError, match=r"^cond: the predicate must be a bool .*, not the tensor f32\[2\]"):
         tfn.cond(torch.ones(2), torch.sin, torch.cos, (torch.ones(2),))

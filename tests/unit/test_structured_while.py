@@ -146,22 +146,46 @@ def test_errors() -> None:
     call = lambda x: tfn.while_loop(positive, lambda v: (v,), (x,))
     text = raises(call, X)
     assert text == (
-        "while_loop: the condition must be a bool or a scalar tensor, not a tensor of shape (3,)\n"
+        "while_loop: the condition must be a bool or a tensor of one bool, not the tensor bool[3]\n"
         f"function:     positive (test_structured_while.py:{positive.__code__.co_firstlineno})\n"
         f"from:         {__file__}:{call.__code__.co_firstlineno} in <lambda>\n"
-        "Reduce it with `.all()` or `.any()`."
+        "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap`, or `torch.where`.\n"
+        "Write `thunder_fn.while_loop(cond_fn, body_fn, (x, y))`, as `torch.while_loop(cond_fn, body_fn, (x, y))`."
     )
     text = raises(lambda x: tfn.while_loop(lambda v: v.sum() > 0, lambda v: (v.float(),), (x,)), X)
     assert "while_loop: the carry must keep its types, but\n  carry[0]: f64[3] becomes f32[3]" in text
     text = raises(lambda x: tfn.while_loop(lambda n, v: v.sum() > 0, lambda n, v: (n + 0.5, -v), (0, x)), X)
     assert "carry[0]: the int 0 becomes the float 0.5" in text and "Make numbers in the first carry tensors" in text
-    assert "must return a tuple of the carries" in raises(
-        lambda x: tfn.while_loop(lambda v: v.sum() > 0, lambda v: v, (x,)), X
+    assert "must return a tuple of the 2 carries" in raises(
+        lambda x: tfn.while_loop(lambda n, v: v.sum() > 0, lambda n, v: v, (0, x)), X
     )
-    assert "carried_inputs is a tuple" in raises(lambda x: tfn.while_loop(positive, lambda v: (v,), x), X)
+    assert "carried_inputs must be a tuple" in raises(lambda x: tfn.while_loop(positive, lambda v: (v,), x), X)
     assert "max_steps is None or an int" in raises(
         lambda x: tfn.while_loop(positive, lambda v: v, (x,), max_steps=-1), X
     )
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit, lambda f: tfn.jit(f, dynamic=True)])
+def test_carries_as_pytorch_takes_them(wrap: Any) -> None:
+    """One state without a tuple, lists for tuples and the other way round, xs without a tensor."""
+    below = lambda v: v.sum() < 9
+    for first in (torch.ones(3), torch.full((3,), 9.0)):
+        want = torch.full((3,), max(3.0, float(first[0])))
+        bare = wrap(lambda x: tfn.while_loop(below, lambda v: v + 1, [x]))(first)
+        theirs = wrap(lambda x: torch.while_loop(below, lambda v: v + 1, (x,)))(first)
+        assert torch.equal(bare, want) and torch.equal(theirs, want)
+        (one,) = wrap(lambda x: tfn.while_loop(below, lambda v: [v + 1], (x,)))(first)
+        assert torch.equal(one, want)
+        loop = lambda x: tfn.while_loop(
+            lambda c: below(c[0]), lambda c: ([c[0] + 1, {"a": (c[1]["a"][0],)}],), ((x, {"a": [x]}),)
+        )
+        ((v, inner),) = wrap(loop)(first)
+        assert torch.equal(v, want) and isinstance(inner["a"], list)
+    step = lambda c, x: [[c[0] + x, list(c[1])], x * 2]
+    (total, rest), ys = wrap(lambda x: tfn.scan(step, (x[0], (x[1],)), x))(torch.arange(3.0))
+    assert total == 3 and type(rest) is tuple and torch.equal(ys, torch.tensor([0.0, 2.0, 4.0]))
+    last, ys = wrap(lambda x: tfn.scan(lambda c, x: (c, x), x, []))(torch.ones(2))
+    assert torch.equal(last, torch.ones(2)) and ys == []
 
 
 def test_writes_say_so() -> None:

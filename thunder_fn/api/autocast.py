@@ -15,6 +15,7 @@ from thunder_fn.capture.autocast_regions import REGION
 from thunder_fn.derive_autocast import Answer, autocast_policy
 from thunder_fn.errors import AutocastError
 from thunder_fn.interpreters.autocast import Policy, autocast as autocast_trace
+from thunder_fn.text import shown
 from thunder_fn.trace import Equation
 
 __all__ = ["Autocast", "Table", "autocast", "autocast_policy"]
@@ -47,7 +48,7 @@ class Autocast(Transformed):
     dtype: torch.dtype
     policy: Policy
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         captured = capture(self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
         new = autocast_trace(captured.trace, self.dtype, self.policy)
@@ -98,6 +99,6 @@ def check_policy(policy: Any) -> Policy:
         return Table(tuple((str(name), answer) for name, answer in policy.items()))
     if not callable(policy):
         raise AutocastError(
-            f"autocast: a policy is a function of an equation or a table of answers, given {policy!r:.60}"
+            f"autocast: a policy is a function of an equation or a table of answers, given {shown(policy, 60)}"
         )
     return policy

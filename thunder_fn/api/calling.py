@@ -13,6 +13,7 @@ from thunder_fn.errors import GradError, JitError, kind_of, located
 from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit import Jitted
+from thunder_fn.text import shown
 from thunder_fn.trace import TensorType, Trace
 
 __all__ = ["Transformed", "apply", "described", "main_only", "main_output", "tensors_of", "transformed", "write_back"]
@@ -58,7 +59,7 @@ def transformed(
     what they compute.
     """
     if not callable(f):
-        raise GradError(f"expected a function to transform, given {kind_of(f)}: {f!r:.60}")
+        raise GradError(f"expected a function to transform, given {kind_of(f)}: {shown(f, 60)}")
     unjitted, jitted = getattr(f, "unjitted", None), f if isinstance(f, Jitted) else getattr(f, "jitted", None)
     if not isinstance(jitted, Jitted) or (unjitted is None and f is not jitted):
         return make(f)

@@ -21,7 +21,7 @@ class Functionalized(Transformed):
 
     fn: Callable[..., Any]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         captured = capture(self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
         outputs = apply(self.__name__, captured.trace, inputs, captured.trace)

@@ -16,6 +16,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, kind_of, located
 from thunder_fn.interpreters import vjp as reverse
+from thunder_fn.text import shown
 from thunder_fn.trace import TensorType, type_of_value
 
 Argnums = int | tuple[int, ...]
@@ -30,7 +31,7 @@ class Grad(Transformed):
     has_aux: bool = False
     returns: str = "grad"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
         captured = capture(self.fn, args, kwargs)
@@ -151,7 +152,7 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
                     )
                 )
         if not leaves:
-            text = f"{name}: args[{number}] has no tensor to differentiate: it is {args[number]!r:.40}"
+            text = f"{name}: args[{number}] has no tensor to differentiate: it is {shown(args[number], 40)}"
             raise NotDifferentiable(located(text, source=user_source(), fix="Leave the argument out of argnums."))
     return set(argnums)
 

@@ -28,7 +28,7 @@ class Jacrev(Transformed):
     has_aux: bool = False
     chunk_size: int | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         positions = check_argnums(self.argnums, args, self.__name__)
         differentiated_leaves(args, positions, self.__name__)
         for position in positions:
@@ -53,7 +53,7 @@ class Jacfwd(Transformed):
     has_aux: bool = False
     randomness: str = "error"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         positions = check_argnums(self.argnums, args, self.__name__)
         differentiated_leaves(args, positions, self.__name__)
         for position in positions:

@@ -40,7 +40,7 @@ class SavedResidual:
         return f"{self.num_bytes:>12,} B  {self.type}  {self.reason}{where}"
 
 
-def saved_residuals(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[SavedResidual]:
+def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[SavedResidual]:
     """The residuals of the gradient of f at these arguments, in the order in which the backward gets them.
 
     Law: the sum of their `own_bytes` is what ``vjp(f, *args)`` keeps beside its arguments and its outputs.

@@ -29,7 +29,7 @@ class Vmap(Transformed):
     randomness: str = "error"
     chunk_size: int | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__
         dims = spread_in_dims(self.in_dims, args, name)
         size = batch_size(args, dims, name)

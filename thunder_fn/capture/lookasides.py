@@ -26,6 +26,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.trampolines import copy_of, trampoline_code
 from thunder_fn.errors import LookasideError, kind_of
+from thunder_fn.text import shown
 
 Function = Callable[..., Any]
 
@@ -60,12 +61,12 @@ class Lookaside:
         known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) or is_by_name(self.fn)
         if not known and not _is_method(self.fn) and not internals.is_op(self.fn):
             raise LookasideError(
-                f"Lookaside: fn must be a function, given {self.fn!r:.60}\n"
+                f"Lookaside: fn must be a function, given {shown(self.fn, 60)}\n"
                 "For a method give the function in its class, `Class.method`; for a module its class's `forward`."
             )
         if is_by_name(self.fn) and not _places(self.fn):
             raise LookasideError(
-                f"Lookaside: no module or class has {self.fn!r:.60} by name, so calls of it cannot be reached\n"
+                f"Lookaside: no module or class has {shown(self.fn, 60)} by name, so calls of it cannot be reached\n"
                 "Call it in a Python function of yours, and give that one."
             )
 

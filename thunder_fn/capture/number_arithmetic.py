@@ -166,8 +166,8 @@ def _hint(value: Any) -> Any:
 
 
 def is_found_in_data(value: Any) -> bool:
-    """A symbolic number of which only the program's data says what it is."""
-    return isinstance(value, Sym) and _hint(value) is None
+    """A symbolic number or bool of which only the program's data says what it is."""
+    return isinstance(value, (*Sym, torch.SymBool)) and value.node.hint is None
 
 
 def _holds(value: Any, question: Callable[[], Any]) -> bool:

@@ -34,7 +34,7 @@ def _definition(function: Any) -> Source | None:
 def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     """`nn.Module.__call__` that makes calls scopes, in captures."""
 
-    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
         if recorder is None:
             return original(self, *args, **kwargs)

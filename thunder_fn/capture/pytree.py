@@ -120,6 +120,22 @@ optree.register_pytree_node(
 _registered.add(torch.Size)
 
 
+def like(before: Any, after: Any) -> Any:
+    """Return a tree with the lists and tuples of another one of its structure; what else differs stays."""
+    match before, after:
+        case (list() | tuple(), list() | tuple()) if type(before) in _LISTS and type(after) in _LISTS:
+            if len(before) == len(after):
+                return type(before)(map(like, before, after))
+        case (dict(), dict()) if type(before) is dict and type(after) is dict and before.keys() == after.keys():
+            return {key: like(before[key], value) for key, value in after.items()}
+        case _:
+            pass
+    return after
+
+
+_LISTS = (list, tuple)
+
+
 class Sizes(tuple[Any, ...]):
     """A torch.Size with something else than numbers in it."""
 
@@ -194,6 +210,22 @@ def nodes_in(tree: Any) -> list[Any]:
 
     optree.tree_leaves(tree, is_leaf=is_leaf, namespace=NAMESPACE)
     return found
+
+
+def orders_of(tree: Any) -> tuple[Any, ...]:
+    """The keys of all dicts in a tree, in their order and with their types, of which structures say nothing.
+
+    To a structure `{1: x}` and `{True: x}` are one, and so are `{"a": x, "b": y}` and `{"b": y, "a": x}`.
+    """
+    found = list[tuple[Any, ...]]()
+
+    def note(value: Any) -> bool:
+        if isinstance(value, dict):
+            found.append((*map(type, value), *value))
+        return False
+
+    optree.tree_leaves(tree, is_leaf=note, namespace=NAMESPACE)
+    return tuple(found)
 
 
 def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -135,11 +136,10 @@ def seen(value: Any, depth: int = _DEPTH) -> Any:
         return type(value), Literal(value)
     if isinstance(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
         return Same(value)
-    if isinstance(value, _CONTAINERS) and len(value) <= _LONG:
-        items = value.items() if isinstance(value, dict) else value
-        return type(value), tuple(seen(item, depth - 1) for item in items)
     if isinstance(value, _CONTAINERS):
-        return type(value), tuple(map(Same, value.items() if isinstance(value, dict) else value))
+        items = _content(value)
+        each = (seen(item, depth - 1) for item in items) if len(items) <= _LONG else map(Same, items)
+        return type(value), tuple(each)
     fields = fields_of(value)
     if fields is None:
         return Same(value)
@@ -151,9 +151,15 @@ def holds_tensor(value: Any, depth: int) -> bool:
     """The value is a tensor or a container of some: data of a computation, and nothing that decides on it."""
     if isinstance(value, torch.Tensor):
         return True
-    if depth == 0 or not isinstance(value, _CONTAINERS) or len(value) > _LONG:
+    if depth == 0 or not isinstance(value, _CONTAINERS) or len(items := _content(value)) > _LONG:
         return False
-    return any(holds_tensor(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
+    return any(holds_tensor(item[1] if isinstance(value, dict) else item, depth - 1) for item in items)
+
+
+def _content(value: Any) -> list[Any]:
+    """What a container holds, pairs of a dict, by the methods of its builtin class: those of a subclass may do what they like."""
+    kind: Any = next(kind for kind in (OrderedDict, *_CONTAINERS) if isinstance(value, kind))
+    return list(kind.items(value) if isinstance(value, dict) else kind.__iter__(value))
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
@@ -186,16 +192,31 @@ class Fields:
         return len(fields_of(self.value) or {})
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """What a list or set holds now."""
+
+    value: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_content(self.value))
+
+    def __len__(self) -> int:
+        return len(_content(self.value))
+
+
 def parts_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
     """The containers that decide what `seen` says of a value."""
     if isinstance(value, (*_SCALARS, *_TORCH_SCALARS, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return
     if isinstance(value, _CONTAINERS):
-        if not isinstance(value, (tuple, frozenset)):
+        if isinstance(value, dict):
             yield value
-        if len(value) <= _LONG:
-            for item in value.values() if isinstance(value, dict) else value:
-                yield from parts_of(item, depth - 1)
+        elif not isinstance(value, (tuple, frozenset)):
+            yield value if type(value) in (list, set) else Items(value)
+        items = _content(value)
+        for item in items if len(items) <= _LONG else ():
+            yield from parts_of(item[1] if isinstance(value, dict) else item, depth - 1)
         return
     fields = fields_of(value)
     if fields is not None:

@@ -12,7 +12,7 @@ A tracer is a FunctionalTensor around a fake tensor; the recorder knows the vari
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -230,14 +230,40 @@ class Recorder:
             fake = internals.fake_like(self.mode, tensor)
         else:
             fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
+        with internals.outside_torch_func():
+            is_leaf = not tensor.requires_grad or tensor.is_leaf or self.outer is not None or is_wrapped(tensor)
+            in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)
-        if tensor.requires_grad:
+        if in_memory:
+            tracer = self._under_bits(tracer, var, in_memory, is_leaf)
+        elif not is_leaf:
             with internals.outside_torch_func():
-                if tensor.is_leaf or self.outer is not None or is_wrapped(tensor):
-                    tracer.requires_grad_(True)
-                else:
-                    internals.become_result(tracer)
+                internals.become_result(tracer)
+        if tensor.requires_grad and is_leaf:
+            with internals.outside_torch_func():
+                tracer.requires_grad_(True)
         return tracer, var
+
+    def _under_bits(self, memory: torch.Tensor, var: Var, views: Sequence[Any], is_leaf: bool) -> torch.Tensor:
+        """A tracer of a tensor with a conjugate or negative bit: a view of what lies in the memory, as the tensor is one.
+
+        Its variable is the value, without a bit; what lies in the memory is computed from that.
+        """
+        found: list[Leaf | Scope] = []
+        value = var
+        for view in views:
+            new = self.fresh(value.type)
+            name = PHYSICAL[str(view)]
+            found.append(Leaf(ops.leaf(ops.overload_named(name)), (value,), (), (new,), None))
+            self._undone[new.index], value = value, new
+        self.root.items[:0] = found
+        self.know(internals.inner_fake(memory), value)
+        with internals.outside_torch_func(), torch.enable_grad():
+            if not is_leaf:
+                internals.become_result(memory)
+            for view in reversed(views):
+                memory = view(memory)
+        return memory
 
     def _trace_fake(self, fake: torch.Tensor) -> tuple[torch.Tensor, Var]:
         var = self.fresh(type_of_value(fake))

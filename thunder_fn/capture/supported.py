@@ -9,6 +9,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of, located
+from thunder_fn.text import shown
 from thunder_fn.trace import Expr, Literal, Op, Source, as_dim
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -86,7 +87,7 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
         what = "an op draws its numbers from a torch.Generator of its own, and a trace draws from the default one"
         fix = "Leave `generator=` out and seed with `torch.manual_seed`, or draw outside and pass the numbers."
     else:
-        what = f"an op was called with {kind_of(value)}, which cannot be part of a trace: {value!r:.80}"
+        what = f"an op was called with {kind_of(value)}, which cannot be part of a trace: {shown(value, 80)}"
         fix = "Pass tensors, numbers, strings, dtypes, devices or None."
     raise UnsupportedInput(located(what, source=source, fix=fix))
 

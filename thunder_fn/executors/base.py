@@ -27,6 +27,7 @@ from thunder_fn import ops
 from thunder_fn.errors import ExecutorError, kind_of
 from thunder_fn.executors.matching import Key, fake_call, keys_of, located_in
 from thunder_fn.executors.running import CheckedRegion
+from thunder_fn.text import shown
 from thunder_fn.trace import Equation, Trace
 
 Numerics = Choice["bitwise", "reassociating", "precision-changing"]
@@ -381,7 +382,7 @@ def any_fuses(executors: Iterable[Executor]) -> bool:
 
 def _check_callable(value: Any, where: str) -> None:
     if value is not None and not callable(value):
-        raise ExecutorError(f"{where}: expected a function, given {kind_of(value)}: {value!r:.60}")
+        raise ExecutorError(f"{where}: expected a function, given {kind_of(value)}: {shown(value, 60)}")
 
 
 def size_of(equation: Equation) -> int:

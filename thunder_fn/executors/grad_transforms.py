@@ -37,6 +37,7 @@ from thunder_fn.ir import dependent, handing_on, inline_into, split
 from thunder_fn.rules import memo
 from thunder_fn.structured import calls
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
+from thunder_fn.text import shown
 from thunder_fn.trace import (
     Equation,
     Literal,
@@ -134,7 +135,7 @@ def _running(name: str) -> _Joint:
 
 
 def _told(value: Any) -> str:
-    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"{kind_of(value)}: {value!r:.40}"
+    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"{kind_of(value)}: {shown(value, 40)}"
 
 
 # ---- from a grad transform to a rule ----

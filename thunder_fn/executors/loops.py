@@ -28,7 +28,6 @@ from thunder_fn import ops
 from thunder_fn.constraints import is_positive
 from thunder_fn.derive import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
-from thunder_fn.executors.names import tuple_text
 from thunder_fn.executors.reuse import RegionOf, find_aliases, no_region
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.pretty import as_comment
@@ -37,6 +36,7 @@ from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.loop import SCAN, Loop
 from thunder_fn.structured.while_parts import WHILE, While
 from thunder_fn.symbols import finders, is_symbolic, mentions
+from thunder_fn.text import tuple_text
 from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, cut, num_vars, type_of
 
 if TYPE_CHECKING:

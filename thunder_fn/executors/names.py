@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,29 +11,30 @@ import torch
 
 from thunder_fn.executors.running import LINES, Line
 from thunder_fn.executors.taking import TEXT
-from thunder_fn.pretty import identifier
+from thunder_fn.text import identifier, is_usable, program_text, run_text, tuple_text
 from thunder_fn.trace import Atom, Equation, Var
 
-BUILTINS = ("float", "complex", "getattr", "zip", "reversed", "range", "int")
-"""Names of Python's that generated code calls."""
+RESERVED = frozenset({"float", "complex", "getattr", "zip", "reversed", "range", "int", "__builtins__", LINES, TEXT})
+"""Names of Python's that generated code calls, and those of what lies beside a program."""
 
 
 class Names:
     """The values that one function names, and the functions that were written for it."""
 
     def __init__(self, name: str) -> None:
-        self.context: dict[str, Any] = {"torch": torch, "math": math, name: None}
+        self.context: dict[str, Any] = {"torch": torch, "math": math}
         self.names: dict[Any, str] = {}
         self.homes: dict[str, list[str]] = {}
         self.functions: list[str] = []
         self.called: dict[str, Equation] = {}
+        self.name = self.bind(self, name, None)
 
     def bind(self, key: Any, wanted: str, value: Any) -> str:
         """The name of a value in the context: the same one for the same key."""
         if key not in self.names:
-            base = name = wanted if wanted.isidentifier() and not keyword.iskeyword(wanted) else identifier(wanted)
+            base = name = wanted if is_usable(wanted) else identifier(wanted)
             count = 0
-            while name in self.context or (hasattr(builtins, name) and name in BUILTINS):
+            while name in self.context or name in RESERVED:
                 count += 1
                 name = f"{base}_{count}"
             self.names[key], self.context[name] = name, value
@@ -51,10 +50,10 @@ class Names:
         numbered = [*([f"# {homes}"] if homes else []), header, *body, ""]
         lines_called = ((number, self.called.get(line.strip())) for number, line in enumerate(numbered, 1))
         self.context[LINES] = {number: Line(equation) for number, equation in lines_called if equation is not None}
-        text = "\n".join(numbered)
+        text = program_text(numbered)
         if taken:
             self.context[TEXT] = text
-        exec(compile(text, f"<thunder_fn {name}>", "exec"), self.context)
+        run_text(text, name, self.context)
         return "\n".join([*self.functions, text]), self.context.pop(name)
 
     def returned(self, atoms: Sequence[Atom], text: Callable[[Atom], str]) -> Iterator[str]:
@@ -64,9 +63,3 @@ class Names:
         known = {var: self.bind(("copy", var), f"{var}_copy", None) for var in copied}
         yield from (f"{name} = {text(var)}" for var, name in known.items())
         yield f"return {tuple_text([known[atom] if isinstance(atom, Var) and atom in known else text(atom) for atom in atoms])}"
-
-
-def tuple_text(parts: Iterable[str]) -> str:
-    """The text of a tuple."""
-    texts = list(parts)
-    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

@@ -26,6 +26,7 @@ from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, keys_of, 
 from thunder_fn.executors.operators import Function, Operator
 from thunder_fn.rules import memo
 from thunder_fn.structured import calls
+from thunder_fn.text import shown
 from thunder_fn.trace import Equation, Trace
 
 GRAD_ONLY = Refused("registered with a grad_transform only")
@@ -101,7 +102,9 @@ class OperatorExecutor(Executor):
         functions = {"fn": fn, "like": like, "meta": meta, "grad_transform": grad_transform, "jvp": jvp, "vmap": vmap}
         for key, value in functions.items():
             if value is not None and not callable(value):
-                raise ExecutorError(f"{self.name}.register_operator: {key} of {name} is no function: {value!r:.60}")
+                raise ExecutorError(
+                    f"{self.name}.register_operator: {key} of {name} is no function: {shown(value, 60)}"
+                )
         operator = Operator(self.name, name, fn, like, meta, grad_transform, jvp, vmap)
         if operator.__composite__ in self.rules:
             raise ExecutorError(
@@ -148,14 +151,16 @@ class OperatorExecutor(Executor):
         if operator is not None and execution_transform is not None:
             raise ExecutorError(f"{where}: give an operator or an execution_transform for {keys[0]}, not both")
         if operator is not None and not isinstance(operator, Operator):
-            raise ExecutorError(f"{where}: {operator!r:.60} is no operator\nPass functions as execution_transform=.")
+            raise ExecutorError(
+                f"{where}: {shown(operator, 60)} is no operator\nPass functions as execution_transform=."
+            )
         for name, value in (
             ("checker", checker),
             ("execution_transform", execution_transform),
             ("grad_transform", grad_transform),
         ):
             if value is not None and not callable(value):
-                raise ExecutorError(f"{where}: {name} is no function: {value!r:.60}")
+                raise ExecutorError(f"{where}: {name} is no function: {shown(value, 60)}")
         runs = op if own and execution_transform is None and operator is None else None
         new = Implementation(runs, checker, execution_transform or operator, grad_transform)
         self.register(dict.fromkeys(keys, new))

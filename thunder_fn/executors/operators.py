@@ -93,7 +93,7 @@ class Operator:
         """What programs call."""
         return Runner(self.name, self.fn)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         kwargs = dict(sorted(kwargs.items()))
         recorder = current()
         if recorder is not None:
@@ -300,7 +300,7 @@ class _Opaque:
         self.operator = operator
         self.__name__ = operator.name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
         assert recorder is not None, "called inside a capture only"
         call = _Arguments.of(args, kwargs)
@@ -340,7 +340,7 @@ class _WithGradTransform:
         self.operator, self.function = operator, function
         self.__name__ = operator.name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         recorder, operator = current(), self.operator
         assert recorder is not None and operator.grad_transform is not None, "made for operators that have one"
         call = _Arguments.of(args, kwargs)

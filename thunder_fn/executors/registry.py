@@ -11,6 +11,7 @@ from typing import Any
 from thunder_fn.errors import ExecutorError, UnknownOption, kind_of, located
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
+from thunder_fn.text import shown
 
 BUILTIN: dict[str, str] = {
     "inductor": "thunder_fn.executors.compiled",
@@ -96,7 +97,9 @@ def resolve_executors(given: Any, where: str = "jit") -> tuple[Executor, ...]:
     found: dict[Executor, None] = {}
     for one in given:
         if not isinstance(one, str | Executor):
-            text = f"{where}: an executor is a value such as `OperatorExecutor('mine')` or a name, given {one!r:.60}"
+            text = (
+                f"{where}: an executor is a value such as `OperatorExecutor('mine')` or a name, given {shown(one, 60)}"
+            )
             raise ExecutorError(text)
         executor = _find(one, where) if isinstance(one, str) else one
         found[executor] = None

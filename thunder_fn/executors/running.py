@@ -44,7 +44,7 @@ class Runner:
     def __name__(self) -> str:
         return self.name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         line: Line = frame.f_globals[LINES][frame.f_lineno]
         types = line.types if line.types is not None else _types_for(line.equation, args, kwargs)
@@ -125,7 +125,7 @@ class Watched:
 
     run: Callable[..., Any]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         line: Line = frame.f_globals[LINES][frame.f_lineno]
         equation = line.equation

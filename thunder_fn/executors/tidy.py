@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thunder_fn import ops
+from thunder_fn.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
@@ -63,23 +64,25 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
 
 
 def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
-    """Drop what no output needs: operators are whole until somebody unfolds them.
+    """Drop equations that no output needs, and log-sum-exps of attention that no backward reads.
+
+    Operators are whole until somebody unfolds them.
 
     Returns:
         The trace, and the positions of the equations that are gone.
     """
     need = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    gone = list[int]()
+    gone, equations = list[int](), list(trace.equations)
     for position, equation in reversed(list(enumerate(trace.equations))):
+        equations[position] = without_log_sums(equation, need)
         if is_kept(equation) or makes_symbols(equation) or any(var.index in need for var in equation.outputs):
             need.update(var.index for var in equation.operands)
         else:
             gone.append(position)
-    if not gone:
+    if not gone and all(new is old for new, old in zip(equations, trace.equations, strict=True)):
         return trace, ()
     dead = set(gone)
-    kept = tuple(equation for position, equation in enumerate(trace.equations) if position not in dead)
-    new = cut(trace, equations=kept)
+    new = cut(trace, equations=(eq for position, eq in enumerate(equations) if position not in dead))
     return new, tuple(sorted(gone))
 
 

@@ -16,7 +16,6 @@ are functions in front (`loops.py`). What another executor takes is one call, an
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,16 +32,17 @@ from thunder_fn.executors.claims import Claimed, claim
 from thunder_fn.executors.evaluated import compiled_region, numbers_read, run_compiled
 from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.loops import Function, function_of
-from thunder_fn.executors.names import Names, tuple_text
+from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_of
 from thunder_fn.executors.reuse import CLONE, Reuse, find_aliases, in_place, last_uses, plan_reuse
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.executors.taking import donating, is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.pretty import as_comment, binding_line, identifier, literal_text, object_name
+from thunder_fn.pretty import as_comment, binding_line
 from thunder_fn.rules import EVALUATE
 from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.symbols import binders, made_by, symbols_read, unbound_symbols
+from thunder_fn.text import identifier, is_keyword_name, literal_text, object_name, tuple_text
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
 
 BELOW_AUTOGRAD_FROM = 12
@@ -141,8 +141,8 @@ class _Emitter:
         self.reuse = plan if below_autograd else replace(plan, given={})  # autograd may have kept an operand
         self.private = self.find_private(finals)
         self.below_autograd = below_autograd
-        self.name = identifier(flat.trace.name)
-        self.names = names or Names(self.name)
+        self.names = names or Names(identifier(flat.trace.name))
+        self.name = self.names.name
         self.is_block = names is not None
         self.unbound = set(map(str, symbols_read(flat.trace)))
         if not self.is_block:
@@ -233,7 +233,7 @@ class _Emitter:
         if number is not None:
             return self.with_number(equation, op, number)
         spelling = spell(op, equation.args, equation.kwargs)
-        if not all(key.isidentifier() and not keyword.iskeyword(key) for key, _ in equation.kwargs):
+        if not all(is_keyword_name(key) for key, _ in equation.kwargs):
             raise InvalidTrace(f"{equation.op}: a keyword that Python does not allow")
         parts = [self.arg(arg, spelling) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, spelling)}" for key, arg in equation.kwargs]

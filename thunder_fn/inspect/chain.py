@@ -134,7 +134,7 @@ class Chain:
 _COUNTS = ("added", "removed", "changed")
 
 
-def chain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Chain:
+def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     """The traces of `jit(f)(*args, **kwargs)`, from capture through every transform to the programs. Nothing is run.
 
     Where an argument requires a gradient, the forward and the backward of the split are steps, and both programs.

@@ -25,7 +25,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 MAKING, RUNNING = 1, 2
 
 
-def chrome_trace(path: str | Path, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Path:
+def chrome_trace(path: str | Path, f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Path:
     """Write how `f(*args, **kwargs)` is made and run, as Perfetto opens it.
 
     The captured trace is run twice, equation by equation, without gradients; the second run is timed. Composites are

@@ -16,6 +16,7 @@ from thunder_fn.inspect.machines import Machine, known_machine
 from thunder_fn.inspect.tables import bytes_text, count_text, plain, rich_table
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.structured.cost import bytes_of, flops_of
+from thunder_fn.text import escaped
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var
 
 
@@ -158,7 +159,7 @@ class CostReport:
         if self.machine is not None:
             least = sum(cost.seconds(self.machine) for _, cost in self.equations)
             text += f"; at least {least * 1e3:.3f} ms on {self.machine.name}"
-        return text
+        return escaped(text)
 
     def rows(self, limit: int = 20) -> list[tuple[str, ...]]:
         """The table: op, times, FLOP, bytes, FLOP/byte, and what limits it where peaks are known."""
@@ -193,7 +194,7 @@ class CostReport:
         return Group(Text(self.summary, style="bold"), rich_table(self._header, self.rows()))
 
 
-def cost(f: Callable[..., Any], *args: Any, machine: Machine | None = None, **kwargs: Any) -> CostReport:
+def cost(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any) -> CostReport:
     """What `jit(f)(*args, **kwargs)` computes and moves, op by op. Nothing is run.
 
     Args:

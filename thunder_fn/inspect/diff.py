@@ -17,6 +17,7 @@ from thunder_fn import ops
 from thunder_fn.inspect.flat import Flat, Leaf, Value, flatten, held
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.pretty import format_equation
+from thunder_fn.text import escaped, program_text
 from thunder_fn.trace import Literal, Trace, Type, Var, map_arg
 
 Status: TypeAlias = Choice["same", "changed", "added"]
@@ -62,15 +63,15 @@ class Diff:
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         names = f"{self.before.trace.name} -> {self.after.trace.name}"
-        return "\n".join([f"{names}: {counts}", *(f"{mark} {text}" for mark, text in self.lines())])
+        return program_text([f"{names}: {counts}", *(f"{mark} {text}" for mark, text in self.lines())])
 
     def __rich__(self) -> Any:
         from rich.text import Text
 
         styles = {"+": "green", "-": "red", "~": "yellow", "@": "dim cyan"}
-        lines = str(self).splitlines()
+        lines = str(self).split("\n")
         parts = [Text(lines[0] + "\n", style="bold")]
-        parts += [Text(f"{mark} {text}\n", style=styles.get(mark, "dim")) for mark, text in self.lines()]
+        parts += [Text(escaped(f"{mark} {text}") + "\n", style=styles.get(mark, "dim")) for mark, text in self.lines()]
         return Text.assemble(*parts, end="")
 
 

@@ -20,8 +20,8 @@ from thunder_fn.inspect.diff import Diff, paired
 from thunder_fn.inspect.flat import unfolded
 from thunder_fn.inspect.machines import Machine
 from thunder_fn.inspect.memory import Memory
-from thunder_fn.pretty import literal_text, object_name
 from thunder_fn.structured.cost import bytes_of
+from thunder_fn.text import literal_text, object_name
 from thunder_fn.trace import Equation, Literal, Source, Trace, Type, Var
 
 CONTEXT = 3

@@ -15,6 +15,7 @@ from thunder_fn import ops
 from thunder_fn.inspect.chain import chain
 from thunder_fn.inspect.extras import extra
 from thunder_fn.inspect.memory import common_module
+from thunder_fn.text import escaped
 from thunder_fn.trace import Equation, Trace, Var
 
 Point = tuple[float, float]
@@ -31,7 +32,7 @@ class Picture:
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file."""
-        Path(path).write_text(self.svg)
+        Path(path).write_text(self.svg, encoding="utf-8")
         return Path(path)
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ class _Box:
     tip: str
 
 
-def graph(f: Trace | Callable[..., Any], *args: Any, **kwargs: Any) -> Picture:
+def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Picture:
     """A trace, or that of `f(*args, **kwargs)`, as a picture; composites are boxes.
 
     Of a trace of more than 2,000 equations, those of a module that follow each other are one box, of whatever depth makes
@@ -174,11 +175,16 @@ def _arrow(start: Point, way: list[Point], end: Point) -> str:
     return f'<path d="{"".join(curves)}" marker-end="url(#a)"/>'
 
 
+def _text(text: str) -> str:
+    """A text as SVG has it, which allows few control characters."""
+    return html.escape("\n".join(map(escaped, text.split("\n"))))
+
+
 def _rect(box: _Box, point: Point, width: float) -> str:
     x, y = point
     return (
-        f'<g><title>{html.escape(box.tip)}</title><rect x="{x - width / 2:.0f}" y="{y - 17:.0f}" width="{width:.0f}" '
+        f'<g><title>{_text(box.tip)}</title><rect x="{x - width / 2:.0f}" y="{y - 17:.0f}" width="{width:.0f}" '
         f'height="34" rx="4" fill="{FILLS[box.kind]}" stroke="#9aa4af"/>'
-        f'<text x="{x:.0f}" y="{y - 3:.0f}">{html.escape(box.title)}</text>'
-        f'<text class="n" x="{x:.0f}" y="{y + 10:.0f}">{html.escape(box.note)}</text></g>'
+        f'<text x="{x:.0f}" y="{y - 3:.0f}">{_text(box.title)}</text>'
+        f'<text class="n" x="{x:.0f}" y="{y + 10:.0f}">{_text(box.note)}</text></g>'
     )

@@ -25,6 +25,7 @@ from typing import Any
 from thunder_fn.inspect.chain import Chain, Step, chain
 from thunder_fn.inspect.storages import Buffer, Run
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
+from thunder_fn.text import escaped
 from thunder_fn.trace import Source
 
 
@@ -109,10 +110,10 @@ class Memory:
     def summary(self) -> str:
         """One line."""
         if not self.names:
-            return f"memory of {self.function}: nothing runs"
+            return escaped(f"memory of {self.function}: nothing runs")
         at = self.peak_at
         where = f" in {self.modules[at]}" if self.modules[at] else ""
-        return (
+        return escaped(
             f"memory of {self.function}: peak {bytes_text(self.peak)} at equation {at} of {len(self.names)} "
             f"({self.names[at]}{where}); residuals {bytes_text(self.residual_bytes)}, "
             f"outputs {bytes_text(self.output_bytes)}, held by the caller {bytes_text(self.input_bytes)}"
@@ -167,7 +168,7 @@ def _line(source: Source | None) -> str:
     return f"{Path(source.file).name}:{source.line}" if source is not None else ""
 
 
-def memory(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Memory:
+def memory(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory:
     """The memory that `jit(f)(*args, **kwargs)` takes, over its program. Nothing is run.
 
     Where an argument requires a gradient the backward follows the forward on the same axis.

@@ -20,6 +20,7 @@ from thunder_fn.inspect.cost import machine_of
 from thunder_fn.inspect.encode import encode
 from thunder_fn.inspect.machines import Machine
 from thunder_fn.inspect.memory import memory_of
+from thunder_fn.text import escaped
 
 HEIGHT = 720
 """Pixels of the frame in a notebook."""
@@ -46,7 +47,7 @@ class Page:
         return f'<iframe srcdoc="{text}" style="width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:6px"></iframe>'
 
 
-def show(f: Callable[..., Any], *args: Any, machine: Machine | None = None, **kwargs: Any) -> Page:
+def show(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any) -> Page:
     """The inspector's page of `jit(f)(*args, **kwargs)`. Nothing is run.
 
     Args:
@@ -74,7 +75,7 @@ def page_of(name: str, data: dict[str, Any]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"<title>{html.escape(name)} · inspector</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{html.escape(escaped(name))} · inspector</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<div id="app"><noscript>This page needs JavaScript, which it brings itself.</noscript></div>\n'
         f'<script type="application/octet-stream" id="data">{packed}</script>\n<script>{code}</script>\n</body>\n</html>\n'
     )

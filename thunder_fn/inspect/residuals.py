@@ -11,6 +11,7 @@ import torch
 
 from thunder_fn.api.residuals import SavedResidual, saved_residuals
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
+from thunder_fn.text import escaped
 
 _HEADER = ("bytes", "own", "type", "what", "line", "module")
 
@@ -30,7 +31,8 @@ class Residuals:
     @property
     def summary(self) -> str:
         """One line."""
-        return f"residuals of {self.function}: {len(self.residuals)}, {bytes_text(self.num_bytes)} beside the arguments"
+        size = bytes_text(self.num_bytes)
+        return escaped(f"residuals of {self.function}: {len(self.residuals)}, {size} beside the arguments")
 
     def rows(self, limit: int = 40) -> list[tuple[str, ...]]:
         """The table, largest first: its size, and what it takes of its own."""
@@ -60,7 +62,7 @@ def _where(residual: SavedResidual) -> tuple[str, str]:
     return (f"{Path(source.file).name}:{source.line}", source.module) if source is not None else ("", "")
 
 
-def residuals(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
+def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
     """What the gradient of f at these arguments, and of a module's parameters, keeps of the forward. See `saved_residuals`.
 
     Example:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from thunder_fn.text import escaped
+
 
 def plain(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns that line up: the first one and texts to the left, numbers to the right."""
-    table = [tuple(header), *map(tuple, rows)]
+    table = [tuple(header), *(tuple(map(escaped, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     right = [_is_numeric(column) for column in zip(*table, strict=True)]
     lines: list[str] = []
@@ -24,13 +26,16 @@ def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
     """The same as a table of `rich`."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    known = list(map(tuple, rows))
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold")
+    known = [tuple(map(escaped, row)) for row in rows]
+    table = Table(
+        title=Text(escaped(title)) if title else None, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold"
+    )
     for name, column in zip(header, zip(header, *known, strict=True), strict=True):
         table.add_column(name, justify="right" if _is_numeric(column) else "left", overflow="fold")
     for row in known:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -27,6 +27,7 @@ from thunder_fn.jit.guards import call_path
 from thunder_fn.jit.options import Options, check_argnums
 from thunder_fn.jit.program import Entry, build, capture_call, is_followed
 from thunder_fn.structured.call import bind_call
+from thunder_fn.text import shown
 from thunder_fn.trace import Trace
 
 __all__ = [
@@ -61,7 +62,7 @@ class Jitted:
                 object.__setattr__(self, name, getattr(self.fn, name))
         object.__setattr__(self, "__wrapped__", self.fn)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if current() is not None:
             return call_inside_capture(self, args, kwargs)
         programs = self.programs
@@ -180,7 +181,7 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
     if isinstance(f, torch.nn.Module):
         return _modules().jit_module(f, options)
     if not callable(f):
-        raise JitError(f"jit: expected a function, given {kind_of(f)}: {f!r:.60}")
+        raise JitError(f"jit: expected a function, given {kind_of(f)}: {shown(f, 60)}")
     return Jitted(f, Options().changed(options).of_arguments(f))
 
 
@@ -273,7 +274,7 @@ def _jitted_of(f: Any) -> Jitted | None:
         return _modules().latest_of(f)
     inner = f if isinstance(f, Jitted) else getattr(f, "jitted", None)
     if not isinstance(inner, Jitted):
-        raise JitError(f"expected a jitted function or module, given {kind_of(f)}: {f!r:.60}")
+        raise JitError(f"expected a jitted function or module, given {kind_of(f)}: {shown(f, 60)}")
     return inner
 
 
@@ -324,7 +325,7 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
     return inner.programs.info()
 
 
-def explain_claims(f: Callable[..., Any], *args: Any, **kwargs: Any) -> ClaimReport:
+def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClaimReport:
     """Which executor takes what of `f(*args, **kwargs)`, and why those that were asked before do not.
 
     Nothing is run. Where an argument requires a gradient, the backward is part of the report.

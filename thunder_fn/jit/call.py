@@ -21,7 +21,7 @@ from thunder_fn.trace import Literal
 class Call:
     """The arguments of a call: the static ones by position or name, and the leaves and structure of the others.
 
-    A tensor is a leaf once; where it is passed again, `leaves` say so.
+    A tensor is a leaf once; where it is passed again, `leaves` say so. `orders` are the keys of dicts, as `orders_of` has them.
     """
 
     count: int
@@ -30,7 +30,13 @@ class Call:
     kwargs: dict[str, Any]
     leaves: tuple[Any, ...]
     spec: pytree.PyTreeSpec
+    orders: tuple[Any, ...]
     donated: tuple[int, ...]
+
+    @property
+    def structure(self) -> tuple[pytree.PyTreeSpec, tuple[Any, ...]]:
+        """What two calls agree in whose arguments are built alike."""
+        return self.spec, self.orders
 
     @property
     def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
@@ -58,7 +64,8 @@ def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     given = {argnum % count for argnum in options.donate_argnums if -count <= argnum < count}
     donated = tuple(_donated_leaves(spec, [i in given for i in range(count) if i not in static]))
     _check_donation(leaves, [i for i in donated if isinstance(leaves[i], torch.Tensor)], (dynamic, kwargs))
-    return Call(count, statics, dynamic, kwargs, _each_once(leaves, (dynamic, kwargs)), spec, donated)
+    tree = dynamic, kwargs
+    return Call(count, statics, dynamic, kwargs, _each_once(leaves, tree), spec, pytree.orders_of(tree), donated)
 
 
 def _each_once(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...]:
@@ -114,4 +121,4 @@ def call_key(call: Call) -> Key:
     tree = (call.args, call.kwargs)
     leaves = tuple(leaf_key(leaf, i, tree) for i, leaf in enumerate(call.leaves))
     statics = tuple((place, type(value), Literal(value)) for place, value in call.statics)
-    return call.count, call.spec, leaves, statics, internals.global_state()
+    return call.count, call.structure, leaves, statics, internals.global_state()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.pretty import literal_text
+from thunder_fn.text import literal_text, program_text, run_text
 from thunder_fn.trace import Expr, Literal
 
 
@@ -66,8 +66,8 @@ class Namespace:
 
     def function(self, name: str, lines: Sequence[str]) -> Any:
         """Compile the text of one function. Nothing refers from the names back to it."""
-        text, context = "\n".join(lines), {"torch": torch, **self.values}
-        exec(compile(text, f"<thunder_fn {name}>", "exec"), context)
+        context = {"torch": torch, **self.values}
+        run_text(program_text(lines), name, context)
         return context.pop(name)
 
 
@@ -99,9 +99,11 @@ def take_apart(structure: Structure, name: str, names: Namespace, *, checked: bo
     if not checked:
         yield f"    if type({name}) is not {kind.__name__}: return MISS"
     yield f"    if len({name}) != {len(parts)}: return MISS"
-    if kind is dict:
-        for key, target in zip(structure, targets, strict=True):
-            yield f"    {target} = {name}.get({names.literal(key)}, MISS)"
+    if kind is dict and parts:
+        yield f"    if (*{name},) != {names.bind((*structure,), 'keys')}: return MISS"
+        if name != "kwargs":
+            yield f"    if (*map(type, {name}),) != {names.bind((*map(type, structure),), 'types')}: return MISS"
+        yield f"    {', '.join(targets)}, = {name}.values()"
     elif parts:
         yield f"    {', '.join(targets)}, = {name}"
     for part, target in zip(parts, targets, strict=True):

@@ -134,7 +134,7 @@ def _number_reason(family: Family, call: Call) -> Miss:
 
 def _kind_reason(latest: tuple[Any, ...], call: Call, key: tuple[Any, ...]) -> Miss:
     if latest[0] != key[0] or latest[1] != key[1]:
-        return Miss("the structure of the arguments", latest[1], key[1])
+        return _structure_reason(latest[1], key[1])
     tree = (call.args, call.kwargs)
     for index, (old, new) in enumerate(zip(latest[2], key[2], strict=True)):
         if old != new:
@@ -144,10 +144,18 @@ def _kind_reason(latest: tuple[Any, ...], call: Call, key: tuple[Any, ...]) -> M
     return Miss("the state of PyTorch (grad mode, autocast, modes) has changed")
 
 
+def _structure_reason(old: tuple[Any, ...], new: tuple[Any, ...]) -> Miss:
+    if old[0] != new[0] or old[1] == new[1]:
+        return Miss("the structure of the arguments", old[0], new[0])
+    one, other = next((a, b) for a, b in zip(old[1], new[1], strict=True) if a != b)
+    keys = len(one) // 2
+    return Miss("the order or the types of a dict's keys", list(one[keys:]), list(other[keys:]))
+
+
 def _kind_text(key: Any) -> str:
-    if isinstance(key, tuple) and len(key) == 5 and isinstance(key[1], torch.dtype):
-        kind, dtype, dims, device, requires_grad = key
-        asks = ", requires_grad" if requires_grad else ""
+    if isinstance(key, tuple) and len(key) == 6 and isinstance(key[1], torch.dtype):
+        kind, dtype, dims, device, bits, requires_grad = key
+        asks = "".join(f", {bit}" for bit in bits) + (", requires_grad" if requires_grad else "")
         return f"{kind.__name__} of {dims} dims, {str(dtype).removeprefix('torch.')} on {device}{asks}"
     if isinstance(key, tuple) and key:
         return " ".join(str(getattr(part, "__name__", part)) for part in key)

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers import Place, Symbolic, is_number, stride_pattern, value_at
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.jit.call import Call
@@ -62,7 +63,7 @@ def family_key(call: Call, key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _leaf_family(leaf: Any, key: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
-        return type(leaf), leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
+        return type(leaf), leaf.dtype, leaf.dim(), leaf.device, internals.bits_of(leaf), leaf.requires_grad
     if is_number(leaf):
         return type(leaf)
     return key

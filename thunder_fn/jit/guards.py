@@ -86,6 +86,9 @@ def _unpack(call: Call, names: Namespace) -> Iterator[str]:
     given = "".join(f"{targets[i]}, " for i in dynamic)
     yield f"    leaves, spec = {names.bind(pytree.flatten, 'flatten')}((({given}), kwargs))"
     yield f"    if spec != {names.bind(call.spec, 'spec')}: return MISS"
+    if any(call.orders):
+        orders = f"{names.bind(pytree.orders_of, 'orders_of')}((({given}), kwargs))"
+        yield f"    if {orders} != {names.bind(call.orders, 'orders')}: return MISS"
     if call.leaves:
         yield f"    {', '.join(f'l{i}' for i in range(len(call.leaves)))}, = leaves"
 

@@ -20,6 +20,7 @@ import torch
 from thunder_fn.capture.numbers import Place
 from thunder_fn.errors import ArgnumError, JitError, located
 from thunder_fn.symbols import Bounds
+from thunder_fn.text import shown
 
 if TYPE_CHECKING:
     from thunder_fn.jit.call import Call
@@ -51,7 +52,7 @@ def read_marks(value: Any) -> Marks:
 
 def _key(key: Any) -> int | str:
     if isinstance(key, bool) or not isinstance(key, (int, str)):
-        raise JitError(located(f"jit: dynamic names arguments by position or name, given {key!r:.60}", fix=_FIX))
+        raise JitError(located(f"jit: dynamic names arguments by position or name, given {shown(key, 60)}", fix=_FIX))
     return key
 
 
@@ -65,7 +66,7 @@ def _read(mark: Any) -> Mark:
 
 def _dim(dim: Any) -> int:
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise JitError(located(f"jit: dynamic has a dim that is no int: {dim!r:.60}", fix=_FIX))
+        raise JitError(located(f"jit: dynamic has a dim that is no int: {shown(dim, 60)}", fix=_FIX))
     return dim
 
 
@@ -76,7 +77,7 @@ def _read_leaf(mark: Any) -> bool | Bounds:
 def _read_bounds(mark: Any) -> Bounds:
     pair = tuple(mark) if isinstance(mark, (tuple, list)) else ()
     if len(pair) != 2 or not all(bound is None or type(bound) in (int, float) for bound in pair):
-        text = f"jit: a mark is a flag or bounds (least, greatest), where None is no bound; given {mark!r:.60}"
+        text = f"jit: a mark is a flag or bounds (least, greatest), where None is no bound; given {shown(mark, 60)}"
         raise JitError(located(text, fix=_FIX))
     low, high = pair
     if low is not None and high is not None and low > high:

@@ -61,7 +61,7 @@ class TracedForward:
         self.__name__ = type(module).__name__
         self.__wrapped__ = module.forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         given, recorder = kwargs.pop(STATE), current()
         if recorder is None:
             return self.module.forward(*args, **kwargs)
@@ -142,7 +142,7 @@ class ModuleJit:
     hooks: HooksOutside = field(default_factory=HooksOutside)
     counting: int = 0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         latest = self.latest
         try:
             if latest is not None and current() is None and latest.holds():

@@ -21,7 +21,7 @@ class Forward:
 
     def __init__(self, original: Callable[..., Any]) -> None:
         @functools.wraps(original)
-        def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             inner = getattr(self, SLOT)
             if "forward" not in self.__dict__:
                 return inner(*args, **kwargs)
@@ -57,7 +57,7 @@ def _assigned(module: torch.nn.Module, assigned: Any) -> Any:
         function = assigned.__func__
 
         @functools.wraps(function, updated=())
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             inner = chosen()
             return function(self, *args, **kwargs) if inner is None else inner(*args, **kwargs)
 

@@ -21,6 +21,7 @@ from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.executors.verify import VERIFIER
 from thunder_fn.jit.marks import Marks, read_marks
 from thunder_fn.jit.transforms import Transform, as_transform, in_order
+from thunder_fn.text import shown
 from thunder_fn.trace import Trace
 
 CACHES = ("constant values", "symbolic values", "same input", "no caching")
@@ -226,7 +227,7 @@ def _read_cache(value: Any) -> str:
 
 def _read_flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise JitError(f"jit: {name} is True or False, given {value!r:.60}")
+        raise JitError(f"jit: {name} is True or False, given {shown(value, 60)}")
     return value
 
 

@@ -101,7 +101,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
     closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
     writes = places_of(targets, len(tensors) + len(numbers), constants)
-    executors, values = options.executors_of(closed), (*tensors, *numbers, *constants)
+    executors, values = options.executors_of(closed), (*map(internals.plain, (*tensors, *numbers, *constants)),)
     followed = torch.is_grad_enabled() or is_followed(captured)
     bridged = bridge(closed, values, writes, executors) if followed else None
     execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
@@ -269,10 +269,15 @@ class _Execution:
         self.leaves = [f"l{position}" for position, _ in tensors]
         self.leaves += [str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
+        values = (*(tensor for _, tensor in tensors), *constants)
+        names = (*self.leaves[: len(tensors)], *self.inputs[len(self.leaves) :])
+        pairs = zip(names, values, strict=True)
+        self.with_bits = {name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)}
         followed = (tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors)))
         self.stopped = bridged is None and torch.is_grad_enabled() and any(followed)
         self.donated = [i for i, (position, _) in enumerate(tensors) if position in donated]
-        self.writable = [i for i in self.donated if is_dense(tensors[i][1])] if bridged is None else []
+        self.writable = [i for i in self.donated if is_dense(tensors[i][1]) and self.leaves[i] not in self.with_bits]
+        self.writable = self.writable if bridged is None else []
         pairs = zip(captured.writes, writes, strict=True)
         self.given = {self.leaves[i] for i in self.donated}
         self.targets = [
@@ -296,13 +301,17 @@ class _Execution:
             given = ", ".join(self.inputs[i] for i in self.writable)
             lines.append(f"    run = {run} if all_exclusive({given}) else {careful}")
             run = "run"
-        line = f"{''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({', '.join(self.inputs)})"
+        given = ", ".join(self.with_bits.get(name, name) for name in self.inputs)
+        line = f"{''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({given})"
         if self.bridge is not None and not torch.is_grad_enabled():
             lines.append(f"    with {self.names.bind(torch.enable_grad, 'enable_grad')}():")
             line = f"    {line}"
         if self.stopped:  # no result has a gradient, whatever PyTorch would make of the ops
             lines.append(f"    with {self.names.bind(torch.no_grad, 'no_grad')}():")
             line = f"    {line}"
+        indent = line[: len(line) - len(line.lstrip())]
+        for name, new in self.with_bits.items():  # values in a trace have no conjugate or negative bit
+            lines.append(f"    {indent}{new} = {self.names.bind(internals.plain, 'plain')}({name})")
         lines.append(f"    {line}")
         lines += self.own_leaves(values)
         if self.bridge is not None:
@@ -344,6 +353,8 @@ class _Execution:
             return f"{target}.detach()" if target in self.given else target
         if isinstance(atom, Var) and atom.index < len(self.leaves) and self.leaves[atom.index] in self.given:
             return f"{values[position]}.detach()"
+        if isinstance(atom, Var) and atom.index < len(self.inputs) and self.inputs[atom.index] in self.with_bits:
+            return self.inputs[atom.index]
         return values[position]
 
 

@@ -30,6 +30,7 @@ from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.capture.recorded import Decision, Layout
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import JitError, UnsupportedInput, kind_of, located
+from thunder_fn.text import shown
 from thunder_fn.trace import Arg, Expr, Literal, NumberType, TensorType, Trace, TraceBuilder, Type, type_of_value
 
 Key = tuple[Any, ...]
@@ -119,7 +120,15 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     """
     if isinstance(leaf, torch.Tensor):
         check_supported(leaf, lambda: argument_name(tree, position))
-        return type(leaf), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
+        return (
+            type(leaf),
+            leaf.dtype,
+            leaf.shape,
+            leaf.stride(),
+            leaf.device,
+            internals.bits_of(leaf),
+            leaf.requires_grad,
+        )
     if isinstance(leaf, Repeated):
         return (leaf,)
     if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_FUNCTION_TYPES)) or _is_enum(leaf):
@@ -171,7 +180,7 @@ def prologue_trace(
     _add(builder, "check_state", Literal(internals.global_state()[0]))
     _add(builder, "check_structure", Literal("(args, kwargs)"), Literal(structure))
     for place, value in statics:
-        _add(builder, "check_structure", Literal(f"static argument {place!r}"), Literal(f"{value!r:.200}"))
+        _add(builder, "check_structure", Literal(f"static argument {place!r}"), Literal(shown(value, 200)))
     for var, (index, leaf) in zip(inputs, checked, strict=True):
         if isinstance(var.type, NumberType):
             _add(builder, "check_number", var, Literal(numbers.get(index, _plain(leaf))))
@@ -204,7 +213,7 @@ def _add(builder: TraceBuilder, name: str, *args: Arg) -> None:
 def structure_text(leaves: Sequence[Any], spec: pytree.PyTreeSpec) -> str:
     """The structure as one writes it: `*` for tensors and numbers, other values as they are."""
     marks = [_Mark("*") if isinstance(leaf, (torch.Tensor, int, float, complex)) else leaf for leaf in leaves]
-    return repr(pytree.unflatten(spec, marks))
+    return shown(pytree.unflatten(spec, marks))
 
 
 class _Mark:

@@ -18,6 +18,7 @@ from thunder_fn.capture.lookasides import same_function
 from thunder_fn.errors import TraitError, kind_of, located
 from thunder_fn.executors.base import Numerics, check_numerics
 from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.text import shown
 
 Subject = Literal["trace", "model", "compiled"]
 _WHEN: dict[str, int] = {"model": 0, "trace": 1, "compiled": 2}
@@ -92,12 +93,12 @@ class Transform:
         on: Subject = "trace",
     ) -> None:
         if not callable(fn):
-            raise TraitError(f"Transform {name!r}: expected a function, given {kind_of(fn)}: {fn!r:.60}")
+            raise TraitError(f"Transform {name!r}: expected a function, given {kind_of(fn)}: {shown(fn, 60)}")
         given: tuple[Any, Any] = (name, idempotent)
         if not (isinstance(given[0], str) and name):
-            raise TraitError(f"a Transform's name is what the traits of others call it, given {name!r:.60}")
+            raise TraitError(f"a Transform's name is what the traits of others call it, given {shown(name, 60)}")
         if not isinstance(given[1], bool):
-            raise TraitError(f"Transform {name!r}: idempotent is True or False, given {idempotent!r:.60}")
+            raise TraitError(f"Transform {name!r}: idempotent is True or False, given {shown(idempotent, 60)}")
         if on not in _WHEN:
             raise TraitError(f"Transform {name!r}: on is 'trace', 'model' or 'compiled', given {on!r}")
         values = {"after": after, "before": before, "conflicts": conflicts}

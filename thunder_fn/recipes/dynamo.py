@@ -99,7 +99,7 @@ class DynamoForward:
         """What makes the same of another module."""
         return functools.partial(DynamoForward, options=self.options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         assigned = self.module.__dict__.get("forward")
         if assigned not in self.made:
             self.made[assigned] = _compiled(self.module.forward, self.options)
@@ -142,7 +142,7 @@ def _unchanging(f: Compiled) -> Generator[None]:
 class _UnchangingForward(TracedForward):
     """A module's `forward` that draws no numbers in Python."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with _unchanging(self.module.forward):
             return super().__call__(*args, **kwargs)
 
@@ -167,7 +167,7 @@ class BreakingJit(ModuleJit):
         """What makes the same of another module."""
         return functools.partial(BreakingJit, options=self.options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.broken is None:
             try:
                 return ModuleJit.__call__(self, *args, **kwargs)

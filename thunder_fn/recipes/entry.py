@@ -15,6 +15,7 @@ from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
 from thunder_fn.recipes.dynamo import through_dynamo, with_breaks
 from thunder_fn.recipes.recipe import Assembly, Model, Recipe
+from thunder_fn.text import shown
 
 Choice = None | str | Recipe | Sequence["Recipe | str"]
 
@@ -74,7 +75,7 @@ def chosen(model: Model, recipe: Choice) -> Recipe:
         RecipeError: it is none.
     """
     if not callable(model):
-        raise RecipeError(f"compile: expected a module or function, given {kind_of(model)}: {model!r:.60}")
+        raise RecipeError(f"compile: expected a module or function, given {kind_of(model)}: {shown(model, 60)}")
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
         raise RecipeError(f"compile: expected a module, given the class {model.__name__}; make an instance of it")
     if recipe is None:
@@ -106,4 +107,4 @@ def _read(model: Model, one: Any) -> Recipe:
     if isinstance(one, str):
         return _made(registry.get(one))
     hint = "; make an instance of it" if isinstance(one, type) and issubclass(one, Recipe) else ""
-    raise RecipeError(f"compile: a recipe is a name or a `Recipe`, given {one!r:.60}{hint}")
+    raise RecipeError(f"compile: a recipe is a name or a `Recipe`, given {shown(one, 60)}{hint}")

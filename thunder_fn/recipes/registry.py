@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from thunder_fn.errors import RecipeError, kind_of, located
 from thunder_fn.recipes.recipe import Recipe
+from thunder_fn.text import shown
 
 R = TypeVar("R", bound=type[Recipe])
 
@@ -21,7 +22,7 @@ def register(recipe: R) -> R:
     """
     given: Any = recipe
     if not (isinstance(given, type) and issubclass(given, Recipe)):
-        what = f"register: expected a class derived from `Recipe`, given {given!r:.60}"
+        what = f"register: expected a class derived from `Recipe`, given {shown(given, 60)}"
         raise RecipeError(located(what, fix="Give the class, not a recipe made of it."))
     if not recipe.name:
         raise RecipeError(f"{recipe.__name__} has no `name` to be registered under")
@@ -45,7 +46,7 @@ def get(name: str) -> type[Recipe]:
     """
     given: Any = name
     if not isinstance(given, str):
-        raise RecipeError(f"a recipe's name is a str, given {kind_of(given)}: {given!r:.60}")
+        raise RecipeError(f"a recipe's name is a str, given {kind_of(given)}: {shown(given, 60)}")
     if name not in _recipes:
         near = difflib.get_close_matches(name, _recipes, n=1, cutoff=0.0)
         fix = f"There are {', '.join(list_recipes())}; `recipes.register` adds others."

@@ -30,6 +30,7 @@ from thunder_fn.rewrites.steps import Lora, Quantize
 from thunder_fn.rewrites.tensor_parallel import TensorParallel
 from thunder_fn.rewrites.tracing import example
 from thunder_fn.rewrites.units import scheduled, then
+from thunder_fn.text import shown
 from thunder_fn.trace import Trace
 
 PullBack = Callable[[Mapping[str, torch.Tensor | None]], dict[str, torch.Tensor]]
@@ -235,7 +236,7 @@ def rewritten(f: Any, step: Step) -> Any:
 
         return rewritten_module(f, step)
     if not callable(f):
-        what = f"expected a function of (params, *inputs), a module or a Rewrite, given {kind_of(f)}: {f!r:.60}"
+        what = f"expected a function of (params, *inputs), a module or a Rewrite, given {kind_of(f)}: {shown(f, 60)}"
         fix = "Of a trace whose first inputs are parameters `rewrites.identity(trace, names)` makes a Rewrite."
         raise RewriteError(located(what, fix=fix if isinstance(f, Trace) else None))
     return Rewritten(f, (step,))

@@ -135,7 +135,7 @@ class OnState:
         self.__name__ = function.__name__
         self.__wrapped__ = cast(Skeleton, function.fn).module.forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         state = kwargs.pop(STATE)
         count = len(state) - len(self.buffer_names)
         buffers = dict(zip(self.buffer_names, state[count:], strict=True))

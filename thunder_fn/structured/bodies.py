@@ -13,12 +13,13 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
+from thunder_fn.capture.number_arithmetic import is_found_in_data
 from thunder_fn.capture.python_numbers import running
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.constraints import equations_between
 from thunder_fn.derive_activity import activity
-from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, located
+from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, kind_of, located
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask
@@ -238,8 +239,87 @@ def standing_for(function: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return lambda wrapper: functools.update_wrapper(wrapper, function, updated=())
 
 
+SPELLINGS = {
+    "cond": ("`thunder_fn.cond(pred, true_fn, false_fn, (x, y))`, as `torch.cond(pred, true_fn, false_fn, (x, y))`"),
+    "switch": (
+        "`thunder_fn.switch(index, (f, g), (x, y))`; PyTorch has `torch.cond(pred, f, g, (x, y))` for two branches"
+    ),
+    "while_loop": (
+        "`thunder_fn.while_loop(cond_fn, body_fn, (x, y))`, as `torch.while_loop(cond_fn, body_fn, (x, y))`"
+    ),
+}
+"""The right way to write an op here and in PyTorch, for its errors."""
+
+
+def misuse(op: str, what: str, fix: str = "", *, function: Callable[..., Any] | None = None) -> TraceTypeError:
+    """Return the error of an op that is given something else than it takes; it shows the spellings of the op."""
+    what = f"{op}: {what}" if function is None else f"{op}: {what}\nfunction:     {described_function(function)}"
+    return TraceTypeError(located(what, source=user_source(), fix=f"{fix}\nWrite {SPELLINGS[op]}.".lstrip()))
+
+
+def described(value: Any) -> str:
+    """Name a value for an error: "the tensor f32[2]", "the int 3", "None", "a list"."""
+    if isinstance(value, torch.Tensor):
+        return f"the tensor {type_of_value(value)}"
+    if isinstance(value, (bool, int, float, complex, str)):
+        return f"the {type(value).__name__} {value!r:.60}"
+    return "None" if value is None else kind_of(value)
+
+
+def predicate(op: str, value: Any, name: str, function: Callable[..., Any] | None = None) -> Any:
+    """Return a predicate as a bool, or as a scalar tensor of bools; a symbolic bool that data decides is such a tensor.
+
+    Raises:
+        TraceTypeError: it is neither a bool nor a tensor of one bool.
+    """
+    return _scalar(op, value, name, (bool, torch.SymBool), function)
+
+
+def index(op: str, value: Any, name: str) -> Any:
+    """Return an index as an int, or as a scalar tensor of integers. Otherwise as `predicate`."""
+    return _scalar(op, value, name, (int, torch.SymInt), None)
+
+
+def _scalar(op: str, value: Any, name: str, kinds: tuple[type, type], function: Callable[..., Any] | None) -> Any:
+    """A number of these kinds, or a scalar tensor of such; an error otherwise."""
+    is_bool = kinds[0] is bool
+    wanted = "a bool or a tensor of one bool" if is_bool else "an int or a tensor of one integer"
+    wrong = functools.partial(misuse, op, f"the {name} must be {wanted}, not {described(value)}", function=function)
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            reduced = "Reduce it with `.all()` or `.any()`, or choose" if is_bool else "Choose"
+            raise wrong(f"{reduced} for each example: `vmap`, or `torch.where`.")
+        if (value.dtype is torch.bool) != is_bool or value.is_floating_point() or value.is_complex():
+            raise wrong("Compare it: `x != 0`." if is_bool else "Convert it by `.to(torch.int64)`.")
+        return value.reshape(()) if value.ndim else value
+    if not isinstance(value, kinds) or (isinstance(value, bool) != is_bool and not isinstance(value, kinds[1])):
+        raise wrong()
+    if is_found_in_data(value):
+        return torch.full((), value, dtype=torch.bool if is_bool else torch.int64)
+    return value
+
+
+def check_functions(op: str, **functions: Any) -> None:
+    """Raise if one of the functions of an op cannot be called."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise misuse(op, f"{name} must be a function, not {described(function)}")
+
+
+def operand_tuple(op: str, name: str, operands: Any) -> tuple[Any, ...]:
+    """Return the operands of an op, given as a tuple or a list.
+
+    Raises:
+        TraceTypeError: they are no tuple or list. The rows of a bare tensor are no operands.
+    """
+    if not isinstance(operands, (tuple, list)):
+        one = "Put a single operand into a tuple: `(x,)`."
+        raise misuse(op, f"{name} must be a tuple or a list of operands, not {described(operands)}", one)
+    return tuple(operands)
+
+
 def decided(op: str, choice: Any, kind: type[int]) -> int:
-    """What a choice says outside of a trace, where it is Python's own."""
+    """Convert an eager predicate or index to a bool or an int."""
     try:
         return kind(choice)
     except RuntimeError as error:

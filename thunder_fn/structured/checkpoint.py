@@ -46,6 +46,7 @@ from thunder_fn.structured.wrapping import (
     wrapper_dce_rule,
 )
 from thunder_fn.symbols import finders
+from thunder_fn.text import shown
 from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, cut
 
 CHECKPOINT = Op("structured", "checkpoint")
@@ -183,7 +184,7 @@ FREE_TYPES.enter(True, "checkpoint")
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """f as one checkpoint equation in a trace. See `thunder_fn.checkpoint`."""
     if not callable(f):
-        raise CheckpointError(f"checkpoint: expected a function, given {kind_of(f)}: {f!r:.60}")
+        raise CheckpointError(f"checkpoint: expected a function, given {kind_of(f)}: {shown(f, 60)}")
     chosen = check_policy(policy)
 
     @functools.wraps(f)

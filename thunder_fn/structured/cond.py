@@ -20,7 +20,6 @@ import torch
 from thunder_fn import ops
 from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
-from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import raise_size
@@ -34,8 +33,14 @@ from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (
     agreed,
     capture_bodies,
+    check_functions,
     decided,
+    described,
     expand,
+    index as chosen_index,
+    misuse,
+    operand_tuple,
+    predicate,
     tensor_leaves,
     without_inputs,
 )
@@ -54,7 +59,6 @@ from thunder_fn.trace import (
     Trace,
     TraceBuilder,
     Var,
-    type_of_value,
 )
 
 aten = torch.ops.aten
@@ -255,24 +259,25 @@ def cond(
     the branch that is not taken.
 
     Args:
-        pred: a bool, or a scalar tensor, which is true where it is not zero.
+        pred: a bool, symbolic or not, or a tensor of one bool.
         true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal types, sizes that a
             branch finds in data aside. They may close over tensors, return their inputs and call anything traceable.
-        operands: a tuple of pytrees.
+        operands: a tuple or a list of pytrees.
         batched: what vmap makes of a pred for each example: "select" runs both branches on the batch and selects, "loop"
             goes from example to example and runs the one branch that each takes.
 
     Raises:
-        TraceTypeError: the branches' results differ; lists every leaf that does.
+        TraceTypeError: the branches' results differ; lists every leaf that does. Or pred is no bool, or operands no tuple.
         CaptureError: a branch writes to a tensor from outside.
 
     Source: torch.cond for the signature, jax.lax.cond for the semantics.
     """
     recorder, options = current(), _options("cond", batched)
-    _check_scalar(COND, pred)
+    check_functions("cond", true_fn=true_fn, false_fn=false_fn)
+    operands, pred = operand_tuple("cond", "operands", operands), predicate("cond", pred, "predicate")
     if recorder is None or not isinstance(pred, torch.Tensor):
         return (true_fn if decided("cond", pred, bool) else false_fn)(*operands)
-    return _choose(recorder, COND, pred, (true_fn, false_fn), tuple(operands), options)
+    return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (), *, batched: str = "select") -> Any:
@@ -282,29 +287,23 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
 
     Source: jax.lax.switch.
     """
-    if not branches:
-        raise TraceTypeError(located("switch: needs at least one branch", source=user_source()))
-    if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
-        what = f"switch: the index must be an integer, not {type_of_value(index)}"
-        raise TraceTypeError(located(what, source=user_source(), fix="Convert it by `.to(torch.int64)`."))
     recorder, options = current(), _options("switch", batched)
-    _check_scalar(SWITCH, index)
-    if recorder is None or not isinstance(index, torch.Tensor):
-        return branches[min(max(decided("switch", index, int), 0), len(branches) - 1)](*operands)
-    return _choose(recorder, SWITCH, index, tuple(branches), tuple(operands), options)
+    if not isinstance(branches, (Sequence, torch.nn.ModuleList)) or isinstance(branches, str):
+        raise misuse("switch", f"branches must be a tuple or a list of functions, not {described(branches)}")
+    functions = tuple(branches)
+    if not functions:
+        raise misuse("switch", "needs at least one branch")
+    check_functions("switch", **{f"branches[{i}]": branch for i, branch in enumerate(functions)})
+    operands, choice = operand_tuple("switch", "operands", operands), chosen_index("switch", index, "index")
+    if recorder is None or not isinstance(choice, torch.Tensor):
+        return functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands)
+    return _choose(recorder, SWITCH, choice, functions, operands, options)
 
 
 def _options(name: str, batched: str) -> dict[str, Any]:
     if batched not in ("select", "loop"):
         raise TraceTypeError(f"{name}: batched is 'select' or 'loop', given {batched!r}")
     return {} if batched == "select" else {"batched": batched}
-
-
-def _check_scalar(op: Op, choice: Any) -> None:
-    if isinstance(choice, torch.Tensor) and choice.numel() != 1:
-        what = f"{op}: the choice must be a scalar, not a tensor of shape {tuple(choice.shape)}"
-        fix = "Reduce it with `.all()` or `.any()`, or choose for each example: `vmap`, or `torch.where`."
-        raise TraceTypeError(located(what, source=user_source(), fix=fix))
 
 
 def _choose(
@@ -319,7 +318,7 @@ def _choose(
     for other in bodies.bodies[1:]:
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
     check_branches(op, functions, bodies)
-    values = (choice.reshape(()) if choice.ndim else choice, *tensor_leaves(operands), *bodies.closures)
+    values = (choice, *tensor_leaves(operands), *bodies.closures)
     results = _bind(recorder, op, values, bodies.bodies, options)
     return bodies.captured[0].result(results)
 

@@ -345,7 +345,7 @@ class custom_jvp:
             )
         return self._rule
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call, tensors = calls.make_call(JvpCall, self, self._signature, self.nondiff_argnums, args, kwargs)
         recorder = current()
         if recorder is not None:

@@ -313,7 +313,7 @@ class custom_vjp:
             )
         return self._rule
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call, tensors = calls.make_call(VjpCall, self, self._signature, self.nondiff_argnums, args, kwargs)
         recorder = current()
         if recorder is not None:

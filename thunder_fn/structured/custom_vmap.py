@@ -211,7 +211,7 @@ class custom_vmap:
             )
         return self._rule
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
         if recorder is None:
             return self.f(*args, **kwargs)

@@ -55,7 +55,8 @@ def scan(
         combine_fn: takes the carry and a slice, returns the next carry and a slice of ys. The carry keeps its
             structure and types. It may close over tensors; ys may be None.
         init: the first carry, a pytree. A number in it that a step changes is a scalar tensor from there on in a trace.
-        xs: a pytree of tensors with equal sizes in dim; None loops `length` times with None.
+        xs: a pytree of tensors with equal sizes in dim; None loops `length` times with None. Without any tensor and
+            without a length, as `[]`, there is no step, and the ys are `[]`.
         dim: where xs are sliced and ys stacked.
         reverse: from the last slice to the first; ys[t] still belongs to xs[t].
         length: the number of steps; needed where xs has no tensor.
@@ -75,6 +76,10 @@ def scan(
 
     Source: torch's scan and jax.lax.scan.
     """
+    if not callable(combine_fn):
+        raise TraceTypeError(f"scan: combine_fn must be a function, not {kind_of(combine_fn)}")
+    if xs is not None and length is None and not pytree.flatten(xs)[0]:
+        return init, []
     size, dim = number_of_steps(xs, dim, length, unroll)
     if unroll is True or unroll > 1:
         size = int(size)  # a loop that is written out has a number of steps
@@ -83,10 +88,16 @@ def scan(
         raise TraceTypeError(f"scan: checkpoint is None or 'sqrt', given {checkpoint!r}")
     if checkpoint is not None and size > 3:
         return _run_in_blocks(combine_fn, init, xs, dim, bool(reverse), size, unroll)
+
+    @standing_for(combine_fn)
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        new, y = _pair(combine_fn, combine_fn(carry, x))
+        return pytree.like(carry, new), y
+
     if current() is None and size:
-        return _run(combine_fn, init, xs, dim, reverse, size)
+        return _run(step, init, xs, dim, reverse, size)
     moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
-    carry, ys = _record(combine_fn, init, moved, reverse, size, unroll)
+    carry, ys = _record(step, init, moved, reverse, size, unroll)
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, ys)
 
 
@@ -124,8 +135,7 @@ def _run(combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse:
     columns: list[list[Tensor]] = []
     first, ys_spec = carry, None
     for step in reversed(range(size)) if reverse else range(size):
-        result = combine_fn(carry, pytree.unflatten(spec, [slice[step] for slice in slices]))
-        carry, y = _pair(combine_fn, result)
+        carry, y = combine_fn(carry, pytree.unflatten(spec, [slice[step] for slice in slices]))
         if ys_spec is None:
             check_carry("scan", combine_fn, first, carry)
         y_leaves, ys_spec = pytree.flatten(y)
@@ -142,7 +152,7 @@ def _run(combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse:
 
 def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        kind = "a Tensor" if isinstance(result, TypeText) else kind_of(result)
+        kind = "a Tensor" if isinstance(result, Tensor) else kind_of(result)
         what = f"{len(result)} values" if isinstance(result, (tuple, list)) else kind
         what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
         raise TraceTypeError(located(what, source=user_source(), fix="Where there is no y, return `(carry, None)`."))
@@ -230,11 +240,11 @@ def _record(
     def captured_with(carry: Any) -> tuple[Bodies, Any]:
         bodies = capture_bodies("scan", (combine_fn,), [(carry, example)])
         bodies = agreed(bodies, types_of_tensors(carry), bodies.bodies[0].output_types)
-        return bodies, _pair(combine_fn, result_types(bodies.captured[0]))[0]
+        return bodies, result_types(bodies.captured[0])[0]
 
     init, bodies = with_moving_numbers(init, captured_with)
     captured, closures = bodies.captured[0], bodies.closures
-    carry, ys = _pair(combine_fn, result_types(captured))
+    carry, ys = result_types(captured)
     check_carry("scan", combine_fn, init, carry)
     _check_ys(combine_fn, ys)
     init_leaves, x_leaves = tensor_leaves(init), tensor_leaves(xs)

@@ -12,17 +12,17 @@ body runs on nothing but what it would run on anyway, and no NaN of a step that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from thunder_fn import ops
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.lookasides import divert
-from thunder_fn.capture.scopes import user_source
 from thunder_fn.check import check_operands, check_types
-from thunder_fn.errors import TraceTypeError, kind_of, located
+from thunder_fn.errors import CaptureError, TraceTypeError, located
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
@@ -32,8 +32,12 @@ from thunder_fn.structured.bodies import (
     Bodies,
     agreed,
     capture_bodies,
+    check_functions,
     decided,
-    described_function,
+    described,
+    misuse,
+    operand_tuple,
+    predicate,
     standing_for,
     tensor_leaves,
     tensor_type,
@@ -232,14 +236,15 @@ def while_loop(
     Law: equals the Python loop, under every transform; under vmap each example takes its own number of steps.
 
     Args:
-        cond_fn: takes the carries, returns a bool or a scalar tensor.
-        body_fn: takes the carries, returns a tuple of the next ones. Each keeps its structure and types.
-        carried_inputs: a tuple of pytrees. A number in it that a step changes is a scalar tensor from there on in a trace.
+        cond_fn: takes the carries, returns a bool or a tensor of one bool.
+        body_fn: takes the carries, returns a tuple of the next ones, or the only one. Each keeps its structure and types.
+        carried_inputs: a tuple or a list of pytrees. A number in it that a step changes is a
+            scalar tensor from there on in a trace.
         max_steps: the loop ends after so many steps in any case. Reverse mode then takes time and memory of that many;
             without it, it keeps the carries of the steps taken, in a buffer that grows, and runs the loop once more.
 
     Raises:
-        TraceTypeError: a carry changes its structure or types, or the condition is no scalar.
+        TraceTypeError: a carry changes its structure or types, or the condition is no bool.
 
     Example:
         >>> while_loop(lambda n, x: x < 100, lambda n, x: (n + 1, x * 3), (torch.tensor(0), torch.tensor(1)))
@@ -249,59 +254,46 @@ def while_loop(
     """
     if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0):
         raise TraceTypeError(f"while_loop: max_steps is None or an int that is not negative, given {max_steps!r}")
-    if not isinstance(carried_inputs, (tuple, list)):
-        kind = "a Tensor" if isinstance(carried_inputs, torch.Tensor) else kind_of(carried_inputs)
-        raise TraceTypeError(f"while_loop: carried_inputs is a tuple with one entry for each argument, not {kind}")
-    carry = tuple(carried_inputs)
-    if current() is None:
-        return _run(cond_fn, body_fn, carry, max_steps)
-    return _record(cond_fn, body_fn, carry, max_steps)
+    check_functions("while_loop", cond_fn=cond_fn, body_fn=body_fn)
+    carry, is_bare = operand_tuple("while_loop", "carried_inputs", carried_inputs), False
 
-
-def _run(
-    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
-) -> Any:
-    first, steps = carry, 0
-    while (max_steps is None or steps < max_steps) and decided("while_loop", _truth(cond_fn, cond_fn(*carry)), bool):
-        carry, steps = _as_tuple(body_fn, body_fn(*carry)), steps + 1
-        if steps == 1:
-            check_carry("while_loop", body_fn, first, carry)
-    return carry
-
-
-def _truth(cond_fn: Callable[..., Any], value: Any) -> Any:
-    """A bool, or a tensor of one, from what the condition gave."""
-    if isinstance(value, (bool, int, float)):
-        return bool(value)
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
-        what = f"while_loop: the condition must be a bool or a scalar tensor, not {what}\n"
-        what += f"function:     {described_function(cond_fn)}"
-        raise TraceTypeError(located(what, source=user_source(), fix="Reduce it with `.all()` or `.any()`."))
-    value = value.reshape(()) if value.ndim else value
-    return value if value.dtype is torch.bool else value != 0
-
-
-def _as_tuple(body_fn: Callable[..., Any], value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (tuple, list)):
-        kind = "a Tensor" if isinstance(value, torch.Tensor) else kind_of(value)
-        what = f"must return a tuple of the carries, not {kind}"
-        what = f"while_loop: {described_function(body_fn)} {what}"
-        raise TraceTypeError(located(what, source=user_source(), fix="Return `(carry,)` where there is one."))
-    return tuple(value)
-
-
-def _record(
-    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
-) -> Any:
     @standing_for(cond_fn)
-    def condition(*values: Any) -> torch.Tensor:
-        found = _truth(cond_fn, cond_fn(*values))
-        return torch.full((), found) if isinstance(found, bool) else found
+    def condition(*values: Any) -> Any:
+        return predicate("while_loop", cond_fn(*values), "condition", cond_fn)
 
     @standing_for(body_fn)
     def body(*values: Any) -> tuple[Any, ...]:
-        return _as_tuple(body_fn, body_fn(*values))
+        nonlocal is_bare
+        new = body_fn(*values)
+        is_bare = len(carry) == 1 and not isinstance(new, (tuple, list))
+        if not is_bare and not isinstance(new, (tuple, list)):
+            what = f"the body must return a tuple of the {len(carry)} carries, not {described(new)}"
+            raise misuse("while_loop", what, function=body_fn)
+        return pytree.like(values, (new,) if is_bare else tuple(new))
+
+    result = (_run if current() is None else _record)(condition, body, carry, max_steps)
+    return result[0] if is_bare else result
+
+
+def _run(condition: Callable[..., Any], body: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None) -> Any:
+    first, steps = carry, 0
+    while (max_steps is None or steps < max_steps) and decided("while_loop", condition(*carry), bool):
+        carry, steps = body(*carry), steps + 1
+        if steps == 1:
+            check_carry("while_loop", body, first, carry)
+    if steps == 0 and len(carry) == 1:  # only the body tells whether its one carry stands in a tuple
+        with suppress(CaptureError):
+            return _record(condition, body, carry, max_steps)
+    return carry
+
+
+def _record(
+    cond_fn: Callable[..., Any], body: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
+) -> Any:
+    @standing_for(cond_fn)
+    def condition(*values: Any) -> torch.Tensor:
+        found = cond_fn(*values)
+        return found if isinstance(found, torch.Tensor) else torch.full((), found, dtype=torch.bool)
 
     def captured_with(carry: tuple[Any, ...]) -> tuple[Bodies, Any]:
         bodies = capture_bodies("while_loop", (condition, body), [carry, carry])
@@ -310,7 +302,7 @@ def _record(
 
     carry, bodies = with_moving_numbers(carry, captured_with)
     captured = bodies.captured[1]
-    check_carry("while_loop", body_fn, carry, result_types(captured))
+    check_carry("while_loop", body, carry, result_types(captured))
     num_consts = len(bodies.closures)
     traces = tuple(consts_first(trace, num_consts) for trace in bodies.bodies)
     values = (*bodies.closures, *tensor_leaves(carry))

@@ -119,6 +119,8 @@ from thunder_fn.torch_internals.patches import (
 )
 from thunder_fn.torch_internals.tensors import (
     become_result,
+    bits_in_memory,
+    bits_of,
     has_type,
     is_batched,
     is_exclusive,
@@ -198,6 +200,8 @@ __all__ = [
     "autograd_as_usual",
     "call_as_usual",
     "base_of",
+    "bits_in_memory",
+    "bits_of",
     "become",
     "become_result",
     "below_autograd",

@@ -73,6 +73,8 @@ class RecordingMode(FakeTensorMode):
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kwargs = kwargs or {}
+        if func in WITH_LOG_SUMS:
+            args, kwargs = asking_log_sums(args, kwargs)
         if self._silent:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
@@ -176,6 +178,20 @@ def running_number(expr: Expr) -> Any:
     if not isinstance(mode, RecordingMode):
         raise InvalidTrace(f"{expr} has no value here: nothing binds its symbols")
     return mode.size(expr)
+
+
+WITH_LOG_SUMS = (
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+"""Kernels that give the log-sum-exp if they are asked for it, by their fifth argument."""
+
+
+def asking_log_sums(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of such a kernel, asking for what its backward reads: a trace may be differentiated later."""
+    if "compute_log_sumexp" in kwargs:
+        return args, {**kwargs, "compute_log_sumexp": True}
+    return (*args[:4], True, *args[5:]), kwargs
 
 
 QUESTIONS: dict[Any, Callable[..., Any]] = {

@@ -36,6 +36,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
+def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:
+    """Of the dispatcher's keys of a tensor, those that are no part of its type: of conjugate, negative and inference tensors."""
+    if tensor.is_inference() or tensor.is_neg() or tensor.is_conj():
+        found = (("conj", tensor.is_conj()), ("neg", tensor.is_neg()), ("inference", tensor.is_inference()))
+        return tuple(name for name, is_so in found if is_so)
+    return ()
+
+
+def bits_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The ops that make the tensor of what lies in its memory, or the other way around, by setting bits."""
+    aten = torch.ops.aten
+    bits = (aten._neg_view.default, tensor.is_neg()), (aten._conj.default, tensor.is_conj())
+    return tuple(view for view, is_set in bits if is_set)
+
+
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Two tensors have a storage in common, and ranges in it that overlap."""
     with no_torch_function():

@@ -14,6 +14,7 @@ from thunder_fn.executors.base import RunFunction
 from thunder_fn.executors.compiled.codegen import Strides, closed_region
 from thunder_fn.executors.compiled.regions import RegionCompiler
 from thunder_fn.executors.evaluated import not_compiled
+from thunder_fn.text import shown
 from thunder_fn.trace import Trace
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -83,7 +84,7 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
         what = (
             f"backend: a backend is a function of a graph and its inputs, or the name of one, given {kind_of(compiler)}"
         )
-        raise ExecutorError(f"{what}: {compiler!r:.60}")
+        raise ExecutorError(f"{what}: {shown(compiler, 60)}")
     return Backend(_name_of(compiler), compiler, fuel=fuel)
 
 

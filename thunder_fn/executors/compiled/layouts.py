@@ -23,6 +23,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers import stride_pattern, strides_of
 from thunder_fn.executors.compiled.codegen import Job
 from thunder_fn.symbols import binders, hint_of, size_symbol
+from thunder_fn.text import program_text, run_text
 from thunder_fn.trace import Dim, Expr, TensorType, Trace
 
 Function = Callable[..., Any]
@@ -103,7 +104,7 @@ class Variants:
             lines += [f"    if {' and '.join(checks) or True}:", f"        result = variant{number}({given})"]
             lines.append("        if result is not None: return result")
         lines.append(f"    return otherwise({', '.join(names)})")
-        exec(compile("\n".join(lines), "<thunder_fn inductor region>", "exec"), context)
+        run_text(program_text(lines), "inductor region", context)
         return context["region"]
 
     def otherwise(self, *inputs: Any) -> tuple[Any, ...]:

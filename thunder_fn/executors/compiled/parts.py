@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thunder_fn.text import program_text, run_text
 from thunder_fn.trace import Atom, TensorType, Trace, Var, cut
 
 MIN_EQUATIONS = 4
@@ -127,5 +128,5 @@ def join(region: Trace, parts: Sequence[Part], functions: Mapping[Part, Callable
         results = "".join(f"v{index}, " for index in part.outputs)
         lines.append(f"    {results}= part{number}({', '.join(f'v{index}' for index in part.inputs)})")
     lines.append(f"    return ({''.join(f'{atom}, ' for atom in region.outputs)})")
-    exec(compile("\n".join(lines), "<thunder_fn inductor region>", "exec"), context)
+    run_text(program_text(lines), "inductor region", context)
     return context.pop("region")

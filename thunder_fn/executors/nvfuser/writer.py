@@ -276,7 +276,7 @@ class Blank:
     def __getattr__(self, name: str) -> Blank:
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Blank:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Blank:
         return self
 
     def __iter__(self) -> Any:

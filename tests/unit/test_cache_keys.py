@@ -1,0 +1,131 @@
+"""What a cached program depends on: each property that a function reads of its arguments is looked at in every call."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from thunder_fn.executors import inductor
+from thunder_fn.jit import cache_info, explain_misses, jit
+
+
+def same(mine: Any, its: Any) -> None:
+    """Equal in value, dtype and Python type."""
+    assert type(mine) is type(its), (mine, its)
+    torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-5)
+
+
+# ---- dicts ----
+
+
+class Key(enum.StrEnum):
+    A = "a"
+
+
+A, B = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+DICTS = [
+    *({"a": A, "b": B}, {"b": B, "a": A}, {Key.A: A, "b": B}),
+    *({1: A, 0: B}, {True: A, False: B}, {1.0: A, 0.0: B}, {0: B, 1: A}, {1: A, False: B}),
+    *(OrderedDict(a=A, b=B), OrderedDict(b=B, a=A)),
+    *(defaultdict(list, {"a": A, "b": B}), defaultdict(list, {"b": B, "a": A}), defaultdict(dict, {"b": B, "a": A})),
+]
+
+
+def listed(tree: dict[Any, Any]) -> torch.Tensor:
+    """Depends on the order and the types of keys."""
+    weights = {str: 1.0, Key: 2.0, int: 3.0, bool: 4.0, float: 5.0}
+    return torch.cat([value * weights[type(key)] for key, value in tree.items()])
+
+
+@pytest.mark.parametrize("place", ["argument", "nested", "keywords"])
+def test_dicts_are_told_apart_by_the_order_and_types_of_their_keys(place: str) -> None:
+    ways: dict[str, Callable[..., Any]] = {
+        "argument": listed,
+        "nested": lambda t: (listed(t[0]["inner"]), type(t[0]["inner"]).__name__),
+        "keywords": lambda **kwargs: listed(kwargs),
+    }
+    f, g = ways[place], jit(ways[place])
+    for _ in range(2):
+        for tree in DICTS:
+            if place == "keywords":
+                if {*map(type, tree)} == {str}:
+                    same(g(**tree), f(**tree))
+                continue
+            given = tree if place == "argument" else ({"inner": tree}, 1)
+            mine, its = g(given), f(given)
+            same(*((mine, its) if place == "argument" else (mine[0], its[0])))
+    assert cache_info(g).hits >= len(DICTS) // 4, "calls that are alike share a program"
+
+
+def test_a_miss_for_the_order_of_keys_says_so() -> None:
+    f = jit(listed)
+    f({"a": A, "b": B})
+    f({"b": B, "a": A})
+    assert str(explain_misses(f)[0]).startswith(
+        "the order or the types of a dict's keys: it was ['a', 'b'], and is ['b', 'a']"
+    )
+
+
+def test_arguments_may_be_named_self_or_f() -> None:
+    f = jit(lambda **kwargs: kwargs["self"] * kwargs["f"])
+    for _ in range(2):
+        same(f(self=A, f=B), A * B)
+
+
+# ---- conjugate, negative and inference tensors ----
+
+C = torch.tensor([1 + 2j, 3 - 1j, -2 + 0.5j])
+BITS: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: C.clone(),
+    "conj": lambda: C.clone().conj(),
+    "neg": lambda: torch._neg_view(C.clone()),
+    "both": lambda: torch._neg_view(C.clone()).conj(),
+    "real neg": lambda: C.clone().conj().imag,
+}
+OF_BITS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.sin() * 2 + 1,
+    lambda x: x.imag * 2 if x.is_complex() else x * 2,
+    lambda x: x.mul_(2) + 1,
+    lambda x: x[1:].fill_(3) * x[0],
+    lambda x: x * (1.0 + x.is_conj() + 2 * x.is_neg()),
+    lambda x: x.conj() * 2,
+    lambda x: x,
+]
+
+
+@pytest.mark.parametrize("f", OF_BITS)
+def test_conjugate_and_negative_arguments(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    g = jit(f)
+    for make in (*BITS.values(), *BITS.values()):
+        mine, its = make(), make()
+        same(g(mine), f(its))
+        same(mine, its)
+
+
+def test_compiled_regions_see_no_bits() -> None:
+    f, n = OF_BITS[0], C.clone().conj().imag
+    g, h = jit(f, executors=[inductor()]), jit(lambda x: x * n.sin() + 1, executors=[inductor()])
+    for x in (n, n.clone()):
+        same(g(x), f(x))
+    same(h(n), n * n.sin() + 1)
+
+
+def test_gradients_reach_conjugate_arguments() -> None:
+    loss = lambda x: (x * x + x.imag).abs().sum()
+    for view in (lambda p: p.conj(), lambda p: torch._neg_view(p), lambda p: p.detach().conj().requires_grad_()):
+        p, q = C.clone().requires_grad_(), C.clone().requires_grad_()
+        mine, its = view(p), view(q)
+        loss(its).backward()
+        jit(loss)(mine).backward()
+        same(*((mine.grad, its.grad) if mine.is_leaf else (p.grad, q.grad)))
+
+
+def test_conjugate_tensors_from_outside() -> None:
+    c, n = C.conj(), C.clone().conj().imag
+    f = lambda x: x * c + n.sin()
+    same(jit(f)(C), f(C))
