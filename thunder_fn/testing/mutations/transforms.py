@@ -90,14 +90,14 @@ TRANSFORMS = (
     # autocast
     Mutation(
         "autocast changes the types of carries",
-        f"{AUTOCAST}:_Walk._keeping_types",
+        f"{AUTOCAST}:_Casting._keeping_types",
         "_ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)",
         "_retyped(b, b.input_types, self.dtype, inner)",
         "autocast gives checked traces",
     ),
     Mutation(
         "autocast takes one cast of a value for any other",
-        f"{AUTOCAST}:_Walk.cast",
+        f"{AUTOCAST}:_Casting.cast",
         "key = (atom.index, dtype)",
         "key = (0, dtype)",
         "autocast and dce",
