@@ -10,6 +10,7 @@ carried here, so no interpreter can forget them. Nothing in this folder knows an
 """
 
 from thunder_fn.ir.flow import (
+    WIRINGS as WIRINGS,
     Flow as Flow,
     Port as Port,
     Wiring as Wiring,
