@@ -2,7 +2,8 @@
 # make test      everything that CI runs: style, types, layers, tests (under 20 minutes)
 # make docs      the documentation site in build/site, its examples and tutorials run
 # make test-gpu  tests/gpu on a simulated GPU (Linux, x86-64; downloads the CUDA build of PyTorch, about 5 GB)
-# make thorough  the laws with many more random traces; make bench: the benchmarks; make golden: rewrite the golden traces
+# make thorough  the laws with many more random traces, hours of the fuzzer; make bench: the benchmarks
+# make machines  what computes, as other processors and thread counts run it; make golden: rewrite the golden traces
 #
 # Needs Python 3.11 or newer and nothing else. PYTHON=... picks one, VENV=... the folder that everything is installed into.
 
@@ -15,8 +16,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 
 VENV_GPU ?= .venv-gpu
 NULLGPU := build/nullgpu/nullgpu
+MACHINES ?=
+FUZZ_SECONDS ?= 7200
 
-.PHONY: help demo test test-gpu docs thorough bench golden clean
+.PHONY: help demo test test-gpu docs thorough machines bench golden clean
 .DELETE_ON_ERROR:
 
 help:
@@ -60,6 +63,10 @@ docs: $(VENV)/.docs
 
 thorough: $(VENV)/.test
 	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws
+	$(bin)/python -m tests.fuzz --programs 1000000 --seconds $(FUZZ_SECONDS) --folder build/fuzz
+
+machines: $(VENV)/.test
+	$(bin)/python -m tests.machines $(MACHINES) -- -n $(JOBS)
 
 bench: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn benchmarks

@@ -1,8 +1,9 @@
-"""What all tests share: one thread for each process, Hypothesis profiles, golden files, a browser."""
+"""What all tests share: threads (one, or TEST_THREADS), an order, Hypothesis profiles, golden files, a browser."""
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import hypothesis
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 hypothesis.settings.register_profile("fast", max_examples=50, derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
@@ -27,6 +28,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the files in tests/golden instead of comparing"
     )
+    parser.addoption("--random-order", metavar="SEED", help="run tests in an order of their own; 'fresh' draws a seed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--random-order") == "fresh":
+        config.option.random_order = str(random.randrange(10**6))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--random-order")
+    return f"--random-order {seed}" if seed else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if seed := config.getoption("--random-order"):
+        random.Random(seed).shuffle(items)
 
 
 @pytest.fixture

@@ -93,14 +93,24 @@ class RecordingMode(FakeTensorMode):
         return result
 
     def _result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What the op gives, from memory where it has been asked before."""
+        """What the op gives, from memory where it has been asked before.
+
+        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may copy.
+        Whether eager PyTorch has the view is asked of the tensor, by TracerMode.
+        """
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
             return known
         rule = FAKE_RESULTS.get(func)
         result = NotImplemented if rule is None else self._result(rule, args, kwargs)
         if result is NotImplemented:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
+            try:
+                result = super().__torch_dispatch__(func, types, args, kwargs)
+            except ValueError:
+                if func is not aten.view.default:
+                    raise
+                dense = aten.clone.default(args[0], memory_format=torch.contiguous_format)
+                result = super().__torch_dispatch__(func, types, (dense, *args[1:]), kwargs)
         if asked is not None:
             remember(asked, result)
         return result

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils import _pytree as torch_pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
@@ -25,6 +27,8 @@ from thunder_fn.torch_internals.tensors import storage_id
 from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
+_VIEW = torch.ops.aten.view.default
+_UNFOLD = torch.ops.aten.unfold.default
 
 
 class Tracer(FunctionalTensor):
@@ -170,14 +174,61 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
     if torch.Tag.inplace_view in func.tags:
         return
     for tensor in changed:
-        sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
-        strides = [stride for size, stride in zip(sizes, tensor.stride(), strict=True) if size > 1]
-        if 0 not in sizes and any(isinstance(stride, int) and stride == 0 for stride in strides):
+        if _overlaps(tensor):
             name = func._schema.name.rpartition("::")[2]
             raise RuntimeError(
                 f"`{name}` writes to an expanded tensor, of which several elements are one in memory; write to the tensor "
                 "that is expanded, or to a clone"
             )
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor are one, as far as numbers say so."""
+    sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+    if 0 in sizes or tensor.is_contiguous():
+        return False
+    dims = sorted(
+        (stride, size) for size, stride in zip(sizes, tensor.stride(), strict=True) if size > 1 and type(stride) is int
+    )
+    if any(stride == 0 for stride, _ in dims):
+        return True
+    reach, apart = 0, True
+    for stride, size in dims:
+        apart, reach = apart and stride > reach, reach + stride * (size - 1)
+    if apart or any(type(item) is not int for item in (*tensor.shape, *tensor.stride())):
+        return False
+    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, dims, {0})
+    return len(places) < math.prod(tensor.shape)
+
+
+def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
+    """An `unfold` that leaves elements out, by views that write to no others; None where PyTorch's own does.
+
+    What PyTorch writes through an `unfold` makes zeros of the elements that it leaves out.
+    """
+    if not tensor.dim() or step < size:
+        return None
+    dim = dim % tensor.dim()
+    length = tensor.shape[dim]
+    count = (length - size) // step + 1
+    if type(length) is int and count * step == length == count * size:
+        return None
+    if step == size or count * step <= length:
+        split = tensor.narrow(dim, 0, count * step).unflatten(dim, (count, step))
+        return split.narrow(dim + 1, 0, size).movedim(dim + 1, -1)
+    if count == 1:
+        return tensor.narrow(dim, 0, size).unsqueeze(dim).movedim(dim + 1, -1)
+    shape = [*tensor.shape[:dim], count, *tensor.shape[dim + 1 :], size]
+    strides = [*tensor.stride()[:dim], step * tensor.stride(dim), *tensor.stride()[dim + 1 :], tensor.stride(dim)]
+    return tensor.as_strided(shape, strides)
+
+
+def _check_view(tensor: torch.Tensor, size: Sequence[Any]) -> None:
+    """Raise as eager does where the strides of a tensor do not allow a view; those of its value may be others."""
+    if tensor.is_contiguous() or not all(type(item) is int for item in (*tensor.shape, *tensor.stride(), *size)):
+        return
+    with _disable_current_modes():
+        torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(size)
 
 
 class TracerMode(FunctionalTensorMode):
@@ -233,6 +284,12 @@ class TracerMode(FunctionalTensorMode):
         if is_strided_draw(func, args):
             with self:
                 return _draw_in_memory_order(func, args, kwargs or {})
+        if func is _VIEW and type(args[0]) is Tracer:
+            _check_view(*args)
+        if func is _UNFOLD and type(args[0]) is Tracer:
+            with self:
+                if (found := _unfold_by_views(*args)) is not None:
+                    return found
         traits = traits_of(func)
         if traits.has_effects:
             return self._run_effect(func, args, kwargs or {})

@@ -1,0 +1,336 @@
+"""Runs a program as text in eager PyTorch and in thunder_fn, and says what differs.
+
+A program defines `inputs(n)`, the arguments, `program(T)`, a function and what it closes over, and a PLAN:
+
+    calls      the `n` of each call of the one function
+    via        "jit" or "plain" (the function itself, with thunder_fn's transforms in it)
+    options    of `jit`
+    backward   whether gradients of all leaves are compared after each call
+    grad_mode  what surrounds the calls: "", "no_grad" or "inference_mode"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+SECONDS = 60
+"""After so long a program is a hang."""
+
+COARSE = (  # what a program mentions, and how far off results may be then, beside their largest
+    (re.compile(r"bfloat16|float16|half\(|autocast"), 0.06),
+    (re.compile(r"float32|\.float\(|complex64|torch\.long\b.*/"), 2e-4),
+)
+EXACT = 1e-8
+
+
+@dataclass
+class Outcome:
+    """`kind` says what came of a program.
+
+    "same", "skipped" (eager PyTorch refuses it, or its own ways disagree), "refused" (an error of ours), or a difference.
+    """
+
+    kind: str
+    why: str = ""
+    where: str = field(default="", repr=False)
+
+    @property
+    def is_difference(self) -> bool:
+        return self.kind not in ("same", "skipped", "refused")
+
+
+@dataclass
+class Observed:
+    """What can be seen of one call."""
+
+    error: BaseException | None = None
+    results: Any = None
+    facts: list[Any] = field(default_factory=list)
+    values: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class TooSlow(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise TooSlow in the middle of whatever runs."""
+
+    def ring(*_: Any) -> None:
+        raise TooSlow(f"more than {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _snapshot(value: Any) -> Any:
+    return value.detach().resolve_conj().resolve_neg().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _facts(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return {"dtype": value.dtype, "shape": tuple(value.shape), "requires_grad": value.requires_grad}
+
+
+def _module_values(closed: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for one in closed:
+        found += [one] if isinstance(one, torch.Tensor) else [*one.parameters(), *one.buffers()]
+    return found
+
+
+def _moved(args: Any, by: float) -> None:
+    """Move float arguments by a relative error, to see what hangs on it."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for arg in pytree.tree_leaves(args):
+            if isinstance(arg, torch.Tensor) and (arg.is_floating_point() or arg.is_complex()):
+                noise = torch.randn(arg.shape, dtype=torch.float64, generator=generator)
+                with contextlib.suppress(RuntimeError):
+                    arg.mul_(1 + by * noise.to(arg.dtype))
+
+
+def calls(
+    module: dict[str, Any], T: Any, wrap: Callable[[Any], Any], by: float = 0.0, asks_backward: bool = True
+) -> Iterator[Observed]:
+    """The calls of the plan, one after the other, each with arguments of its own."""
+    plan = module["PLAN"]
+    torch.manual_seed(11)
+    f, closed = module["program"](T)
+    f = wrap(f)
+    modes = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+    for count, n in enumerate(plan["calls"]):
+        torch.manual_seed(100 + n)
+        args = module["inputs"](n)
+        if by:
+            _moved(args, by)
+        seen = Observed()
+        torch.manual_seed(1000 + count)
+        try:
+            with modes.get(plan.get("grad_mode", ""), contextlib.nullcontext)():
+                out = f(*args)
+            leaves, spec = pytree.tree_flatten(out)
+            seen.results = str(spec)
+            seen.facts = [_facts(leaf) for leaf in leaves]
+            seen.values["result"] = [_snapshot(leaf) for leaf in leaves]
+            seen.values["argument"] = [_snapshot(leaf) for leaf in pytree.tree_leaves(args)]
+            seen.values["closed over"] = [_snapshot(one) for one in _module_values(closed)]
+            seen.values["generator"] = [torch.get_rng_state().clone()]
+            if plan.get("backward") and asks_backward:
+                seen.values["gradient"] = _gradients(leaves, [*pytree.tree_leaves(args), *_module_values(closed)])
+        except TooSlow:
+            raise
+        except Exception as error:  # noqa: BLE001
+            seen.error = error
+        yield seen
+        if seen.error is not None:
+            return
+
+
+def _gradients(leaves: list[Any], args: list[Any]) -> list[Any]:
+    loss: Any = 0.0
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            weights = torch.linspace(0.5, 1.5, leaf.numel(), dtype=torch.float64).reshape(leaf.shape) + at
+            loss = loss + ((torch.view_as_real(leaf).sum(-1) if leaf.is_complex() else leaf) * weights).sum()
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.is_leaf:
+            arg.grad = None
+    if not isinstance(loss, torch.Tensor):
+        return [None for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf]
+    loss.backward()
+    return [
+        None if arg.grad is None else _snapshot(arg.grad)
+        for arg in args
+        if isinstance(arg, torch.Tensor) and arg.is_leaf
+    ]
+
+
+# ---- comparing ----
+
+
+def tolerance(text: str) -> float:
+    """Relative to the largest value: that of the coarsest dtype which the program mentions."""
+    return next((found for pattern, found in COARSE if pattern.search(text)), EXACT)
+
+
+def largest(values: list[Any]) -> float:
+    found = [1e-3]
+    for value in values:
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()) and value.numel():
+            size = value.abs().double()
+            size = size[size.isfinite()]
+            found.append(float(size.max()) if size.numel() else 0.0)
+    return max(found)
+
+
+def _off(have: Any, want: Any) -> float | None:
+    """How far off, None if not comparable."""
+    if isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
+        return None
+    if not isinstance(want, torch.Tensor):
+        same = type(have) is type(want) and (have == want or (have != have and want != want))
+        if isinstance(want, float) and isinstance(have, float) and not same:
+            return abs(have - want)
+        return 0.0 if same else math.inf
+    if have.shape != want.shape or have.dtype != want.dtype:
+        return None
+    if not (want.is_floating_point() or want.is_complex()):
+        return 0.0 if torch.equal(have, want) else math.inf
+    a, b = ((torch.view_as_real(x) if x.is_complex() else x).double() for x in (have, want))
+    equal = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(equal, 0.0, (a - b).abs())
+    gap = torch.where(gap.isnan(), math.inf, gap)
+    return float(gap.max()) if gap.numel() else 0.0
+
+
+def compare(have: Observed, want: Observed, rtol: float, facts: bool = True) -> Outcome:
+    """One call beside another; without `facts` whether gradients are asked for, and whether they are None, is left out."""
+    if want.error is not None:
+        return Outcome("same") if have.error is not None else Outcome("accepts", _first_line(want.error))
+    if have.error is not None:
+        return Outcome("error", _named(have.error))
+    if have.results != want.results:
+        return Outcome("structure", f"{have.results} instead of {want.results}")
+    for at, (a, b) in enumerate(zip(have.facts, want.facts, strict=True)):
+        if a != b:
+            if not (isinstance(a, dict) and isinstance(b, dict)):
+                return Outcome("type", f"result {at}: {a} instead of {b}")
+            name = next(name for name in a if a[name] != b[name])
+            if name != "requires_grad" or facts:
+                return Outcome(name, f"result {at}: {a[name]} instead of {b[name]}")
+    scale = max(largest(values) for values in want.values.values())
+    for where, values in want.values.items():
+        others = have.values.get(where)
+        if others is None or len(others) != len(values):
+            return Outcome(f"value of {where}", "another number of values")
+        for at, (a, b) in enumerate(zip(others, values, strict=True)):
+            if where == "gradient" and not facts and (a is None) != (b is None):
+                one = b if a is None else a
+                a, b = (torch.zeros_like(one) if x is None else x for x in (a, b))
+            off = _off(a, b)
+            if off is None or off > rtol * scale:
+                text = f"{where} {at} is\n{a}\nbut should be\n{b}" if where != "generator" else "another state"
+                return Outcome(f"value of {where}", text)
+    return Outcome("same")
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _named(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if "thunder_fn" in frame.filename] or frames[-1:]
+    place = f"{inside[-1].filename.rsplit('/', 1)[-1]}:{inside[-1].name}" if inside else ""
+    return f"{_first_line(error)} [{place}]"
+
+
+# ---- one program ----
+
+
+def load(text: str) -> dict[str, Any]:
+    module: dict[str, Any] = {"__name__": "drawn_program"}
+    exec(compile(text, "<program>", "exec"), module)
+    return module
+
+
+def ours(plan: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
+    """thunder_fn's meaning of `T`, and what makes a function ours."""
+    import thunder_fn as tfn
+    from tests.fuzz.oracles import FUNC
+
+    T = SimpleNamespace(**{name: getattr(tfn, name) for name in vars(FUNC)})
+    if plan["via"] == "plain":
+        return T, lambda f: f
+    return T, lambda f: tfn.jit(f, **plan.get("options", {}))
+
+
+def judge(text: str, seconds: int = SECONDS) -> Outcome:
+    """Run a program every way and compare."""
+    from tests.fuzz.oracles import FUNC, GRAPH
+
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), time_limit(seconds):
+        warnings.simplefilter("ignore")
+        try:
+            return _judge(text, FUNC, GRAPH)
+        except TooSlow as error:
+            return Outcome("hang", str(error))
+        finally:
+            torch.set_grad_enabled(True)
+            torch.set_default_dtype(torch.float32)
+
+
+def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
+    from thunder_fn.errors import ThunderError
+
+    module, rtol = load(text), tolerance(text)
+    same = lambda f: f
+    plan = module["PLAN"]
+    expected = list(calls(module, FUNC, same))
+    if "T." in text:
+        other = list(calls(module, GRAPH, same))
+        if expected[0].error is not None:
+            expected, other = other, expected
+        if expected[0].error is not None:
+            return Outcome("skipped", f"eager: {_first_line(expected[0].error)}")
+        pairs = zip(expected, other, strict=False)
+        if other[0].error is None and any(compare(a, b, rtol, False).is_difference for a, b in pairs):
+            return Outcome("skipped", "torch.func and autograd disagree")
+    if expected[0].error is not None:
+        return Outcome("skipped", f"eager: {_first_line(expected[0].error)}")
+    T, wrap = ours(plan)
+    facts = "T." not in text and "torch.func" not in text
+    for at, (have, want) in enumerate(zip(calls(module, T, wrap), expected, strict=False)):
+        found = compare(have, want, rtol, facts)
+        if found.kind == "same":
+            continue
+        if isinstance(have.error, ThunderError):
+            foreign = re.search(r"raised \w+ while it was traced", str(have.error)) is not None
+            return Outcome("raised" if foreign else "refused", _named(have.error))
+        if (
+            found.kind.startswith("value")
+            and "generator" not in found.kind
+            and _is_unstable(module, FUNC, GRAPH, at, want, rtol)
+        ):
+            return Outcome("skipped", "hangs on the last bits of the arguments")
+        if have.error is not None:
+            found.where = "".join(traceback.format_exception(have.error))
+        found.why = f"call {at}: {found.why}"
+        return found
+    return Outcome("same")
+
+
+def _is_unstable(module: Any, FUNC: Any, GRAPH: Any, at: int, want: Observed, rtol: float) -> bool:
+    """Whether arguments that are a little different make eager's results as different."""
+    for T in (FUNC, GRAPH):
+        moved = list(calls(module, T, lambda f: f, by=rtol / 100))
+        if len(moved) > at and moved[at].error is None:
+            return compare(moved[at], want, rtol / 3).is_difference
+    return False
+
+
+def main(text: str) -> None:
+    found = judge(text)
+    print(found.kind, found.why, found.where, sep="\n")
+    sys.exit(found.is_difference)

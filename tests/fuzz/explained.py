@@ -1,0 +1,107 @@
+"""Differences that are meant to be or are PyTorch's: each with what shows it, and its reason."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tests.fuzz.differential import Outcome
+
+
+@dataclass(frozen=True)
+class Explained:
+    """`kind` and `why` match the outcome, `text` the shrunk program, all anywhere."""
+
+    reason: str
+    kind: str = ""
+    why: str = ""
+    text: str = ""
+
+
+ZERO = (
+    r"sgn|sign|floor|ceil|round|trunc|heaviside|bernoulli|//|%|Lazy|frac|zero_|one_hot|norm\(0|fill_|uniform|normal_"
+    r"|nextafter|logical"
+)
+
+EXPLAINED = [
+    Explained(
+        "depends on a leaf with a zero gradient only, and so requires no gradient in a trace (ARCHITECTURE, issue 2)",
+        kind="requires_grad",
+        why="False instead of True",
+        text=ZERO,
+    ),
+    Explained(
+        "of a view taken under no_grad eager PyTorch 2.13 says what its base requires, and gives it no gradient",
+        kind="requires_grad",
+        text=r"no_grad|set_grad_enabled\(False|inference_mode",
+    ),
+    Explained(
+        "PyTorch's kernel reads an operand of the product while it writes the result over it",
+        kind="value",
+        text=r"addmm_\(|mm\(.*out=|matmul\(.*out=",
+    ),
+    Explained(
+        "open: Function with set_materialize_grads(False), in the room of derivatives",
+        text=r"set_materialize_grads\(False\)",
+    ),
+    Explained(
+        "writes to an expanded tensor, of which several elements are one; refused, where eager lets a few ops do so",
+        why="writes to an expanded tensor|more than one element of the written-to tensor",
+    ),
+    Explained(
+        "PyTorch's rule for fake tensors asks for more than its kernel does",
+        kind="raised",
+        why="size mismatch \\(got input",
+        text="nll_loss|cross_entropy",
+    ),
+    Explained(
+        "PyTorch adds a bias out of place for subclasses, which promotes, and in place for others, which does not",
+        kind="dtype",
+        text="F.linear",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Open:
+    """A class of programs that is known to be wrong or refused without a clear error: `text` holds all of these patterns."""
+
+    what: str
+    text: tuple[str, ...]
+
+
+WRITE = r"\w_\(|[-+*/|&]= |\b[acvx]\d+\[[^\n]*\] = |\.data|out=|Dirty"
+NESTED = r"\bT\.|torch\.func"
+
+OPEN = [
+    Open("in-place writes in or beside functions that are transformed or looped over", (NESTED, WRITE)),
+    Open("modules whose buffers change in or beside such functions", (NESTED, r"\bm\d+\(")),
+    Open(
+        "gradient modes in or beside such functions", (NESTED, r"no_grad|inference_mode|set_grad_enabled|enable_grad")
+    ),
+    Open("inference mode inside of a traced function", (r"with torch\.inference_mode",)),
+    Open(
+        "`requires_grad_`, `.data`, `set_`, `resize_` and `detach_` of arguments",
+        (r"    \w+\.(requires_grad_|detach_|set_|resize_)\(|\.data",),
+    ),
+    Open("conjugate and negative views that are written to, or of arguments", (r"conj|imag|_neg_view",)),
+    Open("Function with set_materialize_grads(False)", (r"set_materialize_grads\(False\)",)),
+    Open("hooks, which are refused or dropped under transforms", (NESTED, r"register_hook")),
+]
+
+
+def is_open(text: str) -> str | None:
+    """The open class that a program is of, None if it is of none."""
+    return next((one.what for one in OPEN if all(re.search(pattern, text) for pattern in one.text)), None)
+
+
+def reason(text: str, outcome: Outcome) -> str | None:
+    """Why an outcome is no defect of ours, None if nothing says so."""
+    for one in EXPLAINED:
+        if (
+            re.search(one.kind, outcome.kind)
+            and re.search(one.why, outcome.why)
+            and re.search(one.text, text, re.DOTALL)
+        ):
+            return one.reason
+    return None

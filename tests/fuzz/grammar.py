@@ -1,0 +1,290 @@
+"""What programs are made of: templates of expressions and statements.
+
+In a template `{f}` stands for a float tensor, `{g}` for another or a number, `{i}` for a tensor of ints, `{b}` of bools,
+`{z}` for a complex one, `{t}` for any tensor, `{p}` for a Python number, `{n}` for a small int, `{d}` for a dim, `{x}` for an
+index, and `~` for a space.
+"""
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+UNARY = _words("""
+{f}.sin() {f}.cos() {f}.tanh() {f}.exp() {f}.abs() -{f} {f}.square() {f}.abs().sqrt() {f}.sigmoid() {f}.relu()
+F.silu({f}) F.gelu({f}) F.softplus({f}) F.elu({f}) F.leaky_relu({f},{p}) {f}.abs().log1p() ({f}.square()+1).log()
+{f}.reciprocal() {f}.clamp(-1,1) {f}.clamp(min={p}) {f}.clamp_max({p}) {f}.sign() {f}.floor() {f}.ceil() {f}.round()
+{f}.trunc() {f}.frac() {f}.erf() {f}.atan() {f}.expm1() {f}.rsqrt() {f}.sinh() {f}.asinh() F.mish({f}) F.hardtanh({f})
+F.relu6({f}) F.hardswish({f}) F.logsigmoid({f}) F.softsign({f}) F.tanhshrink({f}) F.celu({f}) F.selu({f})
+{f}.nan_to_num() {f}.detach() {f}.clone() {f}.contiguous() {f}.data {f}.positive() torch.square({f})
+torch.deg2rad({f}) torch.sinc({f}) torch.logit({f}.sigmoid()) {f}.neg() {f}.sgn() {f}.exp2() {f}.log2() {f}.special_i0
+torch.special.i0({f}) torch.special.erfcx({f}) torch.lgamma({f}.abs()+1) torch.digamma({f}.abs()+1)
+""")
+
+BINARY = _words("""
+{f}+{g} {f}-{g} {f}*{g} {f}/{g} {p}-{f} {p}*{f} {p}/{f} {f}**2 {f}**3 {f}**{p} {p}**{f} {f}.abs()**{g} {f}//{g}
+{f}%{g} {p}%{f} {p}//{f} 0.0-{f} 1/{f} 0**{f}.abs() torch.maximum({f},{f}) torch.minimum({f},{f}) torch.fmax({f},{f})
+torch.atan2({f},{f}) torch.fmod({f},{g}) torch.remainder({f},{g}) torch.copysign({f},{g}) torch.hypot({f},{f})
+torch.where({b},{f},{g}) torch.where({f}>0,{f},{f}) torch.where({b},{p},{f}) torch.where({b},{p},{p})
+torch.lerp({f},{f},{p}) torch.lerp({f},{f},{f}) torch.addcmul({f},{f},{f},value={p})
+torch.addcdiv({f},{f},{f}.square()+1,value={p}) torch.add({f},{g},alpha={n}) torch.sub({f},{f},alpha={p})
+torch.rsub({f},{f},alpha={p}) torch.xlogy({f},{f}.abs()+1) torch.logaddexp({f},{f}) torch.mul({f},{g})
+torch.div({f},{g},rounding_mode="floor") torch.div({f},{f},rounding_mode="trunc") torch.true_divide({f},{g})
+torch.pow({f}.abs()+1,{f}) torch.pow({p},{f}) torch.heaviside({f},{f}) torch.nextafter({f},{f}) torch.ldexp({f},{i})
+torch.dist({f},{f}) F.mse_loss({f},{f}) F.l1_loss({f},{f}) F.smooth_l1_loss({f},{f}) F.huber_loss({f},{f},delta={p})
+F.binary_cross_entropy_with_logits({f},{f}.sigmoid()) F.cosine_similarity({f},{f},dim={d})
+F.pairwise_distance({f},{f}) F.kl_div({f}.log_softmax(-1),{f}.softmax(-1),reduction="sum") torch.cdist({f},{f})
+{f}*{t} {f}+{t} {t}*{p} {t}+{p} {t}-{t} {f}-{f}.mean() {f}*{f}.sum() {f}/{f}.norm() {f}/({f}.square().sum()+1)
+{f}*{f}.shape[0] {f}.float() {f}.double() {f}.to(torch.float32) {f}.type_as({f})
+""")
+
+REDUCTIONS = _words("""
+{f}.sum() {f}.mean() {f}.sum({d}) {f}.sum({d},keepdim=True) {f}.mean({d}) {f}.mean({d},True) {f}.amax({d})
+{f}.amin({d},keepdim=True) {f}.prod() {f}.prod({d}) {f}.var() {f}.var({d},unbiased=False) {f}.std({d})
+{f}.std(correction=0) {f}.norm() {f}.norm(dim={d}) {f}.norm(1) {f}.norm(float("inf"),dim={d})
+torch.linalg.vector_norm({f},3) {f}.logsumexp({d}) {f}.cumsum({d}) {f}.cumprod({d}) {f}.max() {f}.min()
+{f}.max({d})[0] {f}.max({d}).values {f}.min({d}).indices {f}.median() {f}.median({d})[0] {f}.sort({d})[0]
+{f}.sort(dim={d},descending=True)[1] {f}.argsort({d}) {f}.topk(1,{d})[0] {f}.kthvalue(1,{d})[0] {f}.argmax()
+{f}.argmax({d}) {f}.argmin({d},keepdim=True) {f}.softmax({d}) {f}.log_softmax({d}) F.softmin({f},{d})
+{f}.cummax({d})[0] {f}.logcumsumexp({d}) {f}.diff(dim={d}) torch.count_nonzero({f}) torch.trapezoid({f})
+F.normalize({f},dim={d}) F.layer_norm({f},{f}.shape[-1:]) F.rms_norm({f},{f}.shape[-1:]) {f}.nansum() {f}.nanmean({d})
+{f}.aminmax()[1] torch.var_mean({f},{d})[0] torch.std_mean({f})[1] {f}.renorm(2,0,1.0) {f}.quantile(0.5)
+{f}.sum(dtype=torch.float32) {f}.trace() {f}.det() torch.linalg.norm({f}) {f}.mode({d})[0] {f}.unsqueeze(0).sum((0,1))
+{f}.sum((0,-1)) {f}.mean((-1,-2)) {f}.norm(p=2,dim=(0,1))
+""")
+
+SHAPES = _words("""
+{t}.reshape(-1) {t}.view(-1) {t}.flatten() {t}.t() {t}.T {t}.mT {t}.transpose(0,-1) {t}.transpose({d},{d})
+{t}.permute(1,0) {t}.unsqueeze({d}) {t}.squeeze() {t}.squeeze({d}) {t}.expand(2,*{t}.shape) {t}.expand(3,-1,-1)
+{t}.expand_as({t}) {t}.repeat(2,1) {t}.tile(2) {t}.flip({d}) {t}.roll({n},{d}) {t}.roll(1) torch.cat([{t},{t}])
+torch.cat([{f},{f}],{d}) torch.stack([{f},{f}]) torch.stack([{f},{f}],{d}) {t}.chunk(2)[0] {t}.chunk(2,{d})[-1]
+{t}.split(2,{d})[0] {t}.split([1,2])[1] {t}.select({d},0) {t}.narrow({d},1,1) {t}.narrow({d},0,{n}) {t}[0] {t}[-1]
+{t}[1:] {t}[:-1] {t}[::2] {t}[:,0] {t}[...,1:] {t}[None] {t}[...,None] {t}[{x}] {t}[{x}] {t}[:,None] {t}[{i}] {t}[{b}]
+{f}[{f}>0] {t}[[0,-1]] {t}[...,0] {t}[0:0] {t}.gather({d},{i}) {t}.index_select({d},{i})
+torch.take_along_dim({t},{i},{d}) {t}.take({i}) {t}.diagonal() torch.diag({t}) torch.diag_embed({t}) {t}.tril()
+{t}.triu(1) {t}.unfold({d},2,1) {t}.movedim(0,-1) {t}.as_strided((2,2),(1,1)) {t}.as_strided((2,),(2,),1)
+F.pad({f},(1,0)) F.pad({f},(1,1),value={p}) F.pad({f},(-1,1)) {t}.rot90() torch.meshgrid({t},{t},indexing="ij")[0]
+{t}.unbind({d})[0] {t}.unbind()[-1] {t}.reshape(1,-1) {t}.reshape(-1,1) {t}.view({t}.shape) {t}.swapaxes(0,1)
+{t}.ravel() torch.atleast_2d({t}) torch.hstack([{t},{t}]) torch.vstack([{t},{t}]) torch.block_diag({f},{f})
+torch.broadcast_to({t},(2,3,3)) torch.broadcast_tensors({t},{t})[1] {t}.repeat_interleave(2)
+{t}.repeat_interleave(2,{d}) torch.tensor_split({t},2)[0] {t}.masked_fill({b},{p}) {f}.masked_fill({f}>0,{p})
+torch.masked_select({t},{b}) {t}.index_fill({d},{i},{p}) {f}.scatter({d},{i},{p}) {f}.scatter({d},{i},{f})
+{f}.scatter_add({d},{i},{f}) {f}.index_add({d},{i},{f}) {f}.index_copy(0,{i},{f}) {f}.index_put(({i},),{f})
+{f}.index_put(({i},),{f},accumulate=True) {f}.masked_scatter({b},{f}) torch.select_scatter({f},{f},{d},0)
+torch.slice_scatter({f},{f},{d},0,1) torch.diagonal_scatter({f},{f}) F.one_hot({i},4) {t}.nonzero() {t}.unique()
+{t}.contiguous() {f}.to_dense() {t}.view_as({t}) {t}.new_zeros(2) {f}.new_ones({f}.shape) {f}.new_full((2,),{p})
+torch.zeros_like({t}) torch.ones_like({f}) torch.full_like({f},{p}) torch.empty_like({f}).fill_({p})
+torch.zeros(3,dtype={f}.dtype) torch.arange({f}.shape[0]) torch.arange({f}.numel()).reshape({f}.shape)
+torch.linspace(0,1,{f}.numel(),dtype=torch.float64) torch.eye({f}.shape[0],dtype={f}.dtype) torch.tensor({p})
+torch.tensor([{p},{p}]) torch.tensor([{f}.shape[0],{n}]) torch.as_tensor({p},dtype={f}.dtype) {t}.real
+{t}.to(torch.int64) {t}.bool() {t}.long() {f}.int() {t}.squeeze(0).unsqueeze(0) {t}.unflatten(0,(-1,1))
+{t}.reshape({t}.shape[::-1]) {t}.adjoint() {t}.mH {t}.narrow_copy({d},0,1) {t}.select({d},-1) torch.squeeze({t},{d})
+""")
+
+PRODUCTS = _words("""
+{f}@{f} {f}@{f}.t() {f}.mm({f}) {f}.mv({f}) torch.dot({f},{f}) torch.outer({f},{f}) torch.matmul({f},{f})
+F.linear({f},{f}) F.linear({f},{f},{f}) torch.einsum("ij,jk->ik",{f},{f}) torch.einsum("i,ij->j",{f},{f})
+torch.einsum("ij->ji",{f}) torch.einsum("ii->i",{f}) torch.einsum("...i,...i->...",{f},{f})
+torch.baddbmm({f},{f}[None],{f}[None]) torch.addmm({f},{f},{f},beta={p}) torch.addmv({f},{f},{f})
+torch.bmm({f}[None],{f}[None]) torch.tensordot({f},{f},1) torch.kron({f},{f}) torch.chain_matmul({f},{f})
+F.conv1d({f}[None],{f}[:,:,None]) F.conv1d({f}[None],{f}[:,None,:2],groups={f}.shape[0],padding=1)
+F.avg_pool1d({f}[None],2) F.max_pool1d({f}[None],2) torch.inner({f},{f})
+torch.linalg.solve({f}@{f}.T+3*torch.eye({f}.shape[0],dtype={f}.dtype),{f})
+torch.linalg.inv({f}@{f}.T+torch.eye({f}.shape[0],dtype={f}.dtype))
+F.scaled_dot_product_attention({f}[None],{f}[None],{f}[None]) F.cross_entropy({f},{i})
+F.nll_loss({f}.log_softmax(-1),{i}) F.embedding({i},{f}) F.embedding_bag({i}[None],{f})
+F.interpolate({f}[None],scale_factor=2) torch.linalg.qr({f})[1].abs() torch.linalg.svdvals({f})
+torch.logdet({f}@{f}.T+torch.eye({f}.shape[0],dtype={f}.dtype)) torch.cumulative_trapezoid({f})
+torch.cross({f},{f},dim={d}) torch.linalg.cholesky({f}@{f}.T+torch.eye({f}.shape[0],dtype={f}.dtype))
+torch.fft.rfft({f}).abs() torch.fft.ifft({f}).real F.batch_norm({f},None,None,training=True) F.group_norm({f}[None],1)
+F.instance_norm({f}[None]) F.glu({f},{d}) F.bilinear({f},{f},{f}[None])
+""")
+
+NOT_FLOAT = _words("""
+{f}>{g} {f}<={p} {f}=={f} {f}.isnan() {f}.isfinite() {b}&{b} {b}|{b} ~{b} {b}^{b} {b}.any() {b}.all({d}) {b}.sum()
+{b}.to({f}.dtype) {f}.gt({g}) torch.logical_and({f},{b}) {f}.ge(0) {i}+{i} {i}*{n} {i}//2 {i}%3 -{i} {i}.float()
+{i}.double() {i}/2 {i}>>1 {i}.clamp(0,2) {i}.max() {i}.sum() {i}.cumsum(0) {i}.argsort() {i}**2 {i}*{p} {i}+{f}
+{i}.bitwise_and({n}) {i}<{n} {i}.sort().values {i}.flip(0) {i}.bool() {b}.float() {b}*{f} {b}+{b} {b}.int() {i}.prod()
+{i}.unique() torch.bincount({i}.flatten()) {f}.sign().long() {i}-1 3-{i} {i}.remainder({n}) {i}.float().mean()
+torch.complex({f},{f}) torch.polar({f}.abs(),{f}) {z}.conj() {z}.real {z}.imag {z}.conj().imag {z}.abs() {z}*{z}
+{z}*{z}.conj() {z}+{p} {z}.exp() {z}.sum() {z}.angle() {z}.mT.conj() {z}.mH torch.view_as_real({z}) {z}@{z}
+{z}.resolve_conj() torch.fft.fft({f}) torch.fft.fft({z}) {z}.conj().real {f}*1j {z}/2 -{z} {z}.sin() {z}.reshape(-1)
+{z}.conj_physical() {z}*{f} torch._neg_view({f}) torch._neg_view({f})*2 {z}.conj()[0] {z}.t()
+{z}.transpose(0,-1).conj() {z}.square() {z}.conj().clone() {z}.sgn() torch.linalg.vecdot({z},{z}) {z}.is_conj()
+torch.isreal({z}) {z}.mean()
+""")
+
+RANDOM = _words("""
+torch.rand_like({f}) torch.randn_like({f}) torch.randn({f}.shape,dtype={f}.dtype) torch.rand(3,dtype=torch.float64)
+F.dropout({f},0.5) F.dropout({f},0.5,training=False) torch.bernoulli({f}.sigmoid()) torch.randint(0,3,({n},))
+torch.randperm(3) torch.multinomial({f}.softmax(-1),2) torch.normal({f},0.5)
+torch.normal(0.0,1.0,(3,),dtype=torch.float64) torch.empty_like({f}).uniform_() torch.empty_like({f}).normal_()
+torch.zeros_like({f}).exponential_() F.gumbel_softmax({f}) F.alpha_dropout({f},0.3,True) F.rrelu({f},training=True)
+torch.randint_like({f},5) torch.rand({f}.shape[0],dtype=torch.float64) torch.bernoulli({f},0.5)
+torch.poisson({f}.abs()) F.feature_dropout({f},0.5) torch.nn.init.normal_(torch.empty_like({f}))
+""")
+
+NUMBERS = _words("""
+{f}.shape[0] {f}.dim() {f}.numel() len({f}) {f}.size(-1)*2 {f}.shape[-1]/2 {f}.ndim+1 int({f}.shape[0]>2) {p}*2 {p}+1
+{f}.stride(-1) {f}.storage_offset() {f}.element_size() {f}.is_contiguous() {f}.requires_grad {f}.is_leaf
+torch.is_grad_enabled() {t}.dtype==torch.float64 {t}.is_floating_point() float({f}.shape[0])**0.5 1/{f}.shape[-1]
+{f}.shape[0]//2 -{f}.shape[0]%3 max({f}.shape[0],2) sum({f}.shape) {f}.shape==({f}.shape) tuple({f}.shape)
+{f}.nelement()-1 {t}.is_complex() {f}.is_conj() {f}.nbytes {t}._is_view() torch.is_tensor({f})
+isinstance({f},nn.Parameter)
+""")
+
+WRITES = _words("""
+{f}+={g} {f}-={f} {f}*={g} {f}/={g} {f}.add_({g}) {f}.add_({f},alpha={p}) {f}.mul_({g}) {f}.sub_({g}) {f}.div_({g})
+{f}.copy_({g}) {f}.copy_({t}) {f}.zero_() {f}.fill_({p}) {f}.neg_() {f}.sin_() {f}.exp_() {f}.abs_() {f}.relu_()
+F.relu_({f}) {f}.clamp_(-1,1) {f}.sigmoid_() {f}.tanh_() {f}.square_() {f}.pow_(2) {f}.t().mul_({p}) {f}[0]={g}
+{f}[-1]+={g} {f}[1:]={g} {f}[:,0]={p} {f}[::2]*={p} {f}[{x}]={g} {f}[{x}]+={p} {f}[{x}]=0 {f}[0].add_({g})
+{f}[...,0].zero_() {f}[{b}]={p} {f}[{f}>0]={p} {f}[{f}>0]*={p} {f}[{i}]={p} {f}[{i}]+={g} {f}.view(-1)[0]={p}
+{f}.reshape(-1)[1:].mul_({p}) {f}.transpose(0,-1)[0]={g} {f}.diagonal().fill_({p}) {f}.diagonal().add_({f})
+{f}.masked_fill_({b},{p}) {f}.index_add_(0,{i},{f}) {f}.index_copy_(0,{i},{f}) {f}.index_fill_({d},{i},{p})
+{f}.scatter_({d},{i},{p}) {f}.scatter_add_({d},{i},{f}) {f}.index_put_(({i},),{f},accumulate=True)
+{f}.scatter_reduce_({d},{i},{f},"amax") {f}.addcmul_({f},{f}) {f}.lerp_({f},{p}) {f}.addmm_({f},{f}) {f}.cumsum_({d})
+{f}.tril_() {f}.t_() {f}.unsqueeze_(0) {f}.squeeze_() {f}.transpose_(0,-1) {f}.swapaxes_(0,-1) {f}.detach().add_({p})
+{f}.fill_diagonal_({p}) {f}.expand(2,*{f}.shape)[0].mul_(2) {f}.unbind()[0].mul_({p}) {f}.chunk(2)[0].add_({p})
+{f}.split(1)[-1].zero_() {f}.narrow(0,0,1).copy_({f}) {f}.select(-1,0).neg_() {f}.unsqueeze(0)[0,0]=2
+{f}.squeeze().mul_({p}) {f}.as_strided((2,),(1,)).add_({p}) {f}.movedim(0,-1).sub_({g}) torch.add({f},{g},out={f})
+torch.mul({f},{f},out={f}) torch.sin({f},out={f}) torch.cat([{f},{f}],out={f}) torch.sum({f},0,out={f})
+torch.mm({f},{f},out={f}) torch.maximum({f},{f},out={f}) torch.matmul({f},{f},out={f})
+torch.where({b},{f},{f},out={f}) torch.clamp({f},-1,1,out={f}) torch.stack([{f},{f}],out={f}) {f}.uniform_()
+{f}.normal_() {f}.bernoulli_(0.5) {f}.exponential_() {f}.random_(0,3) {f}.cauchy_() {f}.log_normal_()
+{f}.geometric_(0.5) F.dropout({f},0.5,inplace=True) nn.init.uniform_({f}) {i}.add_(1) {i}[0]=1 {i}*={n}
+{i}.clamp_(0,1) {i}.zero_() {i}+={i} {b}.logical_not_() {b}[0]=True {b}&={b} {b}|={b} {b}.fill_(False) {z}.mul_({p})
+{z}.conj().mul_({z}) {z}.real.mul_({p}) {z}.imag.zero_() {z}.imag.add_({f}) {z}.conj_physical_()
+{z}.conj().imag.add_(1) {z}.real.copy_({f}) torch.view_as_real({z}).mul_({p}) {z}[0]={p} {z}.copy_({z}.conj())
+torch._neg_view({f}).add_({p}) {f}.copy_({z}.imag) {z}.neg_() {f}.register_hook(lambda~g:~g*2)
+{f}.register_hook(lambda~g:~None) {f}.register_hook(lambda~g:~g.clamp(-1,1)) {f}.nan_to_num_() {f}.clamp_min_({p})
+{f}.floor_() {f}.renorm_(2,0,1.0) {f}.where({b},{f}).mul_(2) {f}.erfinv_() {f}.sub_({f},alpha=2) {f}.atan2_({f})
+{f}.fmod_({p}) {f}.remainder_({p}) {f}.floor_divide_({p}) {f}.sign_() {f}.round_()
+{f}.addcdiv_({f},{f}.square()+1,value={p}) {f}.masked_scatter_({b},{f}) {f}.put_({i},{f}) {f}.sort()[0].mul_(2)
+{f}.hardtanh_() torch.sigmoid_({f}) F.elu_({f}) F.leaky_relu_({f})
+""")
+
+RARE_WRITES = _words("""
+{f}.requires_grad_() {f}.requires_grad_(False) {f}.set_({f}) {f}.resize_(2,2) {f}.set_({f}.clone()) {f}.data.mul_({p})
+{f}.data.copy_({f}) {f}.data={f}.data*2 {f}.detach_() {f}.as_strided_((2,),(1,))
+{f}.retain_grad() {f}.unfold(0,2,2).mul_({p}) {f}.bool().logical_not_() {f}.logical_not_() {f}.gt_({f})
+""")
+
+INDICES = _words("""
+0 -1 1 1: :-1 ::2 1::2 :,0 :,1: :,::2 ...,0 ...,1: None :,None 0,0 0,-1 [0,1] :,[1,0] [0,1],[1,0] 0:0 0:1 1,1: -2:
+:2,:2 ...,None,: torch.tensor([0,1]) :,torch.tensor([1,1]) [[0,1],[1,0]] True [True,False,True] None,0 ..., 2: :,-1:
+(slice(None),0) torch.tensor(1) 0,None
+""")
+
+NUMBER_LITERALS = _words("""
+0.5 2.0 -1.5 0.25 3.0 1.0 0.0 -0.0 1e-3 2 3 -1 0 1 True False -2 1.25 float("inf")
+""")
+
+FUNCTION_CLASSES = {
+    "Twice": """
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * 2 * x.cos()
+""",
+    "Pair": """
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.k = k
+        ctx.shape = x.shape
+        return x * k, x.sum()
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * ctx.k * 3 + h.expand(ctx.shape), None
+""",
+    "Split": """
+class Split(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x, y):
+        return x * y, (x > 0)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+    @staticmethod
+    def backward(ctx, g, _):
+        x, y = ctx.saved_tensors
+        return (g * y if ctx.needs_input_grad[0] else None), (g * x if ctx.needs_input_grad[1] else None)
+""",
+    "Dirty": """
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+""",
+    "Lazy": """
+class Lazy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y)
+        return x * 2, y * 3
+    @staticmethod
+    def backward(ctx, g, h):
+        return (None if g is None else g * 2), (None if h is None else h * 3 + 1)
+""",
+}
+FUNCTION_CALLS = _words("""
+Twice.apply({f}) Pair.apply({f},{p})[0] Pair.apply({f},{p})[1] Split.apply({f},{f})[0] Dirty.apply({f})
+Lazy.apply({f},{f})[0] Lazy.apply({f},{f})[1]
+""")
+
+MODULES = {
+    "Norm": """
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(3, dtype=torch.float64)
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+    def forward(self, x):
+        self.count += 1
+        return self.bn(x) * self.count
+""",
+    "Mean": """
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running", torch.zeros(3, dtype=torch.float64))
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 3, dtype=torch.float64))
+        self.steps = 0
+    def forward(self, x):
+        with torch.no_grad():
+            self.running.mul_(0.9).add_(x.reshape(-1, 3).mean(0), alpha=0.1)
+        return x * self.scale + self.running
+""",
+    "Tied": """
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(3, 3, dtype=torch.float64)
+        self.b = nn.Linear(3, 3, bias=False, dtype=torch.float64)
+        self.b.weight = self.a.weight
+        self.drop = nn.Dropout(0.3)
+        self.register_buffer("last", torch.zeros(3, dtype=torch.float64))
+    def forward(self, x):
+        y = self.b(self.drop(self.a(x).tanh()))
+        self.last = y.detach().reshape(-1, 3)[0].clone()
+        return y
+""",
+    "Seq": """
+class Seq(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 2), nn.LayerNorm(2), nn.GELU(), nn.Linear(2, 3))
+        self.double()
+""",
+}

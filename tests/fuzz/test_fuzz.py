@@ -1,0 +1,95 @@
+"""Programs drawn anew in each run, beside eager PyTorch; and all that were found before."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.__main__ import is_still, normalised
+from tests.fuzz.differential import judge
+from tests.fuzz.explained import OPEN, is_open, reason
+from tests.fuzz.generate import generate
+from tests.fuzz.shrink import shrink
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))
+CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_was_found_before(path: Path) -> None:
+    """`EXPECTED` says what a program should come to; without it thunder_fn agrees with eager PyTorch."""
+    text = path.read_text()
+    found = judge(text)
+    match = re.search(r"EXPECTED = .(\w+)", text)
+    expected = match[1] if match else "same"
+    assert found.kind == expected, f"{found.kind}: {found.why}\n{found.where}"
+
+
+def test_drawn_programs() -> None:
+    """A minute of programs with a fresh seed; FUZZ_SEED draws those of a run that failed again."""
+    seed = int(os.environ.get("FUZZ_SEED", time.time_ns() % 10**9))
+    print(f"FUZZ_SEED={seed}")
+    end, count = time.monotonic() + SECONDS, 0
+    while time.monotonic() < end:
+        text = generate(seed + count)
+        count += 1
+        if text is None or is_open(text):
+            continue
+        outcome = judge(text)
+        if not outcome.is_difference or reason(text, outcome):
+            continue
+        name = normalised(outcome)
+        text = shrink(text, lambda smaller, name=name: is_still(smaller, name), budget=60)
+        outcome = judge(text)
+        if not reason(text, outcome):
+            pytest.fail(f"FUZZ_SEED={seed + count - 1}: {outcome.kind}: {outcome.why}\n{outcome.where}\n{text}")
+    assert count > 0
+
+
+def test_a_wrong_program_is_seen_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: sine is cosine in traces."""
+    import torch
+
+    from tests.fuzz import differential
+
+    text = PLANTED
+    assert judge(text).kind == "same"
+    true = differential.ours
+
+    def wrong(plan: dict[str, object]) -> object:
+        T, wrap = true(plan)
+        return T, lambda f: wrap(lambda *args: [value + 1e-3 for value in f(*args)])
+
+    monkeypatch.setattr(differential, "ours", wrong)
+    found = judge(text)
+    assert found.kind == "value of result", found
+    name = normalised(found)
+    smaller = shrink(text, lambda one: is_still(one, name), budget=100)
+    assert "cos" not in smaller and len(smaller) < len(text)
+    assert torch.is_grad_enabled()
+
+
+def test_open_classes_have_a_name() -> None:
+    assert all(one.what and one.text for one in OPEN)
+
+
+PLANTED = """\
+import torch
+
+PLAN = {"calls": [3], "via": "jit", "options": {}, "backward": False, "grad_mode": ""}
+
+def inputs(n):
+    a0 = torch.randn(n, dtype=torch.float64)
+    return (a0,)
+
+def program(T):
+    def f(a0):
+        v1 = a0.cos()
+        v2 = a0.sin()
+        return [v1, v2]
+    return f, []
+"""
