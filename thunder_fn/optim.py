@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -166,8 +165,12 @@ class FunctionalOptimizer:
         `changed` are options that are other than they were when this value was made, as a schedule's `lr`. A tensor of
         rank 0 for one is an input like any other: the step is not traced again when its value changes.
 
+        What a step writes to its parameter group, as some optimizers keep their count there, is in the state as `group`.
+        Where the parameters were computed from what is differentiated, the derivative goes through the step.
+
         Raises:
-            OptimizerError: the optimizer has no such option, or it cannot change.
+            OptimizerError: the optimizer has no such option, or it cannot change; a step keeps values in attributes of the
+                optimizer; a derivative is to go through the step of an optimizer that has no option `differentiable`.
         """
         if "dampening" in changed and self._has_momentum_of_zeros:
             what = "SGD's dampening cannot change: the first step leaves it out, and this state starts with a momentum of zeros"
@@ -175,7 +178,8 @@ class FunctionalOptimizer:
         leaves, spec = pytree.flatten(params)
         gradients: list[Any] = spec.flatten_up_to(grads)
         entries, step = state["params"], state["step"]
-        follows = bool(dict(self.options).get("differentiable")) and torch.is_grad_enabled()
+        group: State = state.get("group", {})
+        follows = torch.is_grad_enabled() and self._is_followed(leaves, gradients, (entries, changed))
         with torch.set_grad_enabled(follows):
             if (
                 not follows
@@ -187,9 +191,21 @@ class FunctionalOptimizer:
                 updated = [update(*own) for own in zip(leaves, gradients, entries, strict=True)]
                 new, after = [leaf for leaf, _ in updated], [entry for _, entry in updated]
             else:
-                new, after = self._step(leaves, gradients, entries, step, changed)
+                new, after, group = self._step(leaves, gradients, entries, step, changed, group, follows=follows)
             given = zip(gradients, entries, strict=True)
-            return pytree.unflatten(spec, new), _stored(after, [_is_alone(*one, step) for one in given], step)
+            stored = _stored(after, [_is_alone(*one, step) for one in given], step)
+            return pytree.unflatten(spec, new), stored | ({"group": group} if group else {})
+
+    def _is_followed(self, leaves: Sequence[Any], gradients: Sequence[Any], rest: Any) -> bool:
+        """A derivative goes through the step: it is asked for, or what it steps from was computed from what is differentiated."""
+        options = dict(self.options)
+        if "differentiable" in options:
+            return bool(options["differentiable"])
+        if current() is None:
+            return False
+        if any(map(_is_computed, (*leaves, *pytree.flatten((rest, options))[0]))):
+            return True
+        return any(map(_is_computed, gradients)) and not any(leaf.requires_grad for leaf in leaves)
 
     @property
     def _has_momentum_of_zeros(self) -> bool:
@@ -198,9 +214,14 @@ class FunctionalOptimizer:
         return self.make is torch.optim.SGD and bool(options.get("momentum")) and not options.get("dampening")
 
     def _step_of_one(
-        self, leaf: torch.Tensor, gradient: torch.Tensor | None, entry: dict[str, Any], *rest: Any
+        self,
+        leaf: torch.Tensor,
+        gradient: torch.Tensor | None,
+        entry: dict[str, Any],
+        step: torch.Tensor | None,
+        changed: Mapping[str, Any],
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        (new,), (after,) = self._step([leaf], [gradient], [entry], *rest)
+        (new,), (after,), _ = self._step([leaf], [gradient], [entry], step, changed, {})
         return new, after
 
     def _step(
@@ -210,20 +231,36 @@ class FunctionalOptimizer:
         entries: Sequence[dict[str, Any]],
         step: torch.Tensor | None,
         changed: Mapping[str, Any],
-    ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
-        """New parameters, and what the optimizer holds of each then."""
+        group: Mapping[str, Any],
+        *,
+        follows: bool = False,
+    ) -> tuple[list[torch.Tensor], list[dict[str, Any]], State]:
+        """New parameters, what the optimizer holds of each then, and what steps have written to its group."""
         new = [leaf.clone() for leaf in leaves]
         for leaf, gradient in zip(new, gradients, strict=True):
             leaf.grad = gradient
-        optimizer = self._made(new, changed)
+        optimizer = self._made(new)
+        if follows:
+            _follow(optimizer)
+        (own,) = optimizer.param_groups
+        own.update(_cloned(dict(group)))
+        own.update(_known(dict(changed), own, optimizer))
         for leaf, entry in zip(new, entries, strict=True):
-            optimizer.state[leaf] = _working(entry, step)
+            if entry:
+                optimizer.state[leaf] = _working(entry, step)
+        before, attributes = _snapshot(own), _snapshot(_attributes(optimizer))
         optimizer.step()
-        return new, [dict(optimizer.state[leaf]) for leaf in new]
+        written = {key for key, value in _snapshot(own).items() if key not in before or before[key] != value}
+        others = [key for key in optimizer.state if not any(key is leaf for leaf in new)]
+        kept = {key: value for key, value in _snapshot(_attributes(optimizer)).items() if attributes.get(key) != value}
+        if others or kept:
+            where = [f"its attribute {key!r}" for key in sorted(kept)] or ["its state, of no parameter"]
+            what = f"functional_optimizer: a step of {type(optimizer).__name__} keeps values in {', '.join(where)}"
+            raise OptimizerError(f"{what}\nUse the optimizer as it is, on the parameters of a jitted module.")
+        entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in new]
+        return new, entries, {key: value for key, value in own.items() if key in written | set(group)}
 
-    def _made(
-        self, leaves: list[torch.Tensor], changed: Mapping[str, Any] = MappingProxyType({})
-    ) -> torch.optim.Optimizer:
+    def _made(self, leaves: list[torch.Tensor]) -> torch.optim.Optimizer:
         """The optimizer. It checks numbers when it is made; tensors among its options are set afterwards."""
         tensors = {key: value for key, value in self.options if isinstance(value, torch.Tensor)}
         optimizer = self.make(leaves, **{key: value for key, value in self.options if key not in tensors})
@@ -231,15 +268,64 @@ class FunctionalOptimizer:
             plain = {key: False for key in IMPLEMENTATIONS if key in group}
             if self.make in DECIDE_BY_VALUES and current() is not None:
                 plain["capturable"] = True
-            group.update(plain | _known({**tensors, **changed}, group, optimizer))
+            group.update(plain | _known(tensors, group, optimizer))
         return optimizer
 
 
 def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]:
     """A parameter's state to work on. The step count becomes float64, which is what eager PyTorch computes with."""
-    copy = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
+    copy = _cloned(entry)
+    if "step" in copy and not _is_count(copy["step"]):
+        return copy
     count = copy.pop("step", step)
     return copy if count is None or not entry else {"step": count.double(), **copy}
+
+
+def _is_count(value: Any) -> bool:
+    """PyTorch's own optimizers count steps in tensors of rank 0; others have numbers, or tensors of integers."""
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
+
+
+def _cloned(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with tensors of its own, in lists and dicts too."""
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values)
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def _follow(optimizer: torch.optim.Optimizer) -> None:
+    """Have a derivative go through the steps.
+
+    Raises:
+        OptimizerError: the optimizer cannot do that.
+    """
+    if "differentiable" not in optimizer.defaults:
+        name = type(optimizer).__name__
+        what = f"functional_optimizer: the derivative of a step of {name} is asked for, which has no option `differentiable`"
+        raise OptimizerError(f"{what}\nDetach what the step is given, or write the step as a function of tensors.")
+    for options in (optimizer.defaults, *optimizer.param_groups):
+        options["differentiable"] = True
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer holds besides state and options."""
+    return {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups", "defaults")}
+
+
+def _snapshot(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells whether something wrote to these values, or put others in their place."""
+    return {key: tuple(map(_mark, pytree.flatten(value)[0])) for key, value in values.items() if key != "params"}
+
+
+def _mark(leaf: Any) -> Any:
+    """Equal for the same number; for other objects, for the same one as long as it is as it was."""
+    if isinstance(leaf, torch.optim.Optimizer):
+        return id(leaf), tuple(_snapshot(_attributes(leaf)).items())
+    if isinstance(leaf, torch.Tensor):
+        return id(leaf), leaf._version  # pyright: ignore[reportPrivateUsage]
+    return Literal(leaf) if isinstance(leaf, (bool, int, float, complex, str, type(None))) else id(leaf)
 
 
 def _is_alone(gradient: torch.Tensor | None, entry: dict[str, Any], step: torch.Tensor | None) -> bool:
@@ -249,7 +335,7 @@ def _is_alone(gradient: torch.Tensor | None, entry: dict[str, Any], step: torch.
 
 def _stored(entries: Sequence[dict[str, Any]], alone: Sequence[bool], step: torch.Tensor | None) -> State:
     """The states of all parameters: one count for those that step together, which is `step` where none of them has."""
-    counts = [entry.pop("step", None) for entry in entries]
+    counts = [entry.pop("step") if _is_count(entry.get("step")) else None for entry in entries]
     together = (count for count, own in zip(counts, alone, strict=True) if count is not None and not own)
     common = next(together, step)
     for entry, count, own in zip(entries, counts, alone, strict=True):
@@ -265,7 +351,8 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
     Args:
         make: an optimizer class, such as `torch.optim.AdamW`.
         options: its keyword arguments. With `differentiable=True` a derivative goes through the steps, as in MAML or where
-            hyperparameters are learned; without it, and as in PyTorch, what a step gives counts as a constant.
+            hyperparameters are learned, and with False none does. Without it a derivative goes through the steps inside of what
+            `grad` and its like differentiate; elsewhere, as in PyTorch, what a step gives counts as a constant.
 
     Returns:
         A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam and

@@ -40,6 +40,10 @@ _CONFIG: Mapping[str, Any] = {
 }
 
 
+REINTERPRET = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor\n"
+"""The lines of Inductor's modules that name what makes a view."""
+
+
 @dataclass(frozen=True, slots=True)
 class WrapperCode:
     """What Inductor writes: a module with kernels and a function `call(args)`; its matrix products by the buffers they fill."""
@@ -47,6 +51,8 @@ class WrapperCode:
     text: str
     constants: dict[str, torch.Tensor]
     products: Mapping[str, ProductCall]
+    strides: tuple[tuple[Any, ...] | None, ...]
+    """Of each output, as ints and expressions; None for what is no tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ def wrapper_code(
     graph: Callable[..., Any],
     fakes: Sequence[Any],
     threads: int,
+    strides: Sequence[tuple[Any, ...] | None],
     improve: Callable[[torch.fx.Graph], None] = lambda graph: None,
     donated: Collection[int] = (),
 ) -> WrapperCode:
@@ -105,6 +112,7 @@ def wrapper_code(
 
     Args:
         graph: a graph module, or a function that calls ATen.
+        strides: those that eager gives the outputs, which Inductor keeps where it can.
         improve: changes the graph after it was decomposed.
         donated: inputs, by place, whose memory the code may write results to.
     """
@@ -125,9 +133,10 @@ def wrapper_code(
                 return box
             return result
 
+        def _update_scheduler(self) -> None:
+            self.scheduler = _scheduler()(self.operations)
+
     with _LOCK, warnings.catch_warnings(action="ignore"), _compiling(fakes, threads) as mode:
-        with mode:
-            strides = [_strides(value) for value in graph(*fakes)]
         graph_module = _decomposed(graph, fakes, mode)
         improve(graph_module.graph)
         _passes(graph_module, fakes, strides)
@@ -136,7 +145,39 @@ def wrapper_code(
         with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]):
             lowering.run(*fakes)
             text: Any = lowering.codegen()[0]
-    return WrapperCode(text.value, dict(lowering.constants), _products(lowering.operations))
+    found = tuple(map(_strides, lowering.graph_outputs))
+    return WrapperCode(text.value, dict(lowering.constants), _products(lowering.operations), found)
+
+
+@functools.cache
+def _scheduler() -> Any:
+    """PyTorch's scheduler, which keeps in mind what a scatter overwrites.
+
+    A scatter writes into a copy of its target, and what reads the result depends on that write. PyTorch 2.13 forgets this for
+    a kernel whose loops it rewrites to be like another kernel's (`recompute_size_and_body`), and may run it before the
+    scatter. torch.compile is wrong alike:
+
+        def f(x, e, z, i, s):
+            y = x * (e * e).sum(1, keepdim=True)
+            return y + z.index_add(0, i, s), y
+
+        args = (torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.tensor([0, 1, 2, 3, 0, 2]),
+                torch.randn(6, 1, 8))
+        torch.testing.assert_close(torch.compile(f)(*args), f(*args))  # fails on the CPU
+    """
+    from torch._inductor.scheduler import Scheduler, SchedulerNode
+
+    class Node(SchedulerNode):
+        def recompute_size_and_body(self, *args: Any, **kwargs: Any) -> None:
+            super().recompute_size_and_body(*args, **kwargs)
+            self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    class Ordered(Scheduler):
+        def create_scheduler_node(self, node: Any) -> Any:
+            found = super().create_scheduler_node(node)
+            return Node(self, node) if type(found) is SchedulerNode else found
+
+    return Ordered
 
 
 def _products(operations: Sequence[Any]) -> dict[str, ProductCall]:
@@ -160,10 +201,14 @@ def _dense(value: Any) -> Dense | None:
     numbers = (*value.get_size(), *value.get_stride())
     if value.get_dtype() != torch.float32 or value.get_device().type != "cpu":
         return None
-    if not all(getattr(number, "is_Integer", isinstance(number, int)) for number in numbers):
+    if not all(map(_is_number, numbers)):
         return None
     count = len(value.get_size())
     return Dense(tuple(map(int, numbers[:count])), tuple(map(int, numbers[count:])))
+
+
+def _is_number(value: Any) -> bool:
+    return bool(getattr(value, "is_Integer", isinstance(value, int)))
 
 
 def _decomposed(graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode) -> torch.fx.GraphModule:
@@ -177,17 +222,21 @@ def _decomposed(graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTenso
 
 
 def _strides(value: Any) -> tuple[Any, ...] | None:
-    return value.stride() if isinstance(value, torch.Tensor) else None
+    """The strides that Inductor decided on for one of its values."""
+    found = value.maybe_get_stride() if hasattr(value, "maybe_get_stride") else None
+    return None if found is None else tuple(int(one) if _is_number(one) else Expr(one) for one in found)
 
 
-def _passes(graph_module: torch.fx.GraphModule, fakes: Sequence[Any], strides: list[tuple[Any, ...] | None]) -> None:
-    """Inductor's passes after autograd. Every output keeps the layout that eager gives it: a decomposition may differ."""
+def _passes(
+    graph_module: torch.fx.GraphModule, fakes: Sequence[Any], strides: Sequence[tuple[Any, ...] | None]
+) -> None:
+    """Inductor's passes after autograd, told of the layout that eager gives every output: a decomposition may differ."""
     from torch._inductor import compile_fx
 
     compile_fx.view_to_reshape(graph_module)
     compile_fx.fake_tensor_prop(graph_module, list(fakes), force_allow_non_fake_inputs=True)
     output = graph_module.graph.find_nodes(op="output")[0]
-    output.meta["original_output_strides"] = strides
+    output.meta["original_output_strides"] = list(strides)
     output.meta["user_visible_output_idxs"] = [
         index for index, node in enumerate(output.args[0]) if isinstance(node, torch.fx.Node)
     ]
@@ -304,11 +353,12 @@ def fakes_of(values: Sequence[Any]) -> Generator[list[Any]]:
 
 
 @contextlib.contextmanager
-def running(fakes: Sequence[Any], numbers: Numbers) -> Generator[None]:
-    """Inside, ops on what `symbolic_fakes` made run on no data, and what makes tensors makes such."""
+def running(fakes: Sequence[Any], numbers: Numbers | None) -> Generator[None]:
+    """Inside, ops on what `strided_fakes` or `symbolic_fakes` made run on no data, and what makes tensors makes such."""
     modes = (fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))
     mode = next(modes, None) or FakeTensorMode(shape_env=numbers)
-    with isolated(), torch.no_grad(), torch._C._DisableAutocast(), symbolic_dispatch(), mode:
+    composed = contextlib.nullcontext() if numbers is None else symbolic_dispatch()
+    with isolated(), torch.no_grad(), torch._C._DisableAutocast(), composed, mode:
         yield
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from thunder_fn.executors.compiled.parts import join, parts_of
 from thunder_fn.executors.compiled.programs import Staged
 from thunder_fn.executors.compiled.progress import Progress
 from thunder_fn.executors.compiled.region_calls import Region
+from thunder_fn.executors.verify import unwritten_outputs
 from thunder_fn.extend import FusionExecutor, OperatorExecutor
 from thunder_fn.interpreters import vjp
 from thunder_fn.trace import Trace
@@ -50,7 +52,7 @@ def is_compiled(f: Any) -> bool:
     staged = tfn.last_traces(f)[-1].run
     while not isinstance(staged, Staged):  # a function that switches autocast off
         (staged,) = (cell.cell_contents for cell in staged.__closure__ if callable(cell.cell_contents))
-    ready = [run for run in staged.ready.values() if run is not staged.run]
+    ready = [getattr(run, "run", run) for run in staged.ready.values() if run is not staged.run]
     return bool(ready) and not any(isinstance(value, Region) for run in ready for value in run.__globals__.values())
 
 
@@ -142,6 +144,50 @@ def test_verify_runs_what_is_compiled() -> None:
     torch.testing.assert_close(tfn.jit(f, executors=[inductor()], verify=True)(x), f(x))
 
 
+def test_verify_leaves_out_memory_that_nobody_wrote() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.nn.functional.dropout(x.sin() * 2, 0.5)
+        empty = torch.empty_like(y)
+        return y, (empty + 1).exp() * y, torch.empty_like(x).copy_(y).cos() * 2
+
+    x = torch.randn(4, 5)
+    torch.manual_seed(0)
+    y, _, z = f(x)
+    torch.manual_seed(0)
+    found, _, copied = tfn.jit(f, executors=[inductor()], verify=True)(x)
+    same((found, copied), (y, z))
+    trace = tfn.trace(f, x)
+    assert unwritten_outputs(trace) == {1}
+
+
+def scatters() -> dict[str, Callable[..., Tensor]]:
+    """Ops that write to some elements of a copy, with values or a number."""
+    wide: Callable[[Tensor, Tensor], Tensor] = lambda i, s: i[:, None, None].expand_as(s)
+    return {
+        "index_add": lambda z, i, s: z.index_add(0, i, s),
+        "index_copy": lambda z, i, s: z.index_copy(0, i[:4], s[:4]),
+        "index_fill": lambda z, i, s: z.index_fill(0, i[:2], 3.0),
+        "index_put": lambda z, i, s: z.index_put((i,), s, accumulate=True),
+        "scatter": lambda z, i, s: z.scatter(0, wide(i[:4], s[:4]), s[:4]),
+        "scatter_add": lambda z, i, s: z.scatter_add(0, wide(i, s), s),
+        "scatter_reduce": lambda z, i, s: z.scatter_reduce(0, wide(i, s), s, "amax"),
+    }
+
+
+@pytest.mark.parametrize("name", scatters())
+def test_what_reads_a_scatter_comes_after_it(name: str) -> None:
+    """Inductor forgets that a kernel reads what was scattered where it rewrites the kernel's loops."""
+    scatter, i = scatters()[name], torch.tensor([0, 1, 2, 3, 0, 2])
+    x, e, z, s = torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.randn(6, 1, 8)
+
+    def f(x: Tensor, e: Tensor, z: Tensor, i: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        y = x * (e * e).sum(1, keepdim=True)
+        found = scatter(z, i, s)
+        return y + found, y, (scatter(y, i, s) * y).sum(-1), z + 1, found
+
+    same(jit(f)(x, e, z, i, s), f(x, e, z, i, s))
+
+
 def test_known_miscompilations_of_expanded_targets() -> None:
     """Inductor writes index_put, index_add, ... into the one element behind an expanded intermediate."""
 
@@ -180,6 +226,58 @@ def test_outputs_that_a_decomposition_lays_out_otherwise() -> None:
     torch.manual_seed(0)
     same(jitted(x), expected)
     assert is_compiled(jitted)
+
+
+def test_views_of_what_a_region_computes_are_views_of_it() -> None:
+    """Inductor made two slices of a value dense; the next region, compiled for eager's layout, read beyond them."""
+
+    def halves(x: Tensor) -> Tensor:
+        a, b = torch.nn.functional.group_norm(x, 2).chunk(2, 1)
+        return torch.nn.functional.dropout(a, 0.5) * b
+
+    def shown(x: Tensor) -> tuple[Tensor, ...]:
+        y = (x.sin() + 1).exp()
+        z = y * 2
+        parts = torch.cat([y, z.t()])
+        return y[1:], y.t(), parts, y, z.clone(), z, z[:, 2], x[1:, 1], y.clone().view(torch.int32)
+
+    x, y = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last), torch.randn(4, 4)
+    jitted = jit(halves)
+    for _ in range(2):
+        torch.manual_seed(0)
+        expected = halves(x)
+        torch.manual_seed(0)
+        same([jitted(x)], [expected])
+    assert is_compiled(jitted)
+    jitted = jit(shown)
+    found, expected = jitted(y), shown(y)
+    same(found, expected)
+    assert sharing([y, *found]) == sharing([y, *expected]) and is_compiled(jitted)
+    found[0].zero_()
+    assert not found[3][1:].any(), "a write to one is seen by the other"
+
+
+def sharing(values: Any) -> list[list[bool]]:
+    """Which tensors lie in the same memory."""
+    places = [value.untyped_storage().data_ptr() for value in values]
+    return [[place == other for other in places] for place in places]
+
+
+def test_layouts_that_pytorch_announces_wrongly() -> None:
+    """An op whose results lie otherwise than those of tensors without values: the region behind it looks."""
+    with torch.library._scoped_library("thunder_fn_tests", "FRAGMENT") as library:
+        library.define("flipped(Tensor x) -> Tensor")
+        library.impl("flipped", lambda x: x.t().contiguous().t(), "CPU")
+        library.impl("flipped", lambda x: x.clone(), "Meta")
+        flipped = torch.ops.thunder_fn_tests.flipped
+
+        def f(x: Tensor) -> Tensor:
+            return (flipped(x.sin() + 1).exp() * 2).cos()
+
+        jitted, x = jit(f), torch.randn(3, 4)
+        with mock.patch.object(compiled.Inductor, "settles", lambda self, trace: True):
+            for _ in range(3):
+                same([jitted(x)], [f(x)])
 
 
 @pytest.mark.filterwarnings("ignore:var_mean")

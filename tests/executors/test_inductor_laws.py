@@ -69,6 +69,64 @@ def is_memory_as_said(trace: Trace, program: Program, inputs: Sequence[Any], out
     return all(mine & its or storage != other for mine, storage in storages for its, other in storages)
 
 
+def unusual(x: torch.Tensor, number: int) -> torch.Tensor:
+    """The tensor, or one with some equal elements, in a layout that compilers seldom meet."""
+    match number % 6:
+        case 0 if x.dim() > 1:  # as its transpose lies, behind something else
+            return torch.cat([x.new_ones(3), x.transpose(0, -1).reshape(-1)])[3:].view(*_swapped(x)).transpose(0, -1)
+        case 1 if x.dim():  # every other element of something larger
+            return torch.stack([x, x], -1)[..., 1]
+        case 2 if x.dim():  # all along the first dim are one
+            return x[:1].clone().expand(x.shape) if x.shape[0] else x
+        case 3 if x.dim() == 1 and x.numel() > 1:  # a dim of stride zero and size one, taken out again
+            return x.as_strided((1, *x.shape), (0, *x.stride()))[0]
+        case 4 if x.dim() == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        case 5 if x.dim() == 2 and min(x.shape) > 1:  # rows that overlap
+            return torch.cat([x[:, 0], x[-1, 1:]]).as_strided(x.shape, (1, 1))
+        case _:
+            return x.clone()
+
+
+def _swapped(x: torch.Tensor) -> list[int]:
+    return [x.shape[-1], *x.shape[1:-1], x.shape[0]]
+
+
+def memory(values: Sequence[Any]) -> list[list[bool]]:
+    """Which tensors share memory."""
+    storages = [
+        value.untyped_storage() if isinstance(value, torch.Tensor) and value.numel() else None for value in values
+    ]
+    return [[a is not None and b is not None and a.data_ptr() == b.data_ptr() for a in storages] for b in storages]
+
+
+def test_arguments_in_unusual_layouts() -> None:
+    """Law: values, strides, and who shares memory with whom are as in `evaluate`."""
+    strategy = cases(families=("unary", "binary", "view", "reduction", "matmul"), max_steps=8, dtypes=(torch.float32,))
+    programs = list[tuple[Case, list[torch.Tensor], Program]]()
+    for number, case in enumerate(drawn(strategy, 24)):
+        given = [
+            unusual(x, number + place) if isinstance(x, torch.Tensor) else x for place, x in enumerate(case.inputs)
+        ]
+        try:
+            run(case.trace, given)
+        except RuntimeError:  # a view that this layout does not have
+            continue
+        programs.append((case, given, lower(case.trace, executors=[inductor()], below_autograd=True)))
+    jobs = [job for _, given, program in programs if (found := staged(program.run)) for job in jobs_of(found, given)]
+    results = compiling.compile_jobs(jobs)
+    assert len(results) > 8 and [one for one in results.values() if isinstance(one, compiling.Failed)] == []
+    for case, given, program in programs:
+        expected = run(case.trace, given)
+        for _ in range(2):
+            outputs = seeded(lambda: program(*given))
+            torch.testing.assert_close(outputs, expected, rtol=2e-3, atol=1e-3, equal_nan=True)
+            assert memory([*given, *outputs]) == memory([*given, *expected]), program
+            for output, right in zip(outputs, expected, strict=True):
+                if isinstance(right, torch.Tensor) and right.numel() > 1:
+                    assert output.stride() == right.stride(), program
+
+
 def test_random_traces() -> None:
     traces = [case for strategy, count in KINDS for case in drawn(strategy, count)]
     programs = [  # every other one may write over its inputs

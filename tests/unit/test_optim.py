@@ -176,7 +176,7 @@ def test_a_step_can_be_the_body_of_a_scan() -> None:
 
 @pytest.mark.parametrize(("make", "options"), ((SGD, {"momentum": 0.9}), (AdamW, {"weight_decay": 0.1}), (Adagrad, {})))
 def test_a_derivative_goes_through_differentiable_steps(make: type, options: dict[str, Any]) -> None:
-    """As in MAML, and for a learned rate; without `differentiable` a step's result is a constant."""
+    """As in MAML, and for a learned rate; with `differentiable=False` a step's result is a constant."""
     weight, rate = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64)
     loss = lambda weight: (weight**3).sum()
 
@@ -194,4 +194,58 @@ def test_a_derivative_goes_through_differentiable_steps(make: type, options: dic
     torch.testing.assert_close(
         found[1], (after(weight, rate + 1e-6) - after(weight, rate - 1e-6)) / 2e-6, rtol=1e-5, atol=1e-7
     )
-    assert not tfn.grad(after)(weight, rate).any()
+    assert not tfn.grad(lambda *args: after(*args, differentiable=False))(weight, rate).any()
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps its count and a mean of gradients in its group, and lists of tensors in its state, as others' optimizers do."""
+
+    def __init__(self, params: Any, lr: float = 0.1, where: str = "group") -> None:
+        super().__init__(params, {"lr": lr, "where": where, "mean": 0.0})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group["lr"] *= 0.9
+            self.count += group["where"] == "attribute"
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["kept"], state["step"] = [torch.zeros_like(p)], 0
+                state["kept"][0].add_(p.grad)
+                state["step"] += 1
+                group["mean"] = group["mean"] * 0.5 + state["kept"][0].mean()
+                p -= group["lr"] * (p.grad + group["mean"]) / (group["step"] + state["step"])
+            if group["where"] == "state":
+                self.state["count"] = 1
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_what_a_step_writes_to_its_group_is_in_the_state(jitted: bool) -> None:
+    weights = {"a": torch.randn(3), "b": torch.randn(2, 2)}
+    twins = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
+    ours, theirs = tfn.functional_optimizer(Counting, lr=0.2), Counting(twins.values(), lr=0.2)
+    update: Any = tfn.jit(ours.update) if jitted else ours.update
+    state = ours.init(weights)
+    for _ in range(4):
+        gradients = {name: torch.randn_like(weight) for name, weight in weights.items()}
+        for name, twin in twins.items():
+            twin.grad = gradients[name].clone()
+        before = copy.deepcopy(state)
+        theirs.step()
+        weights, after = update(weights, gradients, state)
+        torch.testing.assert_close(state, before, msg="the old state is as it was")
+        state = after
+        torch.testing.assert_close(weights, {name: twin.detach() for name, twin in twins.items()})
+    assert sorted(state["group"]) == ["lr", "mean", "step"]
+
+
+@pytest.mark.parametrize(
+    ("where", "text"), [("attribute", "its attribute 'count'"), ("state", "its state, of no parameter")]
+)
+def test_values_that_a_step_keeps_elsewhere(where: str, text: str) -> None:
+    ours, weight = tfn.functional_optimizer(Counting, where=where), torch.randn(3)
+    with pytest.raises(OptimizerError, match=f"a step of Counting keeps values in {text}"):
+        ours.update(weight, weight, ours.init(weight))

@@ -18,7 +18,7 @@ others wrong: it may also be off by some times what the last bit of each operand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,9 +63,10 @@ class Verifier(Executor):
             moved = lambda: sensitivity(meaning, kept)
             results = program.run(*inputs)
             label = loosest(["bitwise", *checking.labels(claimed)])
+            chance = unwritten_outputs(meaning)
             for position, (found, wanted) in enumerate(zip(results, expected, strict=True)):
                 difference = divergence(found, wanted, label, _at(position, moved))
-                if difference is not None:
+                if difference is not None and position not in chance:
                     raise VerificationError(
                         f"verify: output {position} of the program {claimed.trace.name} differs from what its equations give "
                         f"one by one: {difference}"
@@ -193,9 +194,10 @@ def _check(
     expected: Sequence[Any] | None = None,
 ) -> None:
     wanted = expected if expected is not None else _meant(meaning, operands)
+    chance = unwritten_outputs(meaning)
     for position, (one, other) in enumerate(zip(found, wanted, strict=True)):
         difference = divergence(one, other, label, _at(position, lambda: sensitivity(meaning, operands)))
-        if difference is not None:
+        if difference is not None and position not in chance:
             what = (
                 f"verify: output {position} of {who} is farther from what it means than {label!r} allows: {difference}"
             )
@@ -219,14 +221,57 @@ def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -
     """What executors compute in place of equations means what the trace meant, up to the loosest of their labels."""
     found, meant = (_from_here(lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning))
     label = loosest([claimed.executors[one.taken_by].numerics for one in claimed.replaced if one.taken_by])
+    chance = unwritten_outputs(meaning)
     for position, (one, wanted) in enumerate(zip(found, meant, strict=True)):
         difference = divergence(one, wanted, label, _at(position, lambda: sensitivity(meaning, inputs)))
-        if difference is not None:
+        if difference is not None and position not in chance:
             names = dict.fromkeys(f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced)
             raise VerificationError(
                 f"verify: output {position} of the program {claimed.trace.name} is farther from what it means than {label!r} "
                 f"allows: {difference}\nEach call is right, so an execution transform computes something else: {', '.join(names)}"
             )
+
+
+# ---- memory that nobody wrote ----
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+_WRITES_ALL_OF_FIRST = frozenset((
+    "copy", "fill", "zero", "bernoulli", "uniform", "normal_functional", "normal", "exponential", "geometric", "cauchy",
+    "log_normal", "random", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
+    "new_ones", "new_full", *_EMPTY,
+))  # fmt: skip
+"""Ops that take no values from their first operand, only its type and layout. `bernoulli` does so with a number only."""
+
+
+def unwritten_outputs(trace: Trace, given: Collection[int] = ()) -> set[int]:
+    """The outputs, by position, that hold or hang on values of memory that nobody wrote: two runs may differ in them.
+
+    `given` are inputs, by position, that do.
+    """
+    found = {trace.inputs[place].index for place in given}
+    for equation in trace.equations:
+        found.update(var.index for var in _unwritten(equation, found))
+    return {place for place, atom in enumerate(trace.outputs) if isinstance(atom, Var) and atom.index in found}
+
+
+def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
+    """The results of an equation that hang on memory that nobody wrote, such as the variables in `found`."""
+    read = [place for place, var in enumerate(equation.operands) if var.index in found]
+    if equation.op.kind == "composite":
+        return [equation.outputs[place] for place in unwritten_outputs(equation.body, read)]
+    if equation.op.kind == "structured":
+        return equation.outputs if read or any(map(unwritten_outputs, equation.bodies)) else ()
+    namespace, _, rest = equation.op.name.partition(".")
+    name, _, overload = rest.partition(".")
+    if namespace != "aten":
+        return equation.outputs if read else ()
+    if name in _EMPTY:
+        return equation.outputs
+    is_first = bool(equation.args) and isinstance(equation.args[0], Var)
+    if is_first and name in _WRITES_ALL_OF_FIRST and (name, overload) != ("bernoulli", "default"):
+        first = equation.args[0]
+        read = [place for place, var in enumerate(equation.operands) if var.index in found and var != first]
+    return equation.outputs if read else ()
 
 
 # ---- how far off a value is ----

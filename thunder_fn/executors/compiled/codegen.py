@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -21,9 +21,11 @@ from typing import Any, cast
 import torch
 
 from thunder_fn import ops, torch_internals_inductor as internals
+from thunder_fn.executors.compiled.outputs import Plan, RegionError, plan_outputs, returned
 from thunder_fn.executors.compiled.products import NAME, SOURCE, TYPES, Products, arguments_of, is_faster_here
 from thunder_fn.symbols import Symbol, compute, symbols_in, symbols_of
 from thunder_fn.torch_internals import Numbers, OpOverload
+from thunder_fn.torch_internals_inductor import WrapperCode
 from thunder_fn.trace import (
     Dim,
     Equation,
@@ -38,10 +40,6 @@ from thunder_fn.trace import (
 )
 
 Strides = tuple[int, ...]
-
-
-class RegionError(Exception):
-    """A region cannot be compiled: what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +131,45 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
     ]
     if len(layouts) != len(types):
         raise RegionError("an input is a number, and regions take tensors only")
-    wrapper = internals.wrapper_code(
-        job.region.to_fx(), internals.strided_fakes(layouts), job.threads, copy_expanded_targets, job.donated
-    )
-    calls = wrapper.products if own_products and is_faster_here() else {}
-    found = {name: given for name, call in calls.items() if (given := arguments_of(call, job.threads))}
-    return cut_out(wrapper.text, wrapper.constants, found, {place: layouts[place][:2] for place in job.donated})
+    fakes = internals.strided_fakes(layouts)
+    plan = _planned(job, fakes, None)
+    if not plan.layouts:
+        return _only_views(job, plan)
+    donated = tuple(place for place in job.donated if place not in plan.inputs_shown)
+    strides = [layout and layout.strides for layout in plan.layouts]
+    wrapper = internals.wrapper_code(plan.region.to_fx(), fakes, job.threads, strides, copy_expanded_targets, donated)
+    found = wrapper.products if own_products and is_faster_here() else {}
+    products = {name: given for name, call in found.items() if (given := arguments_of(call, job.threads))}
+    return cut_out(wrapper, plan, products, donated)
 
 
 def _symbolic_code(job: Job) -> Code:
     """The code for all sizes for which Inductor's decisions hold; for others its function gives None."""
     fakes, numbers = fakes_of_job(job)
-    wrapper = internals.wrapper_code(calls(job), fakes, job.threads, copy_expanded_targets)
-    code = cut_out(wrapper.text, wrapper.constants)
+    plan = _planned(job, fakes, numbers)
+    if plan.layouts:
+        dim: Callable[[Any], Any] = lambda one: numbers.number(one) if isinstance(one, Expr) else one
+        strides = [layout and tuple(map(dim, layout.strides)) for layout in plan.layouts]
+        asked = replace(job, region=plan.region)
+        wrapper = internals.wrapper_code(calls(asked), fakes, job.threads, strides, copy_expanded_targets)
+        code = cut_out(wrapper, plan, symbols=_places_of_symbols(job))
+    else:
+        code = _only_views(job, plan)
     return replace(code, text=code.text + _checked(job, tuple(map(str, numbers.constraints))))
+
+
+def _planned(job: Job, fakes: Sequence[Any], numbers: Numbers | None) -> Plan:
+    """How the outputs lie in memory."""
+    with internals.running(fakes, numbers):
+        return plan_outputs(job.region, values_of(job)(*fakes))
+
+
+def _only_views(job: Job, plan: Plan) -> Code:
+    """The code of a region that shows its inputs."""
+    symbols = _places_of_symbols(job)
+    names = [f"arg{place}" for place in range(len(job.region.inputs) + len(job.extra_symbols))]
+    body = returned(ast.parse("return ()").body, names, plan, (), (), {key: names[at] for key, at in symbols.items()})
+    return Code(f"{internals.REINTERPRET}{ast.unparse(_function(names, body))}\n", (), ())
 
 
 def fakes_of_job(job: Job) -> tuple[list[Any], Numbers]:
@@ -162,8 +185,19 @@ def fakes_of_job(job: Job) -> tuple[list[Any], Numbers]:
 
 def calls(job: Job) -> Callable[..., tuple[Any, ...]]:
     """The region as a function that calls ATen, given its inputs and the extra symbols."""
+    run = values_of(job)
 
-    def run(*values: Any) -> tuple[Any, ...]:
+    def results(*given: Any) -> tuple[Any, ...]:
+        values = run(*given)
+        return tuple(values[atom.index] if isinstance(atom, Var) else atom.value for atom in job.region.outputs)
+
+    return results
+
+
+def values_of(job: Job) -> Callable[..., list[Any]]:
+    """A function that calls ATen for the value of every variable, given the region's inputs and the extra symbols."""
+
+    def run(*values: Any) -> list[Any]:
         given = values[: len(job.region.inputs)]
         numbers = {
             var.type.value.value: value
@@ -189,7 +223,7 @@ def calls(job: Job) -> Callable[..., tuple[Any, ...]]:
         for equation in job.region.equations:
             kwargs = {key: read(arg) for key, arg in equation.kwargs}
             env.extend(ops.flatten_result(ops.overload(equation.op)(*map(read, equation.args), **kwargs)))
-        return tuple(map(read, job.region.outputs))
+        return env
 
     return run
 
@@ -198,16 +232,23 @@ def _checked(job: Job, conditions: tuple[str, ...]) -> str:
     """What makes the function give None where a condition does not hold."""
     if not conditions:
         return ""
-    places = [
-        (var.type.value, position) for position, var in enumerate(job.region.inputs) if isinstance(var.type, NumberType)
-    ]
-    places += [(symbol, len(job.region.inputs) + i) for i, symbol in enumerate(job.extra_symbols)]
-    values = "".join(f"    {symbol} = values[{position}]\n" for symbol, position in places)
+    values = "".join(f"    {symbol} = values[{position}]\n" for symbol, position in _places_of_symbols(job).items())
     holds = " and ".join(f"({condition})" for condition in conditions)
     return (
         f"import math\ndef checked(*values, region=region):\n{values}"
         f"    return region(*values) if {holds} else None\nregion = checked\n"
     )
+
+
+def _places_of_symbols(job: Job) -> dict[str, int]:
+    """Where the code of a region with symbols gets their values from."""
+    numbers = (
+        (str(var.type.value), place)
+        for place, var in enumerate(job.region.inputs)
+        if isinstance(var.type, NumberType) and isinstance(var.type.value, Expr)
+    )
+    extra = ((str(symbol), len(job.region.inputs) + i) for i, symbol in enumerate(job.extra_symbols))
+    return dict((*numbers, *extra))
 
 
 # ---- what Inductor is known to compile wrongly ----
@@ -259,26 +300,32 @@ def _is_view(target: OpOverload) -> bool:
 
 
 def cut_out(
-    text: str,
-    constants: dict[str, torch.Tensor],
+    wrapper: WrapperCode,
+    plan: Plan,
     products: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    donated: Mapping[int, tuple[Strides, Strides]] = MappingProxyType({}),
+    donated: Collection[int] = (),
+    symbols: Mapping[str, int] = MappingProxyType({}),
 ) -> Code:
     """The function, what it uses and the kernels of a module that Inductor wrote.
 
     Args:
+        plan: how the outputs lie in memory.
         products: those to do ourselves.
-        donated: the sizes and strides of inputs that the code may return, by place.
+        donated: inputs, by place, that the code may return.
+        symbols: the places of parameters that are values of symbols.
 
     Raises:
         RegionError: the module is not of the known form.
     """
+    text, constants = wrapper.text, wrapper.constants
     module = ast.parse(text)
     kernels = dict(_kernels(module)) | {NAME: Kernel(TYPES, SOURCE, alone=True)}
     call = next((node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
     if call is None:
         raise RegionError("Inductor's module has no function `call`")
-    function = _spread(Products(products).visit(call), donated)
+    names, body = _spread(Products(products).visit(call))
+    given = {symbol: names[place] for symbol, place in symbols.items()}
+    function = _function(names, returned(body, names, plan, wrapper.strides, donated, given))
     used = _names(function)
     defined: list[ast.stmt] = []
     for node in reversed(module.body):
@@ -314,8 +361,8 @@ def _kernels(module: ast.Module) -> Iterator[tuple[str, Kernel]]:
                 pass
 
 
-def _spread(call: ast.FunctionDef, donated: Mapping[int, tuple[Strides, Strides]]) -> ast.FunctionDef:
-    """`def call(args): a, b = args; args.clear(); ...` as `def region(a, b): ...`."""
+def _spread(call: ast.FunctionDef) -> tuple[list[str], list[ast.stmt]]:
+    """`def call(args): a, b = args; args.clear(); ...` as its parameters, `a, b`, and the rest."""
     names: list[str] = []
     rest: list[ast.stmt] = []
     for statement in call.body:
@@ -326,41 +373,14 @@ def _spread(call: ast.FunctionDef, donated: Mapping[int, tuple[Strides, Strides]
                 pass
             case _:
                 rest.append(statement)
-    parameters = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
-    function = ast.FunctionDef("region", parameters, _separate(rest, names, donated), [], None)
-    if "args" in _names(function):
+    if "args" in _names(ast.Module(rest, [])):
         raise RegionError("Inductor's function uses its arguments as a list")
-    return function
+    return names, rest
 
 
-def _separate(
-    body: Sequence[ast.stmt], inputs: Sequence[str], donated: Mapping[int, tuple[Strides, Strides]]
-) -> list[ast.stmt]:
-    """Outputs that Inductor returns as one tensor, or as an input, as tensors of their own that share its memory.
-
-    Which outputs may share memory is up to the ops; that no two of them are the same Python object is what matters here.
-    """
-    *front, last = body
-    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Tuple):
-        raise RegionError("Inductor's function does not end with `return (...)`")
-    seen, layouts = set(inputs), {inputs[place]: layout for place, layout in donated.items()}
-    for statement in front:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=new)], value=ast.Name(id=old)) if old in layouts:
-                layouts[new] = layouts[old]  # it reuses that tensor
-            case _:
-                pass
-    values: list[ast.expr] = []
-    for value in last.value.elts:
-        if isinstance(value, ast.Name) and value.id in layouts:
-            sizes, strides = layouts[value.id]
-            value = ast.parse(f"reinterpret_tensor({value.id}, {sizes}, {strides}, 0)", mode="eval").body
-        elif isinstance(value, ast.Name) and value.id in seen:
-            value = ast.parse(f"torch.ops.aten.alias.default({value.id})", mode="eval").body
-        elif isinstance(value, ast.Name):
-            seen.add(value.id)
-        values.append(value)
-    return [*front, ast.Return(ast.Tuple(values, ast.Load()))]
+def _function(names: Sequence[str], body: list[ast.stmt]) -> ast.FunctionDef:
+    parameters = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+    return ast.fix_missing_locations(ast.FunctionDef("region", parameters, body, [], None))
 
 
 class _Plain(ast.NodeTransformer):

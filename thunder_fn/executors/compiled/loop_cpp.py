@@ -314,7 +314,7 @@ class _Statements:
                     base,
                     shape=ast.literal_eval(shape),
                     strides=ast.literal_eval(strides),
-                    offset=ast.literal_eval(offset),
+                    offset=base.offset + ast.literal_eval(offset),
                 )
             case _:
                 raise NotCpp(ast.unparse(node))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,15 @@ from thunder_fn.executors.compiled.codegen import Job, Strides
 from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
 from thunder_fn.executors.compiled.layouts import matcher
 from thunder_fn.executors.compiled.parts import Part
-from thunder_fn.executors.compiled.region_calls import MAX_LAYOUTS, RECORDING, Calls, Region, recording, warn_of_failure
+from thunder_fn.executors.compiled.region_calls import (
+    MAX_LAYOUTS,
+    RECORDING,
+    ByLayout,
+    Calls,
+    Region,
+    recording,
+    warn_of_failure,
+)
 from thunder_fn.executors.compiled.worker import WORKER
 from thunder_fn.executors.taking import take
 
@@ -41,7 +49,7 @@ class Staged:
     def __init__(self, run: types.FunctionType, *, tiered: bool, settled: bool) -> None:
         self.run, self.tiered, self.settled = run, tiered, settled
         self.is_symbolic = any(region.is_symbolic for region in regions_of(run))
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a program settles while its first call holds it
         self.ready: dict[tuple[Layout, int], Callable[..., tuple[Any, ...]]] = {}
         self.matches: Callable[..., bool] = _never
         self.fast: Callable[..., tuple[Any, ...]] = run
@@ -86,7 +94,7 @@ class Staged:
             self.ready[key] = self.run
             WORKER.submit(wanted).add_done_callback(lambda future: self._swap(key, jobs, future.result()))
         else:
-            self.ready[key] = self._bound(jobs, compile_jobs(wanted))
+            self.ready[key] = self._bound(key, jobs, compile_jobs(wanted))
         return self.ready[key](*inputs) if outputs is None else outputs
 
     def _swap(
@@ -96,14 +104,17 @@ class Staged:
         results: dict[Job, Function | Failed],
     ) -> None:
         """From here on calls run compiled code."""
-        new = self._bound(jobs, results)
+        new = self._bound(key, jobs, results)
         with self.lock:
             self.ready[key] = new
             self.matches = _never
 
-    def _bound(self, jobs: Jobs, results: dict[Job, Function | Failed]) -> Callable[..., tuple[Any, ...]]:
+    def _bound(
+        self, key: tuple[Layout, int], jobs: Jobs, results: dict[Job, Function | Failed]
+    ) -> Callable[..., tuple[Any, ...]]:
         """The program with compiled regions in place of those that could be compiled."""
         functions: dict[Region, Function] = {}
+        fast: dict[Region, Function] = {}
         failed: dict[str, list[Region]] = {}
         for region, found in jobs.items():
             reasons = [result.reason for job in _all_jobs(found) if isinstance(result := results[job], Failed)]
@@ -115,13 +126,50 @@ class Staged:
                 }
                 if self.is_symbolic:
                     functions[region] = region.variants(compiled, tiered=self.tiered)  # type: ignore[arg-type]
-                elif self.settled:
-                    functions[region] = region.bound(compiled)  # type: ignore[arg-type]
                 else:
                     functions[region] = region.by_layout(compiled, tiered=self.tiered)  # type: ignore[arg-type]
+                    fast[region] = region.bound(compiled)  # type: ignore[arg-type]
         for reason, regions in failed.items():
             warn_of_failure(self.run.__name__, regions, reason)
-        return rebound(self.run, functions)
+        looking = rebound(self.run, functions)
+        if not fast or not self.settled:
+            return looking
+        return _Trial(looking, functions.values(), lambda: self._settle(key, rebound(self.run, fast)))
+
+    def _settle(self, key: tuple[Layout, int], fast: Callable[..., tuple[Any, ...]]) -> None:
+        """The layouts that regions met are those that they were compiled for: from here on they do not look."""
+        with self.lock:
+            self.ready[key] = fast
+            self.matches = _never
+
+
+class _Trial:
+    """A compiled program until it has run once: its regions look at the layouts of their inputs.
+
+    Those were found without values. An op of PyTorch may lay its results out otherwise than it says of tensors without
+    values: then regions go on looking.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., tuple[Any, ...]],
+        regions: Iterable[Function],
+        settle: Callable[[], None],
+    ) -> None:
+        self.run, self.settle = run, settle
+        self.regions = [(region, len(region.known)) for region in regions if isinstance(region, ByLayout)]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        return self._then(self.run(*inputs))
+
+    def take(self, box: list[Any]) -> tuple[Any, ...]:
+        """The same for values that only the box holds."""
+        return self._then(take(self.run, box))
+
+    def _then(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if all(len(region.known) == count for region, count in self.regions):
+            self.settle()
+        return outputs
 
 
 def regions_of(run: types.FunctionType) -> list[Region]:
