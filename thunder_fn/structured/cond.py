@@ -43,6 +43,7 @@ from thunder_fn.structured.bodies import (
     operand_tuple,
     predicate,
     tensor_leaves,
+    widened,
     without_inputs,
 )
 from thunder_fn.structured.choice_types import check_branches, check_names, new_names, types_of_choice
@@ -359,7 +360,7 @@ def _choose(
     operands: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Any:
-    bodies = capture_bodies(op.name, functions, [operands] * len(functions))
+    bodies = widened(capture_bodies(op.name, functions, [operands] * len(functions)))
     for other in bodies.bodies[1:]:
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
     check_branches(op, functions, bodies)
