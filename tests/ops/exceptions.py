@@ -92,12 +92,6 @@ EXEMPTIONS: tuple[Exemption, ...] = (
         kinds=("noncontiguous", "plain", "conjugated"),
     ),
     Exemption(
-        "normal_in_place",
-        "numbers are drawn in blocks of memory, and in a trace a tensor has no gaps",
-        kinds=("noncontiguous",),
-        differs=True,
-    ),
-    Exemption(
         "nn_functional_embedding",
         f"{ROUNDING}max_norm sums a row in the order of memory",
         kinds=("noncontiguous",),

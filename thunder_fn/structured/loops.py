@@ -236,7 +236,7 @@ def _leaf_text(leaf: Any) -> str:
 def _record(
     combine_fn: Callable[..., Any], init: Any, xs: Any, reverse: bool, size: int, unroll: int
 ) -> tuple[Any, Any]:
-    example = pytree.tree_map(lambda x: x.new_empty(x.shape[1:]), xs)
+    example = pytree.tree_map(lambda x: x.new_empty_strided(x.shape[1:], x.stride()[1:]), xs)
 
     def captured_with(carry: Any) -> tuple[Bodies, Any]:
         bodies = capture_bodies("scan", (combine_fn,), [(carry, example)])
