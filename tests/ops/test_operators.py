@@ -50,3 +50,16 @@ def test_which_formula_is_right(name: str) -> None:
         assert right and ours
         verdicts.append(theirs)
     assert not all(verdicts), "PyTorch has it right now"
+
+
+@pytest.mark.parametrize(
+    "shapes", [((0, 4, 5), (3, 5)), ((4, 5), (0, 5)), ((2, 4, 0), (3, 0)), ((0, 1, 4, 5), (2, 3, 5))]
+)
+def test_distances_of_nothing(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """The backward of `cdist` has then the shape of one operand, not of the broadcast batch."""
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    f = lambda a, b: torch.cdist(a, b, 0.5).sum()
+    want = torch.autograd.grad(f(*given), given)
+    found = tfn.grad(f, argnums=(0, 1))(*(x.detach() for x in given))
+    assert [x.shape for x in found] == [x.shape for x in want] and all(map(torch.equal, found, want))
+    tfn.hessian(f, argnums=(0, 1))(*(x.detach() for x in given))
