@@ -148,7 +148,7 @@ class _Casting:
 
     def _keeping_types(self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None) -> tuple[Atom, ...]:
         bodies = tuple(
-            _ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types) for b in equation.bodies
+            ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types) for b in equation.bodies
         )
         types = tuple(var.type for var in equation.outputs)
         return self._add(equation, self._as_before(equation, operands), types, bodies)
@@ -162,7 +162,7 @@ class _Casting:
         bodies = [_retyped(body, given, self.dtype, inner) for body in equation.bodies]
         columns = zip(equation.outputs, *(body.output_types for body in bodies), strict=True)
         types = tuple(_widest(var.type, column) for var, *column in columns)
-        return self._add(equation, operands, types, tuple(_ending_in(body, types) for body in bodies))
+        return self._add(equation, operands, types, tuple(ending_in(body, types) for body in bodies))
 
     def _add(
         self, equation: Equation, operands: tuple[Atom, ...], types: tuple[Type, ...], bodies: tuple[Trace, ...] = ()
@@ -224,7 +224,7 @@ def _widest(type: Type, types: Sequence[Type]) -> Type:
     return replace(type, dtype=reduce(torch.promote_types, dtypes)) if isinstance(type, TensorType) else type
 
 
-def _ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
+def ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
     """The body with its results cast to these types."""
     if body.output_types == types:
         return body

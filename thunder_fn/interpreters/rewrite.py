@@ -207,6 +207,7 @@ class _Walk:
 
     def __init__(self, trace: Trace, representations: tuple[Representation | None, ...]) -> None:
         self.trace, self.builder = trace, TraceBuilder(trace.name)
+        self.builder.require(trace.constraints)
         self.env: dict[int, Atom | _Parts] = {}
         self.decoded: dict[int, Var] = {}
         self.decoded_inside = set[int]()

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.constraints import equations_between
 from thunder_fn.derive_activity import activity
 from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, kind_of, located
+from thunder_fn.interpreters.autocast import ending_in
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask
@@ -133,6 +134,50 @@ def write_inside(
         target = recorder.lift(leaves[write.target] if isinstance(write.target, int) else write.target)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not target.is_leaf):
             target.copy_(value)
+
+
+def as_before_autocast(before: Any, after: Any) -> Any:
+    """Return a value in the dtype of a tensor or a type, if autocast is on and has changed its floating dtype."""
+    if not internals.is_autocast_on() or not isinstance(after, torch.Tensor):
+        return after
+    dtypes = (getattr(before, "dtype", None), after.dtype)
+    is_changed = dtypes[0] != dtypes[1] and all(dtype in _CASTABLE for dtype in dtypes)
+    return after.to(dtypes[0]) if is_changed else after
+
+
+_CASTABLE = {torch.float32, torch.bfloat16, torch.float16}
+"""The dtypes that autocast takes for each other."""
+
+
+def next_carry(before: Any, after: Any) -> Any:
+    """Return a carry with the lists and tuples of the one before it, and with its dtypes where autocast changed them."""
+    after = pytree.like(before, after)
+    if not internals.is_autocast_on():
+        return after
+    leaves, spec = pytree.flatten(before)
+    new, new_spec = pytree.flatten(after)
+    return pytree.unflatten(spec, list(map(as_before_autocast, leaves, new))) if spec == new_spec else after
+
+
+def widened(bodies: Bodies) -> Bodies:
+    """Return branches whose results autocast left in different floating dtypes, cast to the widest."""
+    columns = list(zip(*(body.output_types for body in bodies.bodies), strict=False))
+    if not internals.is_autocast_on() or len({len(body.outputs) for body in bodies.bodies}) > 1:
+        return bodies
+    dtypes = [{type.dtype for type in column if isinstance(type, TensorType)} for column in columns]
+    casts = [reduce(torch.promote_types, found) if found <= _CASTABLE else None for found in dtypes]
+
+    def cast(trace: Trace) -> Trace:
+        types = zip(trace.output_types, casts, strict=True)
+        return ending_in(
+            trace,
+            tuple(
+                replace(type, dtype=dtype) if isinstance(type, TensorType) and dtype else type for type, dtype in types
+            ),
+        )
+
+    captured = tuple(replace(one, trace=cast(one.trace)) for one in bodies.captured)
+    return Bodies(captured, tuple(map(cast, bodies.bodies)), bodies.closures)
 
 
 def body_activity(body: Trace, active: Mask) -> Mask:

@@ -24,7 +24,7 @@ from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.simplify import dce_to, is_kept
+from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.ir import Wiring, body_ports, inline_into, wiring
@@ -42,6 +42,7 @@ from thunder_fn.structured.bodies import (
     operand_tuple,
     predicate,
     tensor_leaves,
+    widened,
     without_inputs,
 )
 from thunder_fn.structured.choice_types import check_branches, check_names, new_names, types_of_choice
@@ -172,7 +173,19 @@ def _select(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tu
     outputs = list(columns[-1])
     for mask, column in zip(taken[-2::-1], columns[-2::-1], strict=True):
         outputs = [where(builder, mask, value, other) for value, other in zip(column, outputs, strict=True)]
-    return builder.build(tuple(outputs)), (True,) * len(equation.outputs)
+    passed = [_passed_through(equation, index) for index in range(len(outputs))]
+    kept = tuple(value if i is None else operands[i] for value, i in zip(outputs, passed, strict=True))
+    return dce(builder.build(kept)), tuple(i is None or batched[i + 1] for i in passed)
+
+
+def _passed_through(equation: Equation, index: int) -> int | None:
+    """Return the position of the operand that every branch gives back as this output; None where they differ."""
+    found = {
+        body.inputs.index(atom) if atom in body.inputs else None
+        for body in equation.bodies
+        for atom in (body.outputs[index],)
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
@@ -314,7 +327,7 @@ def _choose(
     operands: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Any:
-    bodies = capture_bodies(op.name, functions, [operands] * len(functions))
+    bodies = widened(capture_bodies(op.name, functions, [operands] * len(functions)))
     for other in bodies.bodies[1:]:
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
     check_branches(op, functions, bodies)

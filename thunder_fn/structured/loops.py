@@ -22,6 +22,7 @@ from thunder_fn.structured.bodies import (
     agreed,
     capture_bodies,
     described_function,
+    next_carry,
     standing_for,
     tensor_leaves,
     tensor_type,
@@ -92,7 +93,7 @@ def scan(
     @standing_for(combine_fn)
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         new, y = _pair(combine_fn, combine_fn(carry, x))
-        return pytree.like(carry, new), y
+        return next_carry(carry, new), y
 
     if current() is None and size:
         return _run(step, init, xs, dim, reverse, size)
@@ -235,7 +236,7 @@ def _leaf_text(leaf: Any) -> str:
 def _record(
     combine_fn: Callable[..., Any], init: Any, xs: Any, reverse: bool, size: int, unroll: int
 ) -> tuple[Any, Any]:
-    example = pytree.tree_map(lambda x: x.new_empty(x.shape[1:]), xs)
+    example = pytree.tree_map(lambda x: x.new_empty_strided(x.shape[1:], x.stride()[1:]), xs)
 
     def captured_with(carry: Any) -> tuple[Bodies, Any]:
         bodies = capture_bodies("scan", (combine_fn,), [(carry, example)])

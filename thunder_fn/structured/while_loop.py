@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops
-from thunder_fn.capture import current, pytree
+from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import CaptureError, TraceTypeError, located
@@ -36,6 +36,7 @@ from thunder_fn.structured.bodies import (
     decided,
     described,
     misuse,
+    next_carry,
     operand_tuple,
     predicate,
     standing_for,
@@ -269,7 +270,7 @@ def while_loop(
         if not is_bare and not isinstance(new, (tuple, list)):
             what = f"the body must return a tuple of the {len(carry)} carries, not {described(new)}"
             raise misuse("while_loop", what, function=body_fn)
-        return pytree.like(values, (new,) if is_bare else tuple(new))
+        return next_carry(values, (new,) if is_bare else tuple(new))
 
     result = (_run if current() is None else _record)(condition, body, carry, max_steps)
     return result[0] if is_bare else result

@@ -91,7 +91,7 @@ TRANSFORMS = (
     Mutation(
         "autocast changes the types of carries",
         f"{AUTOCAST}:_Casting._keeping_types",
-        "_ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)",
+        "ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)",
         "_retyped(b, b.input_types, self.dtype, inner)",
         "autocast gives checked traces",
     ),
