@@ -16,12 +16,15 @@ from thunder_fn import ops
 from thunder_fn.capture import capture, current
 from thunder_fn.capture.apply import apply_inside, replay
 from thunder_fn.check import check
+from thunder_fn.executors.claims import claim
 from thunder_fn.fx import from_fx, to_fx
 from thunder_fn.interpreters import clean, jvp as forward, simplify, vjp as reverse, vmap as batching
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.partial import follows_from, partial_eval
+from thunder_fn.interpreters.rewrite import represent
+from thunder_fn.interpreters.schedule import overlapped
 from thunder_fn.ir import inline_into
 from thunder_fn.rules import Split
 from thunder_fn.structured.bodies import expand
@@ -211,6 +214,9 @@ INTERPRETERS: dict[str, Interpreter] = {
     "jvp": Interpreter(_alone(push)),
     "vmap": Interpreter(_alone(batch)),
     "checkpoint": Interpreter(_alone(whole_checkpoint), keeps_values=True),
+    "claims": Interpreter(lambda t: (claim(t).trace,)),
+    "schedule": Interpreter(lambda t: (overlapped(t, 2),), keeps_values=True, idempotent=True),
+    "represent": Interpreter(lambda t: (represent(t, (None,) * len(t.inputs)),), keeps_values=True),
     "roll": Interpreter(_alone(roll), keeps_values=True),
     "unroll": Interpreter(_alone(unroll), keeps_values=True),
     "partial_eval": Interpreter(known_and_rest, covers=lambda t: not any(map(simplify.is_kept, t.equations))),
