@@ -27,6 +27,8 @@ def distances(a: Tensor, b: Tensor, p: float) -> Tensor:
 def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
     """The gradient of the distances between two sets of points in the first, one for each pair of batches."""
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    if any(isinstance(size, int) and size == 0 for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
+        return torch.zeros_like(x1)  # as the op, which then sees no batches
     return pulled(lambda x: distances(x, x2, p), x1.expand(*batch, *x1.shape[-2:]), grad)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal as Choice, TypeAlias
@@ -19,7 +19,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.lookasides import diverted
-from thunder_fn.capture.nest import nest
+from thunder_fn.capture.nest import TO_COPY, nest
 from thunder_fn.capture.patches import module_scopes
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
@@ -30,7 +30,6 @@ from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, Var, py
 Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
 """What becomes of an op's floating arguments: the lower precision, float32, the widest among them, or nothing."""
 
-TO_COPY = ops.leaf(torch.ops.aten._to_copy.default)
 LOWER = torch.bfloat16
 
 
@@ -133,7 +132,7 @@ def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
     """What the arguments are cast to when all are of one dtype."""
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
-    with recorder.running(), _autocast_on(device.type):
+    with recorder.running(), internals.autocast_on(LOWER, (device.type,)):
         tracers = {
             var.index: recorder.input_of_type(
                 TensorType(given, var.type.shape, var.type.device) if is_eligible(var.type, device) else var.type
@@ -183,16 +182,3 @@ def body_of_call(single: Trace) -> Trace | None:
     if len(known) != len(equation.outputs):
         return None
     return nest(recorder, known, equation.op.name).renamed(ops.short_name(equation.op))
-
-
-@contextlib.contextmanager
-def _autocast_on(device: str) -> Generator[None]:
-    """Autocast is on, whether or not this machine has the device."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, LOWER)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])

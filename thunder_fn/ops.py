@@ -116,7 +116,7 @@ def _dropout_position(op: Op) -> int | None:
 _DRAWS = frozenset(
     (
         *("bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal"),
-        *("random", "poisson", "binomial", "key_normal", "key_uniform"),
+        *("random", "poisson", "binomial", "key_normal", "key_uniform", "normal_one_by_one"),
     )
 )
 
@@ -125,6 +125,7 @@ _FILLS = frozenset(
     (
         *("bernoulli.p", "uniform.default", "normal_functional.default", "exponential.default", "geometric.default"),
         *("cauchy.default", "log_normal.default", "random.default", "random.from", "random.to"),
+        "thunder_fn.normal_one_by_one.default",
     )
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -51,3 +53,19 @@ def test_same_numbers_are_equal_in_all_chunks(around: object) -> None:
     torch.manual_seed(0)
     x = tfn.vmap(lambda x: torch.nn.functional.dropout(x + torch.randn(4)), randomness="same")(torch.ones(5, 4))
     assert torch.equal(x, found) and not torch.equal(torch.rand(3), torch.rand(3))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("value", [1.0, 3, True, 1j, "a", torch.float32])
+def test_what_is_no_tensor_has_no_batch_dim(wrap: Any, value: Any) -> None:
+    """An error where torch.func has one; what out_dims says None about is given back as it is."""
+    x = torch.ones(3, 2)
+    f = lambda x: {"loss": x * 2, "rest": [x.sum(), value]}
+    for options in ({}, {"out_dims": 0}, {"out_dims": {"loss": 1, "rest": [0, 0]}}, {"chunk_size": 2}):
+        for vmap in (torch.func.vmap, lambda f, **options: wrap(tfn.vmap(f, **options))):
+            with pytest.raises(ValueError, match="only"):
+                vmap(f, **options)(x)
+    for dims in ({"loss": 0, "rest": [0, None]}, {"loss": 1, "rest": [-1, None]}):
+        found, want = wrap(tfn.vmap(f, out_dims=dims))(x), torch.func.vmap(f, out_dims=dims)(x)
+        assert torch.equal(found["loss"], want["loss"]) and torch.equal(found["rest"][0], want["rest"][0])
+        assert found["rest"][1] == want["rest"][1] == value

@@ -128,7 +128,7 @@ def gradient(case: Case) -> Outcome:
         asked = [tensor for tensor in inputs if tensor.requires_grad]
         seed(SEED)
         try:
-            results = tensors_in(case.function(*args, **kwargs))
+            results = tensors_in(case.oracle(*args, **kwargs))
             torch.manual_seed(3)
             cotangents = [torch.randn_like(result) for result in results if is_inexact(result)]
             useful = [(r, ct) for r, ct in zip(filter(is_inexact, results), cotangents, strict=True) if r.requires_grad]
@@ -171,7 +171,7 @@ def _in_double(case: Case, args: Any, kwargs: Any, cotangents: list[torch.Tensor
     asked = [new for new, old in zip(tensors_in((args, kwargs)), original, strict=True) if old.requires_grad]
     seed(SEED)
     try:
-        results = filter(is_inexact, tensors_in(case.function(*args, **kwargs)))
+        results = filter(is_inexact, tensors_in(case.oracle(*args, **kwargs)))
         pairs = [(r, double(ct).detach()) for r, ct in zip(results, cotangents, strict=True) if r.requires_grad]
         return list(torch.autograd.grad([r for r, _ in pairs], asked, [ct for _, ct in pairs], materialize_grads=True))
     except Exception:  # noqa: BLE001

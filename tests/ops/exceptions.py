@@ -52,12 +52,6 @@ EXEMPTIONS: tuple[Exemption, ...] = (
     *_all("native_batch_norm _native_batch_norm_legit _batch_norm_with_update", STATISTICS),
     *_all("nn_functional_batch_norm nn_functional_instance_norm", STATISTICS),
     Exemption(
-        "as_strided_scatter",
-        "eager's own gradient fails `gradcheck`: what is overwritten has one, and what is not has none",
-        what=f"gradient,{DERIVATIVES}",
-        differs=True,
-    ),
-    Exemption(
         "logcumsumexp",
         "PyTorch's forward derivative is NaN for complex numbers",
         what="jvp,jvp of vjp",
@@ -90,12 +84,6 @@ EXEMPTIONS: tuple[Exemption, ...] = (
         "reads memory that its argument does not hold: evaluated as eager does, but an error says that it has no derivative",
         what="gradient",
         kinds=("noncontiguous", "plain", "conjugated"),
-    ),
-    Exemption(
-        "normal_in_place",
-        "numbers are drawn in blocks of memory, and in a trace a tensor has no gaps",
-        kinds=("noncontiguous",),
-        differs=True,
     ),
     Exemption(
         "nn_functional_embedding",

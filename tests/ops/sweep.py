@@ -3,6 +3,7 @@
 python -m tests.ops.sweep                                  3 plain samples for each operator and dtype, 1 of other kinds
 python -m tests.ops.sweep --limit 0                        all samples (some hours of one core)
 python -m tests.ops.sweep --ops linalg_svd,stft --verbose  some operators, with tracebacks
+python -m tests.ops.sweep --seed 3                         samples with other numbers in them
 python -m tests.ops.sweep --what jvp vmap --peer           forward mode and batching, torch.func on the same samples beside
 
 The sweeps are forward and gradient, which are bitwise and up to rounding against eager, and the transforms of
@@ -61,6 +62,7 @@ def cases_of(
     limit: int | None,
     kinds: tuple[str, ...] = KINDS,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
+    number: int = 0,
 ) -> Iterator[Case]:
     """The cases of an operator for one sweep."""
     op, grad = OPS[name], what not in WITHOUT_GRAD
@@ -70,7 +72,7 @@ def cases_of(
     for dtype in dtypes:
         if dtype in supported:
             chosen = ("plain",) if what in TRANSFORMS else kinds
-            yield from cases(name, dtype, limit, requires_grad=grad, kinds=chosen)
+            yield from cases(name, dtype, limit, requires_grad=grad, kinds=chosen, number=number)
 
 
 def failures(name: str, what: str, limit: int | None, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[str]:
@@ -98,6 +100,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--dtypes", default="float32,float64,complex64")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop a sweep after so long")
+    parser.add_argument("--seed", type=int, default=0, help="other numbers in the samples")
     parser.add_argument("--peer", action="store_true", help="torch.func beside it")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
@@ -120,7 +123,8 @@ def sweep(what: str, options: argparse.Namespace) -> int:
         if time.perf_counter() - start > options.seconds:
             print(f"stopped before {name}")
             break
-        for case in cases_of(name, what, options.limit or None, tuple(options.kinds.split(",")), dtypes):
+        kinds = tuple(options.kinds.split(","))
+        for case in cases_of(name, what, options.limit or None, kinds, dtypes, options.seed):
             result, exempt = outcome(case, what, verbose=options.verbose), exemption(case, what)
             if result.status == "skipped":
                 counts["skipped"] += 1

@@ -105,6 +105,39 @@ def test_casts_are_made_once() -> None:
     assert sum(e.op.name == "aten._to_copy.default" for e in whole.body.equations) == 1
 
 
+@pytest.mark.parametrize("around", [tfn.autocast, region], ids=["ours", "PyTorch's"])
+def test_calls_are_named_as_they_are_computed(around: Any) -> None:
+    """A call under its full name, which executors take over, is given the casts; one that reads an argument in both ways
+    is no such call any more."""
+    x, w = torch.randn(2, 3), torch.randn(4, 3)
+    (whole,) = tfn.trace(around(lambda x, w: F.linear(x, w).sin()), x, w).equations
+    (call,) = [equation for equation in whole.body.equations if equation.op.kind == "composite"]
+    assert call.op.name == "torch.nn.functional.linear"
+    assert {var.type.dtype for var in (*call.operands, *call.outputs)} == {BF16}
+    assert all(equation.op.name != "aten._to_copy.default" for equation in call.body.equations)
+
+    @tfn.composite
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return x @ x + x
+
+    (whole,) = tfn.trace(around(lambda x: both(x)), torch.randn(3, 3)).equations
+    (call,) = [equation for equation in whole.body.equations if equation.op.kind == "composite"]
+    assert call.op.name == "both" and call.operands[0].type.dtype == torch.float32
+
+
+def test_loops_and_branches_in_a_region_of_pytorchs() -> None:
+    """Carries keep their types, and branches give the widest, as in ours."""
+    w, xs = torch.randn(3, 3), torch.randn(5, 3)
+    scan = lambda w, xs: tfn.scan(lambda h, x: (h @ w, h @ x), torch.zeros(3), xs)
+    loop = lambda w, xs: tfn.while_loop(lambda n, h: n < 3, lambda n, h: (n + 1, h @ w), (0, xs[0]))[1]
+    branch = lambda w, xs: tfn.cond(w.sum() > 0, lambda x: x @ w, lambda x: x.sin(), (xs,))
+    prefixes = lambda w, xs: tfn.associative_scan(lambda a, b: a @ b, torch.stack([w, w, w]), 0)
+    for f in (scan, loop, branch, prefixes):
+        for ours in (tfn.autocast(f), tfn.jit(tfn.autocast(f)), tfn.jit(region(f))):
+            torch.testing.assert_close(ours(w, xs), region(f)(w, xs), check_dtype=f is not branch, rtol=2e-2, atol=2e-2)
+    assert tfn.autocast(scan)(w, xs)[0].dtype == torch.float32
+
+
 def test_the_policy_can_be_called() -> None:
     (equation,) = tfn.trace(torch.mm, torch.ones(2, 2), torch.ones(2, 2)).equations
     assert tfn.autocast_policy(equation) == "lower"
@@ -129,13 +162,13 @@ def test_carries_keep_their_types() -> None:
     check(trace)
     assert leaf_types(trace, "mm") == {BF16}
     last, ys = tfn.autocast(f)(w, xs)
-    assert last.dtype == ys.dtype == torch.float32
+    assert last.dtype == torch.float32 and ys.dtype == BF16
 
     def loop(w: torch.Tensor, xs: torch.Tensor) -> Any:
         h, out = torch.zeros(2, 3), []
         for x in xs:
-            product = (h.to(BF16) @ w.to(BF16)).float()
-            h = ((h.to(BF16) @ w.to(BF16)) + x).tanh()
+            product = h.to(BF16) @ w.to(BF16)
+            h = (product + x).tanh()
             out.append(product)
         return h, torch.stack(out)
 
@@ -155,14 +188,16 @@ def test_branches_agree() -> None:
         )
 
 
-def test_custom_rules_keep_their_types() -> None:
+def test_custom_rules() -> None:
+    """As eager: the function and its rule are cast, and a gradient has the dtype of what it is of."""
+
     @tfn.custom_vjp
     def f(x: torch.Tensor) -> torch.Tensor:
         return x @ x
 
     f.defvjp(lambda x: (x @ x, x), lambda x, ct: (7 * ct,))
     x = torch.randn(3, 3)
-    assert tfn.autocast(f)(x).dtype == torch.float32
+    assert same(tfn.autocast(f)(x), region(f)(x))
     gradient = tfn.grad(lambda x: tfn.autocast(f)(x).sum())(x)
     assert same(gradient, torch.full((3, 3), 7.0))
 

@@ -323,6 +323,52 @@ def test_random_numbers_are_those_of_eager(f: Any) -> None:
     agree(f, X)
 
 
+LAYOUTS: dict[str, Any] = {
+    "transposed": lambda v: v.t(),
+    "with gaps": lambda v: v[::2],
+    "a column": lambda v: v[:, 3],
+    "gaps in a transposed one": lambda v: v.t()[1:, ::2],
+    "permuted": lambda v: v.reshape(4, 10, 30).permute(2, 0, 1),
+    "diagonal": lambda v: v.diagonal(),
+    "channels last": lambda v: v.reshape(2, 4, 10, 15).to(memory_format=torch.channels_last),
+    "overlapping": lambda v: v.as_strided((4, 5), (7, 1)),
+    "half": lambda v: v.bfloat16().t(),
+    "computed": lambda v: v.t() * 2,
+    "few": lambda v: v[:3, :4].t(),
+}
+DRAWS: dict[str, Any] = {
+    "normal_": lambda v: v.normal_(1, std=2),
+    "uniform_": lambda v: v.uniform_(),
+    "bernoulli_": lambda v: v.bernoulli_(torch.full_like(v, 0.4)),
+    "exponential_": lambda v: v.exponential_(),
+    "geometric_": lambda v: v.geometric_(0.4),
+    "cauchy_": lambda v: v.cauchy_(),
+    "log_normal_": lambda v: v.log_normal_(),
+    "random_": lambda v: v.random_(3, 10),
+    "dropout": lambda v: F.dropout(v + 1, 0.4),
+    "dropout_": lambda v: F.dropout(v.add_(1), 0.4, inplace=True),
+    "rrelu_": lambda v: F.rrelu(v.sub_(1), training=True, inplace=True),
+    "randn_like": torch.randn_like,
+    "normal": lambda v: torch.normal(v, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_in_any_layout_are_those_of_eager(name: str) -> None:
+    """Which number an element gets depends on how its tensor lies in memory; so does what is drawn next."""
+    for layout, view in LAYOUTS.items():
+
+        def run(v: torch.Tensor, view: Any = view) -> Any:
+            return DRAWS[name](view(v)), v, torch.rand(2)
+
+        found = []
+        for g in (run, tfn.jit(run), tfn.jit(tfn.checkpoint(run))):
+            torch.manual_seed(3)
+            found.append(g(torch.zeros(40, 30)))
+        for other in found[1:]:
+            assert all(map(torch.equal, found[0], other)), (name, layout)
+
+
 # ---- Python on tracers ----
 
 

@@ -188,6 +188,27 @@ def test_vmap_as_a_loop() -> None:
         tfn.cond(True, torch.sin, torch.cos, (X,), batched="both")
 
 
+def test_what_all_branches_pass_through_is_no_choice() -> None:
+    """It stays as it is under vmap: what all examples share has no batch dim, as in JAX."""
+    w, xs = torch.randn(2), torch.randn(3, 2)
+
+    def f(x: Tensor, w: Tensor) -> Any:
+        first = tfn.cond(x.sum() > 0, lambda x, w: (w, x, x.sin()), lambda x, w: (w, x, w), (x, w))
+        second = tfn.switch((x.sum() > 0).long(), [lambda x, w: (w, x), lambda x, w: (x, w)], (x, w))
+        return first, second
+
+    for wrap in (lambda f: f, tfn.jit):
+        (same, own, chosen), swapped = wrap(tfn.vmap(f, (0, None), ((None, 0, 0), 0)))(xs, w)
+        rows = [f(x, w) for x in xs]
+        assert torch.equal(same, w) and torch.equal(own, xs)
+        assert torch.equal(chosen, torch.stack([first[2] for first, _ in rows]))
+        for index in (0, 1):
+            assert torch.equal(swapped[index], torch.stack([second[index] for _, second in rows]))
+    assert "aten.where" not in str(
+        tfn.trace(tfn.vmap(lambda x: tfn.cond(x.sum() > 0, lambda x: x, lambda x: x, (x,))), xs)
+    )
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit], ids=["eager", "jit"])
 def test_decisions_under_the_vmap_of_torch_func(wrap: Any) -> None:
     """Outside of a trace a choice is Python's own, and torch.func's vmap has no rule for that."""

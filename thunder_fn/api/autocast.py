@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import ops, torch_internals as internals
 from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
 from thunder_fn.capture import capture, current
 from thunder_fn.capture.autocast_regions import REGION
 from thunder_fn.derive_autocast import Answer, autocast_policy
 from thunder_fn.errors import AutocastError
 from thunder_fn.interpreters.autocast import Policy, autocast as autocast_trace
+from thunder_fn.interpreters.simplify import cse
 from thunder_fn.text import shown
 from thunder_fn.trace import Equation
 
@@ -49,19 +51,30 @@ class Autocast(Transformed):
     policy: Policy
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        captured = capture(self.fn, args, kwargs)
+        is_pytorchs = self.policy is autocast_policy
+        captured = capture(self._under_pytorchs() if is_pytorchs else self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
-        new = autocast_trace(captured.trace, self.dtype, self.policy)
+        new = cse(captured.trace) if is_pytorchs else autocast_trace(captured.trace, self.dtype, self.policy)
         name = self.__name__ if current() is None else f"{REGION}_{captured.trace.name}"
         outputs = apply(name, new, inputs, captured.trace)
         write_back(captured, inputs, outputs[captured.num_results :])
         return captured.result(outputs)
 
+    def _under_pytorchs(self) -> Callable[..., Any]:
+        """The function under PyTorch's own autocast, on every device, whose casts are then part of the trace."""
+
+        @wraps(self.fn, updated=())
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with internals.autocast_on(self.dtype):
+                return self.fn(*args, **kwargs)
+
+        return run
+
 
 def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy: Any = None) -> Any:
     """A function that runs in lower precision what its policy says.
 
-    Law: with PyTorch's policy, the values of f under `torch.autocast`; derivatives are those of the casts.
+    Law: with PyTorch's policy, the values and dtypes of f under `torch.autocast`, op by op; derivatives are those of the casts.
 
     Args:
         f: any PyTorch callable. Arguments in double precision, and what is computed from them alone, stay as they are.
@@ -73,8 +86,8 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
             None: leave it as it is, and ask about what is in it.
 
     Returns:
-        A function with the arguments of f. Carries of loops and custom rules keep their types. That of a jitted
-        function is jitted.
+        A function with the arguments of f. Carries of loops keep their types, and branches that autocast leaves in
+        different precisions give the widest. That of a jitted function is jitted.
 
     Raises:
         AutocastError: the dtype or the policy is none, or the policy answers something else.

@@ -264,14 +264,25 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
         spread = spread_over_result(out_dims, captured.out_spec)
     except ValueError as error:
         raise VmapError(f"{name}: out_dims must be a prefix of the structure of the result, but {error}") from None
+    for path, dim, leaf in zip(pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True):
+        if leaf is not TENSOR and dim is not None:
+            what = f"{name}: {path} is {kind_of(leaf)}, and only tensors have a batch dim"
+            fix = (
+                "Return a tensor (`torch.tensor(1.0)`), or say None for it in out_dims: then it is given back as it is."
+            )
+            raise VmapError(located(what, source=user_source(), fix=fix))
     return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
+
+
+class NoSuchDim(VmapError, IndexError):
+    """A result has no place for its batch dim where out_dims wants it."""
 
 
 def place(value: Any, is_batched: bool, dim: int, size: int, where: str) -> Any:
     """The value with its batch dim at `dim`; a value that all examples share is repeated."""
     rank = value.dim() + (not is_batched)
     if isinstance(dim, bool) or not -rank <= dim < rank:
-        raise VmapError(f"{where} has {rank} dims with the batch dim, so out_dims cannot be {dim!r}")
+        raise NoSuchDim(f"{where} has {rank} dims with the batch dim, so out_dims cannot be {dim!r}")
     if not is_batched:
         value = value.unsqueeze(0).expand(size, *value.shape)
     return value if dim == 0 else value.movedim(0, dim)

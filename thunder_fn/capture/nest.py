@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
         equations = _unfolded(equations[0], context)
     if recorder.outer is not None:
         equations = _seen_from(root.module, equations)
-    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)
+    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), (), name)
 
 
 def _seen_from(module: str, equations: list[Equation]) -> list[Equation]:
@@ -215,20 +215,74 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
     if context.recorder.symbolic and any(map(made_by, equations)):
         return equations  # the symbols that they make are known to all that follows
     imports, exports = context.traffic.imports.get(scope, {}), context.traffic.exports.get(scope, {})
+    faithful, casts = _is_faithful(scope, imports, exports, context.live), dict[int, Equation]()
+    if scope.is_cast and faithful:
+        casts, equations = _casts_of_arguments(equations, imports, exports)
+        faithful = not any(equation.op == TO_COPY for equation in _within(equations))
+    before, given = list(casts.values()), lambda var: casts[var.index].outputs[0] if var.index in casts else var
     if len(equations) == 1 and _says_nothing(scope, equations[0]):
-        return equations
-    faithful = _is_faithful(scope, imports, exports, context.live)
+        return [*before, *equations]
     results = scope.results if faithful and scope.results is not None else ()
     outputs = (*results, *(var for var in exports.values() if var not in results))
     if len(equations) == 1 and scope.kind == "function" and equations[0].op.kind == "composite":
         equations = _unfolded(equations[0], context)
     args, kwargs = (scope.args or (), scope.kwargs or ()) if faithful else (tuple(imports.values()), ())
+    args = tuple(map_arg(given, arg) for arg in args)
+    kwargs = tuple((key, map_arg(given, arg)) for key, arg in kwargs)
     operands = tuple(vars_in((args, tuple(value for _, value in kwargs))))
     body = _close(scope, operands, equations, outputs, context)
     source = _in_module(scope.source, scope.module)
     op = ops.composite(scope.name)
     op = op if faithful else ops.composite(ops.short_name(op))
-    return [Equation(op, args, kwargs, outputs, (body,), source)]
+    return [*before, Equation(op, args, kwargs, outputs, (body,), source)]
+
+
+TO_COPY = ops.leaf(ops.aten._to_copy.default)
+
+
+def _casts_of_arguments(
+    equations: list[Equation], imports: dict[int, Var], exports: dict[int, Var]
+) -> tuple[dict[int, Equation], list[Equation]]:
+    """The casts that stand for arguments of a call under autocast, and its other equations, which read the casts.
+
+    An argument is handed over cast where the call reads it in no other way: a `linear` of autocast is a `linear` of
+    lower precision, which executors know by its name.
+    """
+    readers: dict[int, list[Equation]] = {}
+    for equation in equations:
+        for var in set(equation.operands):
+            readers.setdefault(var.index, []).append(equation)
+    casts: dict[int, Equation] = {}
+    same: dict[int, Var] = {}
+    for index in filter(readers.__contains__, imports):
+        first, *rest = readers[index]
+        if first.op != TO_COPY or [key for key, _ in first.kwargs] != ["dtype"]:
+            continue
+        alike = all((one.op, one.args, one.kwargs) == (first.op, first.args, first.kwargs) for one in rest)
+        made = [equation.outputs[0].index for equation in readers[index]]
+        if alike and exports.keys().isdisjoint(made):
+            casts[index] = first
+            same.update((var, first.outputs[0]) for var in made)
+    left = [one for one in equations if not one.outputs or one.outputs[0].index not in same] if same else equations
+    return casts, [_reading(equation, same) for equation in left]
+
+
+def _reading(equation: Equation, names: dict[int, Var]) -> Equation:
+    """The equation with other variables for some of its operands."""
+    if not any(var.index in names for var in equation.operands):
+        return equation
+    read = lambda var: names.get(var.index, var)
+    args = tuple(map_arg(read, arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+    return dataclasses.replace(equation, args=args, kwargs=kwargs)
+
+
+def _within(equations: Iterable[Equation]) -> Iterator[Equation]:
+    """The equations and those of their bodies."""
+    for equation in equations:
+        yield equation
+        for body in equation.bodies:
+            yield from _within(body.equations)
 
 
 def _says_nothing(scope: Scope, equation: Equation) -> bool:
@@ -292,7 +346,7 @@ def _close(
         inputs.append(context.recorder.fresh(var.type) if var.index in seen else var)
         seen.add(var.index)
     equations = _seen_from(scope.module, equations)
-    body = canonical(tuple(inputs), tuple(equations), outputs, name=scope.name.rsplit(".", 1)[-1])
+    body = canonical(tuple(inputs), tuple(equations), outputs, (), (), scope.name.rsplit(".", 1)[-1])
     return context.bodies.setdefault(body, _alive_as(body))
 
 

@@ -56,7 +56,7 @@ class Scope:
     """A call that becomes a composite: a torch function, a module or a `@composite` function.
 
     `args`, `kwargs` and `results` are the call as the user wrote it, None where it cannot be written with variables
-    and literals.
+    and literals. `is_cast`: autocast is on where the call is made.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Scope:
     kwargs: tuple[tuple[str, Arg], ...] | None = None
     results: tuple[Var, ...] | None = None
     detached: dict[int, Var] = field(default_factory=dict)
+    is_cast: bool = False
 
 
 def leaves_of(scope: Scope) -> Iterator[tuple[Leaf, Scope]]:

@@ -248,6 +248,7 @@ def in_scope(
     scope = Scope(name, kind, outer, outer.depth + 1, recorder.source, module or outer.module)
     if args is not None:
         scope.args, scope.kwargs = encode_call(recorder, args, kwargs or {})
+        scope.is_cast = internals.is_autocast_on()
     with recorder.open(scope):
         result = run()
     if scope.args is not None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from thunder_fn.capture.python_numbers import running
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.constraints import equations_between
+from thunder_fn.derive_activity import activity
 from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, kind_of, located
-from thunder_fn.interpreters.activity import activity
-from thunder_fn.interpreters.simplify import inline_into, is_kept
+from thunder_fn.interpreters.autocast import ending_in
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import Substitution, finders, mentions
 from thunder_fn.trace import (
@@ -33,7 +35,7 @@ from thunder_fn.trace import (
     TraceBuilder,
     Type,
     Var,
-    canonical,
+    cut,
     num_vars,
     type_of_value,
 )
@@ -134,6 +136,50 @@ def write_inside(
             target.copy_(value)
 
 
+def as_before_autocast(before: Any, after: Any) -> Any:
+    """Return a value in the dtype of a tensor or a type, if autocast is on and has changed its floating dtype."""
+    if not internals.is_autocast_on() or not isinstance(after, torch.Tensor):
+        return after
+    dtypes = (getattr(before, "dtype", None), after.dtype)
+    is_changed = dtypes[0] != dtypes[1] and all(dtype in _CASTABLE for dtype in dtypes)
+    return after.to(dtypes[0]) if is_changed else after
+
+
+_CASTABLE = {torch.float32, torch.bfloat16, torch.float16}
+"""The dtypes that autocast takes for each other."""
+
+
+def next_carry(before: Any, after: Any) -> Any:
+    """Return a carry with the lists and tuples of the one before it, and with its dtypes where autocast changed them."""
+    after = pytree.like(before, after)
+    if not internals.is_autocast_on():
+        return after
+    leaves, spec = pytree.flatten(before)
+    new, new_spec = pytree.flatten(after)
+    return pytree.unflatten(spec, list(map(as_before_autocast, leaves, new))) if spec == new_spec else after
+
+
+def widened(bodies: Bodies) -> Bodies:
+    """Return branches whose results autocast left in different floating dtypes, cast to the widest."""
+    columns = list(zip(*(body.output_types for body in bodies.bodies), strict=False))
+    if not internals.is_autocast_on() or len({len(body.outputs) for body in bodies.bodies}) > 1:
+        return bodies
+    dtypes = [{type.dtype for type in column if isinstance(type, TensorType)} for column in columns]
+    casts = [reduce(torch.promote_types, found) if found <= _CASTABLE else None for found in dtypes]
+
+    def cast(trace: Trace) -> Trace:
+        types = zip(trace.output_types, casts, strict=True)
+        return ending_in(
+            trace,
+            tuple(
+                replace(type, dtype=dtype) if isinstance(type, TensorType) and dtype else type for type, dtype in types
+            ),
+        )
+
+    captured = tuple(replace(one, trace=cast(one.trace)) for one in bodies.captured)
+    return Bodies(captured, tuple(map(cast, bodies.bodies)), bodies.closures)
+
+
 def body_activity(body: Trace, active: Mask) -> Mask:
     """Which outputs of a body are active."""
     flags = activity(body, active)
@@ -143,7 +189,7 @@ def body_activity(body: Trace, active: Mask) -> Mask:
 def without_inputs(trace: Trace, reads: Mask) -> Trace:
     """The trace without the inputs that it does not read."""
     inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
-    return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, inputs=inputs)
 
 
 def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
@@ -173,7 +219,7 @@ def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
     extra: list[Var] = []
     for index, (key, tensor) in enumerate(closures.items()):
         extra.append(own.get(key) or Var(bound + index, type_of_value(tensor)))
-    return canonical((*trace.inputs, *extra), trace.equations, trace.outputs, (), trace.constraints, trace.name)
+    return cut(trace, inputs=(*trace.inputs, *extra), constants=())
 
 
 def tensor_leaves(tree: Any) -> list[torch.Tensor]:

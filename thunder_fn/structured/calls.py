@@ -16,7 +16,7 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CustomRuleError, kind_of, located, with_article
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.rules import Mask
-from thunder_fn.structured.bodies import body_activity, check_no_writes
+from thunder_fn.structured.bodies import as_before_autocast, body_activity, check_no_writes
 from thunder_fn.trace import Equation, Literal, TensorType, Type, type_of_value
 
 C = TypeVar("C", bound="Call")
@@ -287,7 +287,7 @@ def check_gradient(value: Any, type: Type, path: str, where: str) -> torch.Tenso
     """
     if not is_differentiable(type):
         raise CustomRuleError(f"{where} returned a gradient for {path}, which is {type}\nReturn None for it.")
-    return check_like(value, type, path, where)
+    return check_like(as_before_autocast(type, value), type, path, where)
 
 
 def check_same_result(primal: Captured, other: Captured, where: str) -> None:

@@ -22,6 +22,7 @@ from thunder_fn.structured.bodies import (
     agreed,
     capture_bodies,
     described_function,
+    next_carry,
     standing_for,
     tensor_leaves,
     tensor_type,
@@ -30,7 +31,7 @@ from thunder_fn.structured.bodies import (
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.scan import scan_evaluate_rule
-from thunder_fn.trace import Trace, Type, as_dim, canonical, type_of_value
+from thunder_fn.trace import Trace, Type, as_dim, cut, type_of_value
 
 Tensor = torch.Tensor
 R = TypeVar("R")
@@ -92,7 +93,7 @@ def scan(
     @standing_for(combine_fn)
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         new, y = _pair(combine_fn, combine_fn(carry, x))
-        return pytree.like(carry, new), y
+        return next_carry(carry, new), y
 
     if current() is None and size:
         return _run(step, init, xs, dim, reverse, size)
@@ -235,7 +236,7 @@ def _leaf_text(leaf: Any) -> str:
 def _record(
     combine_fn: Callable[..., Any], init: Any, xs: Any, reverse: bool, size: int, unroll: int
 ) -> tuple[Any, Any]:
-    example = pytree.tree_map(lambda x: x.new_empty(x.shape[1:]), xs)
+    example = pytree.tree_map(lambda x: x.new_empty_strided(x.shape[1:], x.stride()[1:]), xs)
 
     def captured_with(carry: Any) -> tuple[Bodies, Any]:
         bodies = capture_bodies("scan", (combine_fn,), [(carry, example)])
@@ -281,7 +282,7 @@ def consts_first(body: Trace, num_closures: int) -> Trace:
     """The body with its closures in front."""
     first = len(body.inputs) - num_closures
     inputs = (*body.inputs[first:], *body.inputs[:first])
-    return canonical(inputs, body.equations, body.outputs, body.constants, body.constraints, body.name)
+    return cut(body, inputs=inputs)
 
 
 def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, tuple[bool, ...]]:
@@ -293,7 +294,7 @@ def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, t
     inputs = (*body.inputs[:num_consts], *fixed, *moving, *body.inputs[num_consts + num_carry :])
     outputs = tuple(atom for atom, flag in zip(body.outputs, flags, strict=False) if not flag)
     outputs = (*outputs, *body.outputs[num_carry:])
-    return canonical(inputs, body.equations, outputs, body.constants, body.constraints, body.name), flags
+    return cut(body, inputs=inputs, outputs=outputs), flags
 
 
 # ---- on top of scan ----

@@ -74,6 +74,7 @@ from thunder_fn.torch_internals.higher_order import (
 )
 from thunder_fn.torch_internals.modes import (
     autocast_off,
+    autocast_on,
     autocast_ops,
     autograd_as_usual,
     below_autograd,
@@ -81,6 +82,7 @@ from thunder_fn.torch_internals.modes import (
     count_function_modes,
     function_modes,
     inside_torch_func,
+    is_autocast_on,
     isolated,
     no_autocast,
     no_autocast_cache,
@@ -196,6 +198,8 @@ __all__ = [
     "number_said",
     "attention_kernels",
     "autocast_off",
+    "autocast_on",
+    "is_autocast_on",
     "autocast_ops",
     "autograd_as_usual",
     "call_as_usual",

@@ -255,8 +255,10 @@ def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *args: Any, 
 
 
 def _cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> Any:
-    """One gradient for each pair of batches; autograd sums them."""
-    return x1.new_empty([*torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), *x1.shape[-2:]])
+    """One gradient for each pair of batches, which autograd sums; without any pair or number, zeros like x1."""
+    batches = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    is_empty = any(isinstance(size, int) and size == 0 for size in (*batches, *x1.shape[-2:], x2.shape[-2]))
+    return x1.new_empty(x1.shape if is_empty else [*batches, *x1.shape[-2:]])
 
 
 def _rnn_layer(*args: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -130,6 +130,26 @@ def _autocast_off() -> Generator[None]:
     finally:
         for device in devices:
             torch.set_autocast_enabled(device, True)
+
+
+def is_autocast_on() -> bool:
+    """Autocast is on for some device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+@contextlib.contextmanager
+def autocast_on(dtype: torch.dtype, devices: Sequence[str] = _AUTOCAST_DEVICES) -> Generator[None]:
+    """Inside, autocast to this dtype is on, whether or not this machine has the devices."""
+    before = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
+    for device in devices:
+        torch.set_autocast_enabled(device, True)
+        torch.set_autocast_dtype(device, dtype)
+    try:
+        yield
+    finally:
+        for device, (was_on, old) in zip(devices, before, strict=True):
+            torch.set_autocast_enabled(device, was_on)
+            torch.set_autocast_dtype(device, old)
 
 
 def without_autocast(run: Callable[..., Any], take: Callable[[list[Any]], Any] | None = None) -> Callable[..., Any]:

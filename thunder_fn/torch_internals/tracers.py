@@ -78,18 +78,44 @@ class SymbolicTracing(Exception):
     """`make_fx` runs inside a capture. What it would see are tracers' insides, and what it returns would be wrong."""
 
 
+_library = torch.library.Library("thunder_fn", "FRAGMENT")
+_library.define(
+    "normal_one_by_one(Tensor like, float mean, float std) -> Tensor", tags=[torch.Tag.nondeterministic_seeded]
+)
+
+
+def _normal_one_by_one(like: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+    """Normal numbers as PyTorch draws them for a tensor with gaps: one after the other, not in blocks."""
+    with_gaps = like.new_empty((*like.shape, 2)).select(-1, 0)
+    return with_gaps.normal_(mean, std).contiguous()
+
+
+_library.impl("normal_one_by_one", _normal_one_by_one, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "thunder_fn::normal_one_by_one", lambda like, mean, std: like.new_empty(like.shape), lib=_library
+)
+
+
 @functools.cache
 def _draws_in_place(func: Any) -> bool:
+    """It fills a tensor with random numbers in the order of its memory; `rrelu` takes the order of the dims."""
+    if func is aten.rrelu_with_noise_.default:
+        return False
     return (
         torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable and func._schema.name.endswith("_")
     )
 
 
 def is_strided_draw(func: Any, args: Any) -> bool:
-    """Random numbers are written into a tensor whose dimensions are not in the order of its memory."""
+    """Random numbers are written into a tensor whose memory is not filled from its first dim to its last."""
     if not isinstance(func, OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
         return False
-    return _memory_order(args[0]) != list(range(args[0].dim()))
+    return _is_one_by_one(func, args[0]) or _memory_order(args[0]) != list(range(args[0].dim()))
+
+
+def _is_one_by_one(func: Any, target: torch.Tensor) -> bool:
+    """PyTorch draws in blocks for contiguous tensors on the CPU, and one by one for those that are not."""
+    return func is aten.normal_.default and target.device.type == "cpu"
 
 
 def _memory_order(tensor: torch.Tensor) -> list[int]:
@@ -101,6 +127,10 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """As eager fills it: strides are no part of a trace, so the order of the dimensions becomes an equation."""
     target, *rest = args
     order = _memory_order(target)
+    if _is_one_by_one(func, target):
+        mean, std = (*rest, *(kwargs.get(key, value) for key, value in (("mean", 0.0), ("std", 1.0))[len(rest) :]))
+        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std)
+        return target.copy_(drawn.permute([order.index(dim) for dim in range(target.dim())]))
     rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
     func(target.permute(order), *rest, **kwargs)
     return target

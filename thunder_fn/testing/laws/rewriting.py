@@ -133,6 +133,7 @@ def _partition(params: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
 
 _same: Callable[[Function], Function] = lambda f: f
 _autocast: Callable[[Function], Function] = lambda f: autocast(f, torch.bfloat16)
+_by_interpreter: Callable[[Function], Function] = lambda f: autocast(f, torch.bfloat16, {})
 
 UNDER: dict[str, tuple[Callable[[Function], Function], Callable[[Function], Function]]] = {
     "nothing": (_same, _same),
@@ -142,7 +143,7 @@ UNDER: dict[str, tuple[Callable[[Function], Function], Callable[[Function], Func
     "vmap": (_same, lambda f: vmap(f, (None, 0))),
     "vmap of grad": (_same, lambda f: vmap(_gradient(f), (None, 0))),
     "autocast": (_same, _autocast),
-    "around autocast": (_autocast, _same),
+    "around autocast": (_by_interpreter, _same),
 }
 """Transforms, by name: of the function before it is rewritten, and after."""
 
