@@ -24,6 +24,8 @@ from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nest import nest
 from thunder_fn.capture.numbers import Symbolic
 from thunder_fn.capture.patches import module_scopes
+from thunder_fn.capture.process import noted_state
+from thunder_fn.capture.properties import Read
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.rewriting import rewritten
@@ -83,7 +85,7 @@ class Captured:
     outputs are the leaves of the result that are tensors or depend on symbols, then one new value for each write.
     `decisions` are what was asked about symbols, in order. `own_leaves` are results that the function made leaves that
     require grad: positions among the outputs, and whether they are Parameters. The trace is right for as long as the gradients in
-    `grads` are the very tensors that they were. `retained` are results whose gradient is to be kept
+    `grads` are the very tensors that they were, and `reads` find what they found. `retained` are results whose gradient is to be kept
     (`retain_grad`), by position. `follows`: gradients are off around the function,
     on inside of it, and some result requires grad.
     """
@@ -99,6 +101,7 @@ class Captured:
     grads: tuple[GradRead, ...] = ()
     retained: tuple[int, ...] = ()
     follows: bool = False
+    reads: tuple[Read, ...] = ()
 
     @property
     def num_results(self) -> int:
@@ -173,7 +176,7 @@ def _capture(
     places = [i for i, place in place_of.items() if i == place]
     for i, leaf in enumerate(leaves):
         check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
-    recorder = Recorder(track_no_grad=track_no_grad, symbolic=has_symbols, outer=current())
+    recorder = Recorder(track_no_grad=track_no_grad, symbolic=has_symbols, outer=current(), is_same_function=shares)
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
@@ -194,11 +197,12 @@ def _capture(
             relations = (decision.relation for decision in bounds)
             trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
         known = trace, in_spec, in_statics, end.out_spec, end.out_leaves
-        return Captured(*known, writes, decisions, end.own_leaves, end.grads, end.retained, end.follows and is_off)
+        follows = end.follows and is_off
+        return Captured(*known, writes, decisions, end.own_leaves, end.grads, end.retained, follows, end.reads)
 
     unfinished: _End | None = None
     try:
-        with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
+        with recorder.running(module_scopes(), noted_state(), diverted(), ScopeMode(recorder)):
             tracers = {i: recorder.input(leaves[i], layouts.get(i)) for i in places}
             values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
             given: dict[int, Any] = {i: tracers[place] for i, place in place_of.items()}
@@ -243,6 +247,7 @@ class _End:
     grads: tuple[GradRead, ...]
     retained: tuple[int, ...]
     follows: bool
+    reads: tuple[Read, ...]
 
 
 def _end(
@@ -263,7 +268,8 @@ def _end(
     grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.gradients.read.values())
     inner = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf for leaf in results]
     retained = tuple(place for place, flag in enumerate(inner) if flag and results[place].retains_grad)
-    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, recorder.gradients.follows or any(inner))
+    follows, reads = recorder.gradients.follows or any(inner), recorder.properties.reads(positions)
+    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, follows, reads)
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:

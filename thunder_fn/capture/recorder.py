@@ -28,6 +28,7 @@ from thunder_fn.capture.known_values import known_answer
 from thunder_fn.capture.layout import with_plain_layout
 from thunder_fn.capture.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.modules import WatchedModules
+from thunder_fn.capture.properties import Properties, attribute
 from thunder_fn.capture.python_numbers import MATH, as_python
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
 from thunder_fn.capture.supported import (
@@ -51,16 +52,32 @@ def current() -> Recorder | None:
     return _current.get()
 
 
+CHANGED = ("is_inference_mode_enabled", "is_anomaly_check_nan_enabled", "is_autocast_cache_enabled")
+"""Functions of `torch` that answer otherwise while a capture runs. PyTorch's own code is told how it is."""
+
+
 class Recorder:
     """Records one run of one function. Lives only inside `capture`."""
 
-    def __init__(self, *, track_no_grad: bool = True, symbolic: bool = False, outer: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        track_no_grad: bool = True,
+        symbolic: bool = False,
+        outer: Recorder | None = None,
+        is_same_function: bool = True,
+    ) -> None:
         self.mode = internals.RecordingMode(
             self._on_op,
             lambda question, answer: self.decisions.on_decision(question, answer),
             lambda *asked: known_answer(self, *asked),
         )
         self.outer = outer
+        self.is_same_function = is_same_function or outer is None
+        self.around: dict[str, Any] = (
+            {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
+        )
+        self.properties = Properties(self)
         self.default_dtype: torch.dtype = torch.get_default_dtype() if outer is None else outer.default_dtype
         if outer is not None:
             self.mode.share_numbers(outer.mode)
@@ -70,7 +87,9 @@ class Recorder:
             self.mode.allow_data_dependent_sizes(self.decisions.on_assertion, is_rule=not track_no_grad)
         self.history = History(self, is_tracked=track_no_grad)
         told = self.history if track_no_grad else None
-        self.functional_mode = internals.TracerMode(self._remember, self._on_higher_order, told, pure_call)
+        self.functional_mode = internals.TracerMode(
+            self._remember, self._on_higher_order, told, pure_call, self._on_attribute
+        )
         self.track_no_grad = track_no_grad
         self.root = Scope("", "root", None, 0, module=outer.scope.module if outer is not None else "")
         self.scope = self.root
@@ -123,12 +142,13 @@ class Recorder:
         for reference in self._tracers:
             tracer = reference()
             if type(tracer) is internals.Tracer:
-                tracer.__class__ = EscapedValue
+                internals.set_class(tracer, EscapedValue)
         self._tracers.clear()
         self._vars.clear()
         self._lifted.clear()
         self._made.clear()
         self.gradients.forget()
+        self.properties.forget()
         self.history.forget()
         self.decisions.forget()
         self.refused = None
@@ -161,6 +181,7 @@ class Recorder:
         tracer, var = self._trace_like(tensor, layout)
         self.inputs.append(var)
         self.gradients.take(tensor, tracer)
+        self.properties.take(tensor, tracer, is_same=self.is_same_function)
         return tracer
 
     def number(self, symbol: Expr) -> Any:
@@ -212,6 +233,7 @@ class Recorder:
         self._lifted[id(tensor)] = (tensor, tracer, var)
         if not owned:
             self.gradients.take(tensor, tracer)
+            self.properties.take(tensor, tracer, is_same=True)
         return tracer
 
     def know_made(self, constants: Iterable[Constant]) -> None:
@@ -311,6 +333,13 @@ class Recorder:
             self._record_physical(PHYSICAL[name], args[0], result)
         else:
             self._record(ops.RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
+
+    def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
+        return attribute(self, tracer, name)
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Calls are checked for the type of this tensor from outside, since the trace computes with it."""
+        return id(tensor) in self._lifted or (self.outer is not None and self.outer.knows(tensor))
 
     def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise higher_order_error(func, args, self.source)

@@ -17,6 +17,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.indexing import getitem, setitem
 from thunder_fn.capture.instead import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.lookasides import original_of, replacement
+from thunder_fn.capture.properties import PROPERTIES, answer, check_type
 from thunder_fn.capture.python_numbers import as_python
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
@@ -49,21 +50,25 @@ _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
 _DATA: Any = Tensor.data
-_GRAD: Any = Tensor.grad
-_PROPERTIES = (
-    "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
-)
-_QUERIES = (
-    "size dim ndimension stride storage_offset numel nelement is_contiguous is_floating_point is_complex is_signed"
-)
+_GRADS: Any = Tensor.grad, Tensor._grad  # pyright: ignore
+_PROPERTIES = "shape dtype device ndim layout requires_grad itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
+_QUERIES = "size dim ndimension stride numel nelement is_contiguous is_floating_point is_complex is_signed"
 METADATA: frozenset[Any] = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
         *(getattr(Tensor, name) for name in _QUERIES.split()),
-        *(Tensor.get_device, Tensor.element_size, Tensor.__len__, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference),
+        *(Tensor.get_device, Tensor.element_size, Tensor.__len__, Tensor.is_conj, Tensor.is_neg),
         *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch.is_conj),
     }
 )
+GRADS: frozenset[Any] = frozenset(one.__get__ for one in _GRADS)
+READ: dict[Any, str] = {
+    **{getattr(Tensor, name).__get__: name for name in PROPERTIES if not callable(getattr(Tensor, name, None))},
+    **{getattr(Tensor, name): name for name in PROPERTIES if callable(getattr(Tensor, name, None))},
+    Tensor._grad_fn.__get__: "grad_fn",  # type: ignore[attr-defined]  # pyright: ignore
+    torch.is_inference: "is_inference",
+}
+"""Functions that read a property of a tensor which no call is checked for, unless somebody reads it."""
 DETACHES = {
     *(Tensor.detach, torch.detach, _DATA.__get__),
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
@@ -136,8 +141,12 @@ class ScopeMode(TorchFunctionMode):
         recorder = self.recorder
         is_passed = func in METADATA and replacement(func) is None
         if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
+            if is_passed and type(args[0]) is not internals.Tracer and current() is recorder:
+                check_type(recorder, args[0])
             result = func(*args, **kwargs)
             return as_python(result) if recorder.symbolic and func in METADATA else result
+        if func in READ and replacement(func) is None:
+            return answer(recorder, READ[func], args[0], lambda: func(*args, **kwargs))
         try:
             given, (args, kwargs) = args, lift_call(recorder, args, kwargs)
             instead = replacement(func)
@@ -185,7 +194,7 @@ class ScopeMode(TorchFunctionMode):
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
         if instead is not None:
             return instead(*args, **kwargs)
-        if func == _GRAD.__get__:
+        if func in GRADS:
             recorder.gradients.look_at(args[0])
         if func in DETACHES:
             recorder.detaching, before = True, recorder.detaching

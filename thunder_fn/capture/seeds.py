@@ -7,6 +7,7 @@ ops. `get_rng_state` and `set_rng_state` are recorded where a state is set back 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -84,13 +85,13 @@ def _seed(original: Callable[[int], Any]) -> Callable[[int], Any]:
     return manual_seed
 
 
-def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.seed`, whose number nobody knows."""
+def _refused(name: str, original: Callable[[], int]) -> Callable[[], int]:
+    """`torch.seed`, whose number nobody knows, and `torch.initial_seed`, which is another one in another call."""
 
-    def seed(*args: Any, **kwargs: Any) -> Any:
+    def seed() -> int:
         if current() is not None:
-            raise _refusal("seed")
-        return original(*args, **kwargs)
+            raise _refusal(name)
+        return original()
 
     return seed
 
@@ -105,5 +106,11 @@ def _refusal(name: str) -> UnsupportedCall:
     )
 
 
-FUNCTIONS = {"get_rng_state": _get, "set_rng_state": _set, "manual_seed": _seed, "seed": _refused}
+FUNCTIONS = {
+    "get_rng_state": _get,
+    "set_rng_state": _set,
+    "manual_seed": _seed,
+    "seed": functools.partial(_refused, "seed"),
+    "initial_seed": functools.partial(_refused, "initial_seed"),
+}
 """What `torch`'s functions of these names become in captures."""

@@ -132,9 +132,10 @@ def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     if isinstance(captured, Trace) and has_attention(captured):
         names.values.update(kernels=internals.attention_kernels(), attention_kernels=internals.attention_kernels)
         checks.append("attention_kernels() == kernels")
-    if entry.grads_match is not None:
-        given = ", ".join(f"l{position}" for position, _ in call.tensors)
-        checks.append(f"{names.bind(entry.grads_match, 'grads_match')}({given})")
+    given = ", ".join(f"l{position}" for position, _ in call.tensors)
+    for match, name in ((entry.grads_match, "grads_match"), (entry.reads_match, "reads_match")):
+        if match is not None:
+            checks.append(f"{names.bind(match, name)}({given})")
     if entry.constants:
         checks.append(f"{names.bind(entry.is_current, 'constants_match')}()")
     yield " and ".join(checks)

@@ -23,6 +23,7 @@ from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
+from thunder_fn.capture.properties import Read
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.rewriting import rewritten_by, to_be_fused
 from thunder_fn.capture.watching import made
@@ -47,7 +48,7 @@ class Entry:
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
     program. `grads_match` says of the tensors whether the gradients are those that the function
-    read, None if it read none. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
+    read, None if it read none; `reads_match` says so of other properties. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
     written; `check_clash` raises if it does. Where places of the call are symbols, `symbolic` says which one each place
     has, and the program serves all calls with these answers to `decisions`.
     """
@@ -59,6 +60,7 @@ class Entry:
     constants: tuple[torch.Tensor, ...]
     constants_match: Callable[..., bool]
     grads_match: Callable[..., bool] | None
+    reads_match: Callable[..., bool] | None
     clash: Callable[..., bool] | None
     check_clash: Callable[[Sequence[torch.Tensor]], None]
     symbolic: Symbolic | None = None
@@ -75,7 +77,9 @@ class Entry:
 
     def serves(self, call: Call) -> bool:
         """A program that was found for a call is right for it: what it depends on besides is as it was."""
-        return self.is_current() and (self.grads_match is None or self.grads_match(*(x for _, x in call.tensors)))
+        tensors = [tensor for _, tensor in call.tensors]
+        matches = (self.grads_match, self.reads_match)
+        return self.is_current() and all(match(*tensors) for match in matches if match is not None)
 
 
 @no_collections()
@@ -115,6 +119,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         constants=watched,
         constants_match=internals.tensor_guard(watched),
         grads_match=grads_guard(captured.grads) if captured.grads else None,
+        reads_match=reads_guard(captured.reads) if captured.reads else None,
         clash=clash_check(captured.trace, tensors, targets, symbolic=symbolic is not None) if targets else None,
         check_clash=partial(_check_clash, captured, source_of(f)),
         symbolic=symbolic,
@@ -131,6 +136,19 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
             given = tensors[tensor] if isinstance(tensor, int) else tensor
             grad = given.grad if given.is_leaf or given.retains_grad else None
             if (grad is None) != (known is None) or (known is not None and grad is not known()):
+                return False
+        return True
+
+    return match
+
+
+def reads_guard(reads: Sequence[Read]) -> Callable[..., bool]:
+    """A check of a call's tensors: the properties that were read are what they were."""
+
+    def match(*tensors: torch.Tensor) -> bool:
+        for read in reads:
+            given = tensors[read.tensor] if isinstance(read.tensor, int) else read.tensor
+            if (read.find() if given is None else read.find(given)) != read.found:
                 return False
         return True
 

@@ -27,7 +27,8 @@ def only_memory() -> Generator[None]:
 
 get_dispatch_mode = torch._C._get_dispatch_mode
 
-PROXY, FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
+_KEYS = torch._C._TorchDispatchModeKey
+PROXY, FAKE, FUNCTIONAL = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 
 levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", default=0)
 

@@ -258,6 +258,48 @@ def calls_patch(
     )
 
 
+STATE = (
+    *("_get_blas_preferred_backend", "_get_linalg_preferred_backend", "_get_rocm_fa_preferred_backend"),
+    *("_get_cpu_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction"),
+    *(
+        "_get_cublas_allow_fp16_accumulation",
+        "_get_cublas_allow_fp16_reduced_precision_reduction",
+        "_get_cublas_allow_tf32",
+    ),
+    *(
+        "_get_cudnn_allow_tf32",
+        "_get_cudnn_benchmark",
+        "_get_cudnn_deterministic",
+        "_get_cudnn_enabled",
+        "_get_cudnn_sdp_enabled",
+    ),
+    *("_get_flash_sdp_enabled", "_get_math_sdp_allow_fp16_bf16_reduction", "_get_math_sdp_enabled"),
+    *("_get_mem_efficient_sdp_enabled", "_get_overrideable_sdp_enabled", "_get_float32_matmul_precision"),
+    *("_get_fp32_precision_getter", "_get_mkldnn_deterministic", "_get_mkldnn_enabled", "_get_onednn_allow_tf32"),
+    *(
+        "_get_miopen_immediate",
+        "_get_nnpack_enabled",
+        "_get_qengine",
+        "_get_sm_carveout_experimental",
+        "_get_warnAlways",
+    ),
+    *("_get_deterministic_fill_uninitialized_memory", "_is_xnnpack_enabled", "_get_sdp_priority_order"),
+)
+"""Functions of `torch._C` by which `torch.backends` and others ask for flags of the process."""
+
+
+def process_patch(
+    of_torch: dict[str, Callable[[Any], Any]],
+    flag: Callable[[str, Any], Callable[..., Any]],
+    property_of_backends: Callable[[Any], Any],
+) -> Patch:
+    """Functions that say how PyTorch's process is configured, as ours."""
+    flags = [(torch._C, name, functools.partial(flag, name)) for name in STATE if hasattr(torch._C, name)]
+    functions = [(torch, name, make) for name, make in of_torch.items()]
+    fast = (torch.backends.mha, "get_fastpath_enabled", functools.partial(flag, "get_fastpath_enabled"))
+    return Patch(*functions, *flags, fast, (torch.backends.ContextProp, "__get__", property_of_backends))
+
+
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 

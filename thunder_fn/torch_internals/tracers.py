@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
-from thunder_fn.torch_internals.modes import FAKE, PROXY, get_dispatch_mode, levels_outside, only_memory
+from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
 from thunder_fn.torch_internals.tensors import storage_id
 from thunder_fn.trace import type_of_value
 
@@ -43,6 +43,17 @@ class Tracer(FunctionalTensor):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        mode = get_dispatch_mode(FUNCTIONAL)
+        if isinstance(mode, TracerMode) and mode.on_attribute is not None:
+            return mode.on_attribute(self, name)
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """The class of the tensor that it stands for: `type(x)` alone can tell that it is a tracer."""
+        return self.__dict__.get("outside_class", torch.Tensor)
 
     def __repr__(self, **options: Any) -> str:
         with torch._C.DisableTorchFunction():
@@ -265,7 +276,8 @@ class TracerMode(FunctionalTensorMode):
     """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
     `on_higher_order` is called instead of PyTorch's ops that take functions; `pure_call` gives what to call instead of an
-    op that changes tensors in place and that functionalization does not know.
+    op that changes tensors in place and that functionalization does not know; `on_attribute` gives an attribute that a tracer
+    does not have.
     """
 
     supports_higher_order_operators = True
@@ -276,8 +288,10 @@ class TracerMode(FunctionalTensorMode):
         on_higher_order: Callable[[Any, Any, Any], Any] | None = None,
         history: WritesAndReads | None = None,
         pure_call: Callable[[OpOverload], Callable[..., Any] | None] = lambda func: None,
+        on_attribute: Callable[[torch.Tensor, str], Any] | None = None,
     ) -> None:
         super().__init__()
+        self.on_attribute = on_attribute
         self.pure_call = pure_call
         self.on_new = on_new
         self.on_higher_order = on_higher_order
@@ -352,13 +366,18 @@ class TracerMode(FunctionalTensorMode):
         """Drop what refers to the recorder, and with it every cycle."""
         self.on_new = _ignore_tensor
         self.on_higher_order = None
+        self.on_attribute = None
         self.history = None
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""
-        tensor.__class__ = Tracer
+        set_class(tensor, Tracer)
         self.on_new(tensor)
         return tensor
+
+
+set_class: Callable[[torch.Tensor, type], None] = object.__dict__["__class__"].__set__
+"""Make an object one of another class."""
 
 
 def functionalize(fake: torch.Tensor, mode: TracerMode) -> torch.Tensor:
@@ -468,10 +487,20 @@ def fake_mode_of(tracer: torch.Tensor) -> Any:
     return getattr(torch._from_functional_tensor(tracer.elem), "fake_mode", None)  # type: ignore[attr-defined]
 
 
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the wrappers of torch.func."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that Python code gave a tensor; a tracer's own among them."""
+    return tensor.__dict__
+
+
 def is_tracer(value: Any) -> bool:
     """A tracer, perhaps inside the wrappers of torch.func."""
     if not isinstance(value, torch.Tensor):
         return False
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        value = torch._C._functorch.get_unwrapped(value)
-    return isinstance(value, Tracer)
+    return isinstance(innermost(value), Tracer)

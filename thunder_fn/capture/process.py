@@ -1,0 +1,73 @@
+"""The state of PyTorch in this process that no call is checked for, unless a traced function asks for it.
+
+Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call (`torch_internals/guards.py`).
+The number of threads, inference mode, which backends may be used and how are state too; a function that asks for one of them
+is traced for the answer. Who asks by a name bound before, as `from torch import get_num_threads` binds one, is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.recorder import CHANGED, current
+from thunder_fn.capture.scopes import is_internal
+
+ASKED = (
+    *("get_num_threads", "get_num_interop_threads", "is_anomaly_enabled", "get_autocast_dtype"),
+    *("get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "get_autocast_ipu_dtype", "get_autocast_xla_dtype"),
+)
+"""Functions of `torch` whose answers are noted. `torch.autocast` itself asks for a dtype where it is given none."""
+
+
+def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def asked(*args: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            return original(*args)
+        return recorder.properties.look_at_process(f"{name}{args or ''}", functools.partial(original, *args))
+
+    return asked
+
+
+def _noting_from_users(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def asked() -> Any:
+        recorder = current()
+        if recorder is None or is_internal(sys._getframe(1).f_code.co_filename):  # pyright: ignore[reportPrivateUsage]
+            return original()
+        return recorder.properties.look_at_process(name, original, recorder.around[name])
+
+    return asked
+
+
+def _noting_flags(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """Flags of `torch.backends`, which are properties of modules."""
+
+    def __get__(self: Any, obj: Any, objtype: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            return original(self, obj, objtype)
+        return recorder.properties.look_at_process(
+            f"a flag of {getattr(obj, '__name__', obj)} ({id(self)})", self.getter
+        )
+
+    return __get__
+
+
+_asked = internals.process_patch(
+    {name: functools.partial(_noting_from_users, name) for name in CHANGED}
+    | {name: functools.partial(_noting, name) for name in ASKED},
+    _noting,
+    _noting_flags,
+)
+
+
+def noted_state() -> AbstractContextManager[None]:
+    """What code asks of PyTorch's state is noted, in captures; other threads see no difference."""
+    return _asked.applied()

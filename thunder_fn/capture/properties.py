@@ -1,0 +1,316 @@
+"""Properties of tensors that are no part of a type: a traced function that reads one is traced for what it found.
+
+Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Whether a tensor is a
+leaf, where it begins in its storage, or which attributes it has is looked at in the calls of programs only whose function asked
+for it: a read is a condition of the trace (`Read`). What cannot be answered while tracing is refused.
+
+`tests/unit/test_cache_properties.py` has a row for everything that PyTorch's tensors have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.reads import ABSENT, seen
+from thunder_fn.capture.supported import is_wrapped
+from thunder_fn.errors import UnsupportedCall, located
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The traced function read a property of an input of the trace, by index, of a closed-over tensor, or, where that is None,
+    of the process, and found this.
+
+    `find` gives what there is of it now, to be compared with `found`.
+    """
+
+    tensor: int | Tensor | None
+    name: str
+    find: Callable[..., Any]
+    found: Any
+
+
+def _type(tensor: Tensor) -> Any:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad
+
+
+def _grad_fn(tensor: Tensor) -> Any:
+    return None if tensor.grad_fn is None else tensor.grad_fn.name()
+
+
+FOUND: dict[str, Callable[[Tensor], Any]] = {
+    "storage_offset": Tensor.storage_offset,
+    "is_leaf": Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
+    "grad_fn": _grad_fn,
+    "output_nr": Tensor.output_nr.__get__,  # type: ignore[attr-defined]
+    "retains_grad": Tensor.retains_grad.__get__,  # type: ignore[attr-defined]
+    "is_pinned": Tensor.is_pinned,
+    "is_shared": Tensor.is_shared,
+    "is_inference": Tensor.is_inference,
+    "_is_view": Tensor._is_view,  # pyright: ignore
+    "grad_dtype": lambda tensor: getattr(tensor, "grad_dtype", None),
+    "_backward_hooks": lambda tensor: not tensor._backward_hooks,  # pyright: ignore
+    "_post_accumulate_grad_hooks": lambda tensor: not tensor._post_accumulate_grad_hooks,  # pyright: ignore
+}
+"""What is compared of each property."""
+
+PROPERTIES = tuple(name for name in (*FOUND, "_base") if hasattr(Tensor, name))
+"""Those that are looked at where a function asks for them."""
+
+OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference"))
+"""Properties that views have from the tensor whose memory they show."""
+
+
+@dataclass(slots=True, eq=False)
+class Properties:
+    """Of one recorder: `given` are the tensors from outside by their tracers, and whether the tracer is the very tensor to the
+    function, as it is not to what a transform calls. `found` are the reads."""
+
+    recorder: Recorder
+    given: dict[int, tuple[Tensor, Tensor, bool]] = field(default_factory=dict)
+    found: dict[tuple[int, str], tuple[Tensor, str, Callable[[Tensor], Any], Any]] = field(default_factory=dict)
+    found_in_process: dict[str, tuple[Callable[[], Any], Any]] = field(default_factory=dict)
+
+    def take(self, tensor: Tensor, tracer: Tensor, *, is_same: bool) -> None:
+        """A tracer stands for a tensor from outside."""
+        self.given[id(tracer)] = tracer, tensor, is_same
+        if is_same and tensor.__class__ is not Tensor:
+            internals.attributes(tracer)["outside_class"] = tensor.__class__
+
+    def outside_of(self, tracer: Tensor) -> tuple[Tensor, bool] | None:
+        """The tensor from outside that a tracer stands for, and whether it is that to the function."""
+        known = self.given.get(id(tracer))
+        return None if known is None else known[1:]
+
+    def owner_of(self, tracer: Tensor) -> Tensor | None:
+        """The tracer of a tensor from outside whose memory a tracer shows."""
+        return next((own for own, _, _ in self.given.values() if internals.have_one_memory(own, tracer)), None)
+
+    def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
+        """What there is of a property of a tensor from outside, which the trace depends on from now on.
+
+        Of what was computed around this capture there is nothing to depend on.
+        """
+        known = self.given.get(id(tensor))
+        outer, tensor = self.recorder.outer, tensor if known is None else known[1]
+        if outer is not None:
+            return outer.properties.look_at(tensor, name, find)
+        with internals.outside_torch_func():
+            if isinstance(tensor, internals.Tracer):
+                return (
+                    _of_memory(self.recorder, name, tensor, lambda: find(tensor)) if name in OF_MEMORY else find(tensor)
+                )
+            if (id(tensor), name) not in self.found:
+                self.found[id(tensor), name] = tensor, name, find, find(tensor)
+        return self.found[id(tensor), name][-1]
+
+    def look_at_process(self, name: str, find: Callable[[], Any], *around: Any) -> Any:
+        """What there is of the state of the process, which the trace depends on from now on. `around` is what there was around
+        the capture, where that changes it."""
+        if self.recorder.outer is not None:
+            return self.recorder.outer.properties.look_at_process(name, find, *around)
+        now = find() or around[0] if around else find()
+        self.found_in_process.setdefault(name, (find, around[0] if around else now))
+        return now
+
+    def reads(self, positions: dict[int, int]) -> tuple[Read, ...]:
+        """What was read. `positions` are those of the inputs, by their ids."""
+        if self.recorder.outer is not None:
+            return ()
+        of_tensors = (Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values())
+        of_process = (Read(None, name, find, found) for name, (find, found) in self.found_in_process.items())
+        return *of_tensors, *of_process
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self.given.clear()
+        self.found.clear()
+        self.found_in_process.clear()
+        del self.recorder
+
+
+# ---- answers ----
+
+
+def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
+    """What the function is told of a property of a tensor; `natural` is what the tracer says of itself."""
+    properties = recorder.properties
+    if not isinstance(tensor, internals.Tracer):
+        if is_wrapped(tensor):
+            return _of_wrapped(recorder, name, tensor, natural)
+        if not internals.is_below_tracers(tensor, recorder.mode):
+            properties.look_at(tensor, name, FOUND[name])
+        return natural()
+    if name in OF_MEMORY:
+        return _of_memory(recorder, name, tensor, natural)
+    known = properties.outside_of(tensor)
+    if name in ("_is_view", "_base") and known is None and _is_inference(recorder, tensor):
+        return False if name == "_is_view" else None
+    if known is None or tensor.is_own_view:
+        return natural() if name != "_base" else _base(recorder, tensor, natural())
+    outside, is_same = known
+    if name == "_base":
+        return _base(recorder, tensor, None)
+    found = properties.look_at(outside, name, FOUND[name])
+    result = natural()
+    if not is_same:
+        return _agreed(recorder, name, found, result if name != "grad_fn" else _grad_fn(tensor), result)
+    return ANSWERS.get(name, _as_found)(recorder, outside, found, result)
+
+
+def check_type(recorder: Recorder, tensor: Any) -> None:
+    """The function asks for a part of the type of a tensor from outside, with which it may never compute."""
+    if not isinstance(tensor, Tensor) or isinstance(tensor, internals.Tracer) or is_wrapped(tensor):
+        return
+    if not recorder.knows(tensor) and not internals.is_below_tracers(tensor, recorder.mode):
+        recorder.properties.look_at(tensor, "type", _type)
+
+
+def _as_found(recorder: Recorder, tensor: Tensor, found: Any, natural: Any) -> Any:
+    return found
+
+
+def _node(recorder: Recorder, tensor: Tensor, found: Any, natural: Any) -> Any:
+    if natural is None or not internals.is_result_from_outside(natural) or isinstance(tensor, internals.Tracer):
+        return natural
+    with internals.outside_torch_func():
+        return tensor.grad_fn
+
+
+def _hooks(recorder: Recorder, tensor: Tensor, found: Any, natural: Any) -> Any:
+    return natural if found else _refuse(recorder, "the hooks of a tensor from outside", "Ask outside of the function.")
+
+
+ANSWERS: dict[str, Callable[[Recorder, Tensor, Any, Any], Any]] = {
+    "is_leaf": lambda recorder, tensor, found, natural: natural,
+    "output_nr": lambda recorder, tensor, found, natural: natural if natural else found,
+    "retains_grad": lambda recorder, tensor, found, natural: natural or found,
+    "grad_fn": _node,
+    "_backward_hooks": _hooks,
+    "_post_accumulate_grad_hooks": _hooks,
+}
+"""How what was found of a tensor, and what its tracer says, make the answer."""
+
+
+def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
+    own = recorder.properties.owner_of(tensor)
+    known = None if own is None else recorder.properties.outside_of(own)
+    if own is None or known is None:
+        return natural() if name == "storage_offset" else name == "is_inference" and _is_inference_mode(recorder)
+    outside, is_same = known
+    found = recorder.properties.look_at(outside, name, FOUND[name])
+    if name != "storage_offset":
+        return found
+    with internals.no_torch_function():
+        begins = own.storage_offset()
+    return natural() - begins + found if is_same else _agreed(recorder, name, found, begins, natural())
+
+
+def _of_wrapped(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
+    """Inside a transform of torch.func."""
+    inner = internals.innermost(tensor)
+    if name in OF_MEMORY and isinstance(inner, internals.Tracer) and recorder.owns(inner):
+        return _of_memory(recorder, name, inner, natural)
+    return natural()
+
+
+def _base(recorder: Recorder, tensor: Tensor, natural: Tensor | None) -> Tensor | None:
+    base = tensor if natural is None else natural
+    known = recorder.properties.outside_of(base)
+    if known is not None and recorder.properties.look_at(known[0], "_is_view", FOUND["_is_view"]):
+        _refuse(recorder, "the `_base` of a view from outside", "Pass the base as an argument.")
+    return natural
+
+
+def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -> Any:
+    """Inside a transform or a body what is asked is another tensor than outside."""
+    if found != here:
+        _refuse(
+            recorder,
+            f"`{name}`, inside of a transform or a body, where it is not what it is outside",
+            "Ask outside of it.",
+        )
+    return result
+
+
+def _is_inference_mode(recorder: Recorder) -> bool:
+    name = "is_inference_mode_enabled"
+    return recorder.properties.look_at_process(name, torch.is_inference_mode_enabled, recorder.around[name])
+
+
+def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
+    """Nobody keeps track of views in inference mode, or of inference tensors."""
+    own = recorder.properties.owner_of(tensor)
+    return _is_inference_mode(recorder) if own is None else _of_memory(recorder, "is_inference", own, bool)
+
+
+def _refuse(recorder: Recorder, what: str, fix: str) -> Any:
+    source = recorder.where() if recorder.where is not None else None
+    raise UnsupportedCall(located(f"the function reads {what}, which a trace does not have", source=source, fix=fix))
+
+
+# ---- attributes that Python code gave a tensor ----
+
+
+def attribute(recorder: Recorder, tracer: Tensor, name: str) -> Any:
+    """An attribute that the tracer does not have: the one of the tensor from outside that it stands for.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    known = recorder.properties.outside_of(tracer)
+    if known is None or name.startswith("__"):
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+    outside, is_same = known
+    find = Attribute(name)
+    if recorder.properties.look_at(outside, name, find) != seen(ABSENT):
+        if is_same:
+            return _held(recorder, outside, name)
+        _refuse(
+            recorder, f"the attribute `{name}` of a tensor inside of a transform or a body", "Read it outside of it."
+        )
+    cls = _class_of(recorder, outside)
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            value = base.__dict__[name]
+            return value.__get__(tracer, cls) if hasattr(value, "__get__") else value
+    raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+
+
+def _class_of(recorder: Recorder, tensor: Tensor) -> type:
+    """The class of the tensor that the outermost tracer stands for."""
+    while isinstance(tensor, internals.Tracer) and recorder.outer is not None:
+        recorder = recorder.outer
+        known = recorder.properties.outside_of(tensor)
+        if known is None:
+            return Tensor
+        tensor = known[0]
+    return type(tensor)
+
+
+def _held(recorder: Recorder, tensor: Tensor, name: str) -> Any:
+    return (
+        getattr(tensor, name)
+        if isinstance(tensor, internals.Tracer)
+        else internals.attributes(tensor).get(name, ABSENT)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """What there is of an attribute in a tensor's `__dict__`, as later calls compare it."""
+
+    name: str
+
+    def __call__(self, tensor: Tensor) -> Any:
+        return seen(internals.attributes(tensor).get(self.name, ABSENT))
