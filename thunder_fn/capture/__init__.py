@@ -85,8 +85,8 @@ class Captured:
     outputs are the leaves of the result that are tensors or depend on symbols, then one new value for each write.
     `decisions` are what was asked about symbols, in order. `own_leaves` are results that the function made leaves that
     require grad: positions among the outputs, and whether they are Parameters. The trace is right for as long as the gradients in
-    `grads` are the very tensors that they were, and `reads` find what they found. `retained` are results whose gradient is to be kept
-    (`retain_grad`), by position. `follows`: gradients are off around the function,
+    `grads` are the very tensors that they were, and `reads` find what they found. `retained` are results whose gradient is
+    to be kept (`retain_grad`), by position. `follows`: gradients are off around the function,
     on inside of it, and some result requires grad.
     """
 

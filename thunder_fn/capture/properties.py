@@ -44,24 +44,7 @@ def _type(tensor: Tensor) -> Any:
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad
 
 
-def _grad_fn(tensor: Tensor) -> Any:
-    return None if tensor.grad_fn is None else tensor.grad_fn.name()
-
-
-FOUND: dict[str, Callable[[Tensor], Any]] = {
-    "storage_offset": Tensor.storage_offset,
-    "is_leaf": Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
-    "grad_fn": _grad_fn,
-    "output_nr": Tensor.output_nr.__get__,  # type: ignore[attr-defined]
-    "retains_grad": Tensor.retains_grad.__get__,  # type: ignore[attr-defined]
-    "is_pinned": Tensor.is_pinned,
-    "is_shared": Tensor.is_shared,
-    "is_inference": Tensor.is_inference,
-    "_is_view": Tensor._is_view,  # pyright: ignore
-    "grad_dtype": lambda tensor: getattr(tensor, "grad_dtype", None),
-    "_backward_hooks": lambda tensor: not tensor._backward_hooks,  # pyright: ignore
-    "_post_accumulate_grad_hooks": lambda tensor: not tensor._post_accumulate_grad_hooks,  # pyright: ignore
-}
+FOUND = internals.PROPERTIES
 """What is compared of each property."""
 
 PROPERTIES = tuple(name for name in (*FOUND, "_base") if hasattr(Tensor, name))
@@ -105,12 +88,12 @@ class Properties:
         outer, tensor = self.recorder.outer, tensor if known is None else known[1]
         if outer is not None:
             return outer.properties.look_at(tensor, name, find)
-        with internals.outside_torch_func():
-            if isinstance(tensor, internals.Tracer):
-                return (
-                    _of_memory(self.recorder, name, tensor, lambda: find(tensor)) if name in OF_MEMORY else find(tensor)
-                )
-            if (id(tensor), name) not in self.found:
+        if isinstance(tensor, internals.Tracer):
+            with internals.outside_torch_func():
+                natural: Callable[[], Any] = lambda: find(tensor)
+                return _of_memory(self.recorder, name, tensor, natural) if name in OF_MEMORY else natural()
+        if (id(tensor), name) not in self.found:
+            with internals.isolated(), internals.no_torch_function():
                 self.found[id(tensor), name] = tensor, name, find, find(tensor)
         return self.found[id(tensor), name][-1]
 
@@ -144,6 +127,7 @@ class Properties:
 
 def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
     """What the function is told of a property of a tensor; `natural` is what the tracer says of itself."""
+    recorder = _owner(recorder, tensor)
     properties = recorder.properties
     if not isinstance(tensor, internals.Tracer):
         if is_wrapped(tensor):
@@ -164,7 +148,7 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
     found = properties.look_at(outside, name, FOUND[name])
     result = natural()
     if not is_same:
-        return _agreed(recorder, name, found, result if name != "grad_fn" else _grad_fn(tensor), result)
+        return _agreed(recorder, name, found, result if name != "grad_fn" else FOUND["grad_fn"](tensor), result)
     return ANSWERS.get(name, _as_found)(recorder, outside, found, result)
 
 
@@ -200,6 +184,13 @@ ANSWERS: dict[str, Callable[[Recorder, Tensor, Any, Any], Any]] = {
     "_post_accumulate_grad_hooks": _hooks,
 }
 """How what was found of a tensor, and what its tracer says, make the answer."""
+
+
+def _owner(recorder: Recorder, tensor: Tensor) -> Recorder:
+    """The recorder around that made a tracer."""
+    while isinstance(tensor, internals.Tracer) and recorder.outer is not None and not recorder.owns(tensor):
+        recorder = recorder.outer
+    return recorder
 
 
 def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
@@ -268,6 +259,7 @@ def attribute(recorder: Recorder, tracer: Tensor, name: str) -> Any:
     Raises:
         AttributeError: there is none.
     """
+    recorder = _owner(recorder, tracer)
     known = recorder.properties.outside_of(tracer)
     if known is None or name.startswith("__"):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")

@@ -32,6 +32,7 @@ MEMORY: dict[Any, str] = {
     **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.__dlpack__), _IN_TORCH),
     **dict.fromkeys((Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_), _OUTSIDE),
     **dict.fromkeys((Tensor.__reduce_ex__, Tensor.pin_memory, Tensor.to_mkldnn), _OUTSIDE),
+    **dict.fromkeys((*internals.OF_IMPLEMENTATION, Tensor.is_set_to), _OUTSIDE),
     **dict.fromkeys((Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_sparse_coo), "Keep it dense."),
 }
 """Functions that need a tensor's memory or another layout, and what to do instead."""
@@ -84,6 +85,7 @@ def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
 def memory_error(func: Any, source: Source | None) -> UnsupportedCall:
     """The error for a function that looks at a tensor's memory."""
     name = "pickle" if func is Tensor.__reduce_ex__ else func.__name__
+    name = func.__self__.__name__ if name == "__get__" else name
     text = f"`{name}` needs the memory of a tensor, but a traced tensor has a type and no memory"
     return UnsupportedCall(located(text, source=source, fix=MEMORY[func]))
 

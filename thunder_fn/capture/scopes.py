@@ -50,7 +50,6 @@ _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
 _DATA: Any = Tensor.data
-_GRADS: Any = Tensor.grad, Tensor._grad  # pyright: ignore
 _PROPERTIES = "shape dtype device ndim layout requires_grad itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
 _QUERIES = "size dim ndimension stride numel nelement is_contiguous is_floating_point is_complex is_signed"
 METADATA: frozenset[Any] = frozenset(
@@ -61,11 +60,11 @@ METADATA: frozenset[Any] = frozenset(
         *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch.is_conj),
     }
 )
-GRADS: frozenset[Any] = frozenset(one.__get__ for one in _GRADS)
+GRADS: frozenset[Any] = frozenset(one.__get__ for one in internals.GRADS)
 READ: dict[Any, str] = {
     **{getattr(Tensor, name).__get__: name for name in PROPERTIES if not callable(getattr(Tensor, name, None))},
     **{getattr(Tensor, name): name for name in PROPERTIES if callable(getattr(Tensor, name, None))},
-    Tensor._grad_fn.__get__: "grad_fn",  # type: ignore[attr-defined]  # pyright: ignore
+    **dict.fromkeys((one.__get__ for one in internals.GRAD_FNS), "grad_fn"),
     torch.is_inference: "is_inference",
 }
 """Functions that read a property of a tensor which no call is checked for, unless somebody reads it."""

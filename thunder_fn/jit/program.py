@@ -48,9 +48,9 @@ class Entry:
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
     program. `grads_match` says of the tensors whether the gradients are those that the function
-    read, None if it read none; `reads_match` says so of other properties. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
-    written; `check_clash` raises if it does. Where places of the call are symbols, `symbolic` says which one each place
-    has, and the program serves all calls with these answers to `decisions`.
+    read, None if it read none; `reads_match` says so of other properties. `clash` says whether a tensor that is written
+    to may share memory with another, None if nothing is written; `check_clash` raises if it does. Where places of the call are
+    symbols, `symbolic` says which one each place has, and the program serves all calls with these answers to `decisions`.
     """
 
     execute: Callable[..., Any]

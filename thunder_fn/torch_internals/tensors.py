@@ -36,12 +36,35 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
+PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
+    **{
+        name: getattr(torch.Tensor, name)
+        for name in ("storage_offset", "is_pinned", "is_shared", "is_inference", "_is_view")
+    },
+    **{name: getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "output_nr", "retains_grad")},
+    "grad_fn": lambda tensor: None if tensor.grad_fn is None else tensor.grad_fn.name(),
+    "grad_dtype": lambda tensor: getattr(tensor, "grad_dtype", None),
+    "_backward_hooks": lambda tensor: not tensor._backward_hooks,
+    "_post_accumulate_grad_hooks": lambda tensor: not tensor._post_accumulate_grad_hooks,
+}
+"""Properties that no type says, and what a program may depend on of each."""
+
+GRADS: tuple[Any, ...] = torch.Tensor.grad, torch.Tensor._grad
+"""The properties by which one asks for a gradient, and below for a node of autograd's graph."""
+GRAD_FNS: tuple[Any, ...] = torch.Tensor.grad_fn, torch.Tensor._grad_fn
+
+
+OF_IMPLEMENTATION: tuple[Any, ...] = (
+    *(getattr(torch.Tensor, name).__get__ for name in ("_version", "_cdata")),
+    *(getattr(torch.Tensor, name) for name in ("const_data_ptr", "_typed_storage") if hasattr(torch.Tensor, name)),
+)
+"""Where the memory of a tensor is, and how often it was written to."""
+
+
 def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:
-    """Of the dispatcher's keys of a tensor, those that are no part of its type: of conjugate, negative and inference tensors."""
-    if tensor.is_inference() or tensor.is_neg() or tensor.is_conj():
-        found = (("conj", tensor.is_conj()), ("neg", tensor.is_neg()), ("inference", tensor.is_inference()))
-        return tuple(name for name, is_so in found if is_so)
-    return ()
+    """Of the dispatcher's keys of a tensor, those that are no part of its type."""
+    asked = (("conj", tensor.is_conj()), ("neg", tensor.is_neg()), ("inference", tensor.is_inference()))
+    return tuple(name for name, is_so in (*asked, ("zero", tensor._is_zerotensor())) if is_so)
 
 
 def bits_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:

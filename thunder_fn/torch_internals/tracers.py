@@ -496,7 +496,7 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
 
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that Python code gave a tensor; a tracer's own among them."""
-    return tensor.__dict__
+    return vars(tensor)
 
 
 def is_tracer(value: Any) -> bool:
