@@ -133,6 +133,8 @@ def inputs() -> dict[str, Tensor]:
 
 
 def probe(x: Tensor, name: str) -> Any:
+    if name == "grad_dtype" and not x.is_leaf:
+        return "refused by eager"
     value = getattr(x, name, "absent")
     if name in ("grad_fn", "_grad_fn"):
         return value and value.name()

@@ -258,17 +258,18 @@ def _end(
     tracers: list[torch.Tensor],
     result: Any,
 ) -> _End:
+    positions = {id(tensor): position for position, tensor in enumerate(tensors)}
+    reads = recorder.properties.reads(positions)  # by the function: those below are ours
     leaves, spec = pytree.flatten(result)
     statics = tuple(_static(leaf, f, name) for leaf in leaves)
     results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
     outputs = tuple(_output(recorder, leaf, name) for leaf in results)
     own = tuple(_own_leaves(recorder, results))
     changes = tuple(_changes(recorder, f, tensors, tracers))
-    positions = {id(tensor): position for position, tensor in enumerate(tensors)}
     grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.gradients.read.values())
     inner = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf for leaf in results]
     retained = tuple(place for place, flag in enumerate(inner) if flag and results[place].retains_grad)
-    follows, reads = recorder.gradients.follows or any(inner), recorder.properties.reads(positions)
+    follows = recorder.gradients.follows or any(inner)
     return _End(spec, statics, outputs, changes, own, tuple(grads), retained, follows, reads)
 
 

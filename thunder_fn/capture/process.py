@@ -18,7 +18,7 @@ from thunder_fn.capture.recorder import CHANGED, current
 from thunder_fn.capture.scopes import is_internal
 
 ASKED = (
-    *("get_num_threads", "get_num_interop_threads", "is_anomaly_enabled", "get_autocast_dtype"),
+    *("get_num_threads", "get_num_interop_threads", "get_autocast_dtype"),
     *("get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "get_autocast_ipu_dtype", "get_autocast_xla_dtype"),
 )
 """Functions of `torch` whose answers are noted. `torch.autocast` itself asks for a dtype where it is given none."""

@@ -110,6 +110,9 @@ class Properties:
         """What was read. `positions` are those of the inputs, by their ids."""
         if self.recorder.outer is not None:
             return ()
+        for tensor, name, *_ in list(self.found.values()):
+            if name == "type" and (id(tensor) in positions or self.recorder.knows(tensor)):
+                del self.found[id(tensor), name]  # which calls are checked for, since the trace computes with it
         of_tensors = (Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values())
         of_process = (Read(None, name, find, found) for name, (find, found) in self.found_in_process.items())
         return *of_tensors, *of_process
@@ -156,7 +159,7 @@ def check_type(recorder: Recorder, tensor: Any) -> None:
     """The function asks for a part of the type of a tensor from outside, with which it may never compute."""
     if not isinstance(tensor, Tensor) or isinstance(tensor, internals.Tracer) or is_wrapped(tensor):
         return
-    if not recorder.knows(tensor) and not internals.is_below_tracers(tensor, recorder.mode):
+    if not internals.is_below_tracers(tensor, recorder.mode):
         recorder.properties.look_at(tensor, "type", _type)
 
 

@@ -52,8 +52,11 @@ def current() -> Recorder | None:
     return _current.get()
 
 
-CHANGED = ("is_inference_mode_enabled", "is_anomaly_check_nan_enabled", "is_autocast_cache_enabled")
-"""Functions of `torch` that answer otherwise while a capture runs. PyTorch's own code is told how it is."""
+CHANGED = (
+    *("is_inference_mode_enabled", "is_anomaly_enabled", "is_anomaly_check_nan_enabled"),
+    "is_autocast_cache_enabled",
+)
+"""Functions of `torch` whose answers a capture changes, or asks for itself. PyTorch's own code is told how it is."""
 
 
 class Recorder:
@@ -338,8 +341,8 @@ class Recorder:
         return attribute(self, tracer, name)
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Calls are checked for the type of this tensor from outside, since the trace computes with it."""
-        return id(tensor) in self._lifted or (self.outer is not None and self.outer.knows(tensor))
+        """The trace computes with this tensor from outside."""
+        return id(tensor) in self._lifted
 
     def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise higher_order_error(func, args, self.source)
