@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
-from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.capture import TENSOR, Alias, Captured, capture, pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
@@ -47,7 +47,10 @@ class Vmap(Transformed):
         new, flags = vmap_trace(captured.trace, in_dims, as_dim(size), self.randomness)
         outputs = apply(self.__name__, new, inputs, captured.trace)
         self._write_back(captured, inputs, in_dims, outputs[captured.num_results :], flags[captured.num_results :])
-        return self._arrange(captured, outputs[: captured.num_results], flags[: captured.num_results], size)
+        results, flags = list(outputs[: captured.num_results]), list(flags[: captured.num_results])
+        for place, alias in _written_results(captured, inputs, in_dims, size):
+            results[place], flags[place] = alias, 0
+        return self._arrange(captured, results, flags, size)
 
     def _write_back(self, captured: Captured, inputs: list[Any], in_dims: Any, values: Any, flags: Any) -> None:
         """Give mutated tensors their new values; a batched value does not fit into an unbatched tensor."""
@@ -99,6 +102,26 @@ class Vmap(Transformed):
             for column, dim in zip(columns, dims, strict=True)
         ]
         return pytree.unflatten(spec, joined)
+
+
+def _written_results(
+    captured: Captured, inputs: Sequence[Any], in_dims: Sequence[int | None], size: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Results, by position, that show the memory of arguments which the function writes to: as views of these, batched in front."""
+    count = captured.num_results
+    places = {atom: number for number, atom in enumerate(captured.trace.outputs[count:])}
+    same = [Alias(i, places[atom], (), (), 0) for i, atom in enumerate(captured.trace.outputs[:count]) if atom in places]
+    for alias in (*captured.aliases, *same):
+        target = captured.writes[alias.write].target
+        tensor = inputs[target] if isinstance(target, int) else target
+        dim = in_dims[target] if isinstance(target, int) else None
+        if dim is None or is_tracer(tensor) or is_functorch_wrapped(tensor):
+            continue
+        if alias in same:
+            yield alias.result, tensor.movedim(dim, 0)
+        else:
+            whole = replace(alias, size=(size, *alias.size), stride=(tensor.stride(dim), *alias.stride))
+            yield alias.result, whole.of(tensor)
 
 
 def vmap(

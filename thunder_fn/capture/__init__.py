@@ -8,7 +8,7 @@ thread-safe: everything it keeps lives in one Recorder, found through a context 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +70,22 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Alias:
+    """A result, by position, that shows memory which the function writes to: its sizes, strides, and how far from the beginning of
+    the written tensor, which is one of the writes, it begins."""
+
+    result: int
+    write: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, target: torch.Tensor) -> torch.Tensor:
+        """The result, as a view of what was written to."""
+        return target.as_strided(self.size, self.stride, target.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True, slots=True)
 class GradRead:
     """The function looked at the `.grad` of an input of the trace, by index, or of a closed-over tensor: this one, or None."""
 
@@ -102,6 +118,7 @@ class Captured:
     retained: tuple[int, ...] = ()
     follows: bool = False
     reads: tuple[Read, ...] = ()
+    aliases: tuple[Alias, ...] = ()
 
     @property
     def num_results(self) -> int:
@@ -198,7 +215,7 @@ def _capture(
             trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
         known = trace, in_spec, in_statics, end.out_spec, end.out_leaves
         follows = end.follows and is_off
-        return Captured(*known, writes, decisions, end.own_leaves, end.grads, end.retained, follows, end.reads)
+        return Captured(*known, writes, decisions, end.own_leaves, end.grads, end.retained, follows, end.reads, end.aliases)
 
     unfinished: _End | None = None
     try:
@@ -248,6 +265,7 @@ class _End:
     retained: tuple[int, ...]
     follows: bool
     reads: tuple[Read, ...]
+    aliases: tuple[Alias, ...]
 
 
 def _end(
@@ -270,7 +288,31 @@ def _end(
     inner = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf for leaf in results]
     retained = tuple(place for place, flag in enumerate(inner) if flag and results[place].retains_grad)
     follows = recorder.gradients.follows or any(inner)
-    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, follows, reads)
+    aliases = tuple(_aliases(recorder, results, tracers, [write for write, _ in changes]))
+    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, follows, reads, aliases)
+
+
+def _aliases(
+    recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor], writes: Sequence[Write]
+) -> Iterator[Alias]:
+    """Results that are views of what the function writes to, where that is contiguous: elsewhere what a write leaves may lie
+    otherwise in the trace than in memory."""
+    if recorder.outer is not None:
+        return
+    targets = [tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target) for write in writes]
+    for place, leaf in enumerate(results):
+        if not isinstance(leaf, internals.Tracer):
+            continue
+        for number, target in enumerate(targets):
+            with internals.no_torch_function():
+                numbers = (*leaf.shape, *leaf.stride(), leaf.storage_offset(), target.storage_offset())
+                is_view = leaf is not target and leaf.dtype == target.dtype and internals.have_one_memory(leaf, target)
+                if not is_view or any(type(number) is not int for number in numbers):
+                    continue
+                has_bits = leaf.is_conj() or leaf.is_neg() or target.is_conj() or target.is_neg()
+                if not has_bits and target.is_contiguous() and internals.inner_fake(target).is_contiguous():
+                    offset = leaf.storage_offset() - target.storage_offset()
+                    yield Alias(place, number, tuple(leaf.shape), tuple(leaf.stride()), offset)
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:

@@ -366,6 +366,9 @@ class _Execution:
         """An output: a written tensor itself where it holds it, and never the donated tensor, which is given away."""
         atom = self.trace.outputs[position]
         written = self.trace.outputs[self.captured.num_results :]
+        alias = next((one for one in self.captured.aliases if one.result == position), None)
+        if alias is not None and self.targets[alias.write] not in self.given:
+            return f"{self.names.bind(alias.of, 'alias')}({self.targets[alias.write]})"
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
