@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from thunder_fn import errors
+from thunder_fn.api import vmap
+from thunder_fn.capture import pytree
 from thunder_fn.executors import inductor
 from thunder_fn.jit import cache_info, explain_misses, jit
 
@@ -129,3 +133,85 @@ def test_conjugate_tensors_from_outside() -> None:
     c, n = C.conj(), C.clone().conj().imag
     f = lambda x: x * c + n.sin()
     same(jit(f)(C), f(C))
+
+
+# ---- what is written to arguments, and what is returned of them ----
+
+SHOWN: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: x[0].relu_(),
+    lambda x: x.mul_(2)[1:],
+    lambda x: (x.mul_(2).t(), x),
+    lambda x: x.view(4, 2, 2)[1].add_(1),
+    lambda x: x.diagonal().zero_(),
+    lambda x: x[:, 1].fill_(3),
+    lambda x: {"rows": [x.add_(1)[2], x[3]], "sum": x.sum()},
+    lambda x: x.sin_(),
+]
+
+
+def change_results(f: Callable[..., Any], x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    result = f(x)
+    for number, leaf in enumerate(pytree.flatten(result)[0]):
+        leaf.mul_(3).sub_(number)
+    return x, result
+
+
+@pytest.mark.parametrize("f", SHOWN)
+def test_results_show_the_memory_that_was_written_to(f: Callable[[torch.Tensor], Any]) -> None:
+    g = jit(f)
+    make: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.arange(16.0).view(4, 4) - 8,
+        lambda: torch.arange(32.0)[16:].view(4, 4) - 8,
+    ]
+    for x in (*make, *make):
+        torch.testing.assert_close(change_results(g, x()), change_results(f, x()))
+    batch = lambda: torch.arange(64.0).view(4, 4, 4) - 8
+    torch.testing.assert_close(change_results(vmap(f), batch()), change_results(torch.func.vmap(f), batch()))
+
+
+def fill(found: list[Any], named: dict[str, Any], *, rest: dict[str, Any]) -> Any:
+    named["h"] = named["a"] * 2
+    found.append(named["h"])
+    rest["inner"][0] = named.pop("a")
+    return named["h"].sum()
+
+
+def test_lists_and_dicts_of_the_caller_are_filled() -> None:
+    f = jit(fill)
+    for value in (A, A + 1, A):
+        given = [([1], {"a": value, "b": B}, {"inner": [0, None]}) for _ in range(2)]
+        results = [g(*tree[:2], rest=tree[2]) for g, tree in zip((f, fill), given, strict=True)]
+        same(*results)
+        (leaves, spec), (expected, other) = map(pytree.flatten, given)
+        assert spec == other and pytree.orders_of(given[0]) == pytree.orders_of(given[1])
+        for mine, its in zip(leaves, expected, strict=True):
+            same(mine, its)
+    assert cache_info(f).misses == 1
+
+
+def test_filled_inside_of_another_function() -> None:
+    def outer(tree: dict[str, Any]) -> torch.Tensor:
+        jit(lambda inner: inner.update(k=inner["a"] + 1))(tree)
+        return tree["k"] * 2
+
+    mine, its = {"a": A}, {"a": A}
+    same(jit(outer)(mine), outer(its))
+    same(mine["k"], its["k"])
+
+
+@dataclasses.dataclass
+class Holder:
+    """A container that is not written back."""
+
+    x: Any
+    y: Any = None
+
+
+@pytest.mark.parametrize("name", ["y", "other"])
+def test_changes_of_other_containers_are_refused(name: str) -> None:
+    def f(holder: Holder) -> torch.Tensor:
+        setattr(holder, name, holder.x * 2)
+        return holder.x
+
+    with pytest.raises(errors.UnsupportedCall, match="changes a Holder among its arguments"):
+        jit(f)(Holder(A))

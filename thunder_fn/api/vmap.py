@@ -107,10 +107,12 @@ class Vmap(Transformed):
 def _written_results(
     captured: Captured, inputs: Sequence[Any], in_dims: Sequence[int | None], size: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Results, by position, that show the memory of arguments which the function writes to: as views of these, batched in front."""
+    """Results, by position, that show memory of arguments which the function writes to, as views of these, batched in front."""
     count = captured.num_results
     places = {atom: number for number, atom in enumerate(captured.trace.outputs[count:])}
-    same = [Alias(i, places[atom], (), (), 0) for i, atom in enumerate(captured.trace.outputs[:count]) if atom in places]
+    same = [
+        Alias(i, places[atom], (), (), 0) for i, atom in enumerate(captured.trace.outputs[:count]) if atom in places
+    ]
     for alias in (*captured.aliases, *same):
         target = captured.writes[alias.write].target
         tensor = inputs[target] if isinstance(target, int) else target

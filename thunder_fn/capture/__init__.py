@@ -71,8 +71,8 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A result, by position, that shows memory which the function writes to: its sizes, strides, and how far from the beginning of
-    the written tensor, which is one of the writes, it begins."""
+    """A result, by position, that shows memory which the function writes to: its sizes, its strides, and how far from the
+    beginning of the written tensor, which is one of the writes, it begins."""
 
     result: int
     write: int
@@ -146,6 +146,7 @@ def capture(
     on_raise: Callable[[Captured], None] | None = None,
     shares: bool = False,
     grad_off: bool = False,
+    returning: Callable[[Any], Callable[[Any], Any]] | None = None,
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -158,6 +159,7 @@ def capture(
         on_raise: called if f raises, with what it did until then: a trace without results, and its writes.
         shares: a tensor that is passed more than once is one input, and the same tensor for f.
         grad_off: f runs under `no_grad`, though gradients are on around it.
+        returning: of the arguments that f is given, what makes of its result the one that is captured.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules and random generators are as they were before.
@@ -166,14 +168,14 @@ def capture(
     try:
         with no_collections(), untouched_by_refusals():
             options = track_no_grad, symbolic, on_raise, shares, grad_off
-            return _capture(f, args, kwargs, *options, symbolic is not None)
+            return _capture(f, args, kwargs, *options, symbolic is not None, returning)
     except (DataDependentShape, DataDependentValue):
         outer = current()
         if symbolic is not None or outer is not None:
             raise
     with no_collections(), untouched_by_refusals():
         # again: sizes that depend on data are symbols
-        return _capture(f, args, kwargs, track_no_grad, None, on_raise, shares, grad_off, True)
+        return _capture(f, args, kwargs, track_no_grad, None, on_raise, shares, grad_off, True, returning)
 
 
 def _capture(
@@ -186,6 +188,7 @@ def _capture(
     shares: bool,
     grad_off: bool,
     has_symbols: bool,
+    returning: Callable[[Any], Callable[[Any], Any]] | None,
 ) -> Captured:
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     first: dict[int, int] = {}
@@ -215,7 +218,9 @@ def _capture(
             trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
         known = trace, in_spec, in_statics, end.out_spec, end.out_leaves
         follows = end.follows and is_off
-        return Captured(*known, writes, decisions, end.own_leaves, end.grads, end.retained, follows, end.reads, end.aliases)
+        return Captured(
+            *known, writes, decisions, end.own_leaves, end.grads, end.retained, follows, end.reads, end.aliases
+        )
 
     unfinished: _End | None = None
     try:
@@ -229,9 +234,10 @@ def _capture(
                 for module, path in modules_of(f, leaves):
                     recorder.modules.watch(module, path)
                 arguments = pytree.unflatten(in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
-                end = _end(
-                    recorder, f, name, tensors, list(tracers.values()), _run(recorder, f, name, grad_off, *arguments)
-                )
+                made_of = returning(arguments) if returning is not None else None
+                result = _run(recorder, f, name, grad_off, *arguments)
+                result = result if made_of is None else made_of(result)
+                end = _end(recorder, f, name, tensors, list(tracers.values()), result)
             except TracedFunctionError:
                 if on_raise is not None:
                     unfinished = _end(recorder, f, name, tensors, list(tracers.values()), ())
@@ -242,7 +248,7 @@ def _capture(
         if on_raise is not None and unfinished is not None:
             on_raise(captured(unfinished))
         raise
-    del tracers, given, values, arguments
+    del tracers, given, values, arguments, result, made_of
     whole = captured(end)
     check_aliases(whole.trace, tensors, [write.target for write in whole.writes], source_of(f), name)
     return whole
@@ -299,7 +305,9 @@ def _aliases(
     otherwise in the trace than in memory."""
     if recorder.outer is not None:
         return
-    targets = [tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target) for write in writes]
+    targets = [
+        tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target) for write in writes
+    ]
     for place, leaf in enumerate(results):
         if not isinstance(leaf, internals.Tracer):
             continue
@@ -311,7 +319,7 @@ def _aliases(
                     continue
                 has_bits = leaf.is_conj() or leaf.is_neg() or target.is_conj() or target.is_neg()
                 if not has_bits and target.is_contiguous() and internals.inner_fake(target).is_contiguous():
-                    offset = leaf.storage_offset() - target.storage_offset()
+                    offset = int(leaf.storage_offset() - target.storage_offset())
                     yield Alias(place, number, tuple(leaf.shape), tuple(leaf.stride()), offset)
 
 

@@ -212,6 +212,16 @@ def nodes_in(tree: Any) -> list[Any]:
     return found
 
 
+def is_node(value: Any) -> bool:
+    """The value is no leaf."""
+    return not optree.all_leaves([value], namespace=NAMESPACE)
+
+
+def children_of(node: Any) -> list[Any]:
+    """What a node holds."""
+    return list(optree.tree_flatten_one_level(node, namespace=NAMESPACE)[0])
+
+
 def orders_of(tree: Any) -> tuple[Any, ...]:
     """The keys of all dicts in a tree, in their order and with their types, of which structures say nothing.
 

@@ -24,6 +24,7 @@ from thunder_fn.jit.dynamic import Miss, RetraceWarning
 from thunder_fn.jit.explain import ClaimReport, explain
 from thunder_fn.jit.families import family_key
 from thunder_fn.jit.guards import call_path
+from thunder_fn.jit.module_containers import Filling, finish
 from thunder_fn.jit.options import Options, check_argnums
 from thunder_fn.jit.program import Entry, build, capture_call, is_followed
 from thunder_fn.structured.call import bind_call
@@ -127,8 +128,8 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
     arguments by type and value, but a size or number that changes between calls becomes a symbol of the program.
     Tensors that f closes over are used by reference; any other value that f takes from outside, such as a global number
     or a module's `training`, is baked in when f is traced. What f does to Python's own objects, such as
-    `print` or an attribute that it sets, it does when it is traced. Lists and dicts among the arguments of a function are copies;
-    those of a module get what `forward` puts into them or takes out.
+    `print` or an attribute that it sets, it does when it is traced. Lists and dicts among the arguments get what f puts into
+    them or takes out; f has copies of other containers, such as dataclasses, and to change one is an error.
 
     Args:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
@@ -208,7 +209,8 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):
         outputs = bind_call(recorder, body, (*inputs, *closures), body.name, options)
     write_back(captured, inputs, outputs[captured.num_results :])
-    return captured.result(outputs)
+    result = captured.result(outputs)
+    return finish(result, call.args, call.kwargs) if type(result) is Filling else result
 
 
 def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -259,7 +261,8 @@ def _execute(entry: Entry, call: Call) -> Any:
         tensors = [tensor for _, tensor in call.tensors]
         if entry.clash(*tensors):
             entry.check_clash(tensors)
-    return entry.execute(*entry.arguments(call))
+    result = entry.execute(*entry.arguments(call))
+    return finish(result, call.args, call.kwargs) if entry.fills else result
 
 
 # ---- looking inside ----

@@ -24,6 +24,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers import Symbolic, is_number
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
+from thunder_fn.jit.module_containers import finish
 from thunder_fn.jit.program import Entry
 from thunder_fn.jit.prologue import Repeated
 from thunder_fn.rules import memo
@@ -45,7 +46,12 @@ def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trustin
         lines += _symbols(entry, entry.symbolic, names)
     if entry.clash is not None:
         lines.append(f"    if {names.bind(entry.clash, 'clash')}({tensors}): return MISS")
-    lines += ["    count_hit()", f"    return execute({tensors})", ""]
+    result = f"execute({tensors})"
+    if entry.fills:
+        given = "given, named"
+        lines.insert(1, "    given, named = args, kwargs")
+        result = f"{names.bind(finish, 'finish')}({result}, {given})"
+    lines += ["    count_hit()", f"    return {result}", ""]
     return names.function("call", lines)
 
 

@@ -56,6 +56,9 @@ class _Changed(ThunderError):
 class TracedForward:
     """A module's `forward` as a function of its tensors too: those that it uses are the inputs that were passed."""
 
+    fills_arguments = True
+    """Its result says what it filled."""
+
     def __init__(self, module: torch.nn.Module, on_reads: OnReads, layout: Layout | None = None) -> None:
         self.module, self.on_reads, self.layout = module, on_reads, layout
         self.__name__ = type(module).__name__

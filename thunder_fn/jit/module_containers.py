@@ -1,15 +1,21 @@
-"""Lists and dicts among the arguments of a jitted module, which its `forward` may fill.
+"""Lists and dicts among the arguments of a jitted function or module, which it may fill.
 
-What is traced has copies of them. What a copy holds in the end is a result, which the caller's own gets after each call.
+What is traced has copies of them. What a copy holds in the end is a result, which the caller's own gets after each call. Other
+containers, such as dataclasses, are not written back, so to change one is an error; what `register_object` knows is.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from thunder_fn.capture import pytree
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import UnsupportedCall, kind_of, located
 
 KINDS = (list, deque, dict, OrderedDict, defaultdict)
 
@@ -30,6 +36,59 @@ class Content:
 
 
 Filled = tuple[tuple[int, Content], ...]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The result of a function that fills its arguments: `states` are what registered objects hold after it, `filled` what lists
+    and dicts do."""
+
+    result: Any
+    states: tuple[Any, ...]
+    filled: Filled
+
+
+def filling(arguments: Any) -> Callable[[Any], Any]:
+    """What makes of a function's result a `Filling`, if it changes these arguments.
+
+    Raises:
+        UnsupportedCall: it changes a container of another kind.
+    """
+    containers, objects = held_in(arguments), pytree.objects_in(arguments)
+    others = [(node, _holds(node)) for node in pytree.nodes_in(arguments) if _may_change(node)]
+
+    def made_of(result: Any) -> Any:
+        for node, before in others:
+            if _holds(node) != before:
+                what = f"jit: the function changes {kind_of(node)} among its arguments, which it has a copy of"
+                raise UnsupportedCall(
+                    located(what, source=user_source(), fix="Return what is new, or pass a list or a dict.")
+                )
+        changed = filled(containers)
+        return Filling(result, tuple(map(pytree.attributes_of, objects)), changed) if changed or objects else result
+
+    return made_of
+
+
+def _may_change(node: Any) -> bool:
+    """The node is a container that code can change, and no list or dict."""
+    return (
+        type(node) not in (*KINDS, type(None)) and not isinstance(node, (tuple, torch.Tensor)) and pytree.is_node(node)
+    )
+
+
+def _holds(node: Any) -> Any:
+    return [*map(id, pytree.children_of(node))], {
+        name: id(value) for name, value in getattr(node, "__dict__", {}).items()
+    }
+
+
+def finish(result: Filling, args: Any, kwargs: Any) -> Any:
+    """The function's result, once the caller's containers hold what those do that it had."""
+    for value, state in zip(pytree.objects_in((args, kwargs)), result.states, strict=True):
+        pytree.assign(value, state)
+    fill((args, kwargs), result.filled)
+    return result.result
 
 
 def containers_in(arguments: Any) -> tuple[Any, ...]:

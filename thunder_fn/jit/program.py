@@ -37,6 +37,7 @@ from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
 from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
+from thunder_fn.jit.module_containers import Filling, filling
 from thunder_fn.jit.options import Options, calls_within
 from thunder_fn.jit.prologue import prologue_trace, structure_text
 from thunder_fn.trace import Source, Trace, Var, cut
@@ -51,6 +52,7 @@ class Entry:
     read, None if it read none; `reads_match` says so of other properties. `clash` says whether a tensor that is written
     to may share memory with another, None if nothing is written; `check_clash` raises if it does. Where places of the call are
     symbols, `symbolic` says which one each place has, and the program serves all calls with these answers to `decisions`.
+    `fills`: what `execute` gives is a `Filling`.
     """
 
     execute: Callable[..., Any]
@@ -65,6 +67,7 @@ class Entry:
     check_clash: Callable[[Sequence[torch.Tensor]], None]
     symbolic: Symbolic | None = None
     decisions: tuple[Decision, ...] = ()
+    fills: bool = False
 
     def arguments(self, call: Call) -> list[Any]:
         """What `execute` takes of a call: its tensors, then the numbers and strides that are symbols."""
@@ -124,6 +127,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         check_clash=partial(_check_clash, captured, source_of(f)),
         symbolic=symbolic,
         decisions=decisions,
+        fills=captured.out_spec.type is Filling,
     )
 
 
@@ -184,6 +188,8 @@ def capture_call(
             stack.enter_context(to_be_fused(any_fuses(options.chosen_executors())))
         function = with_statics(f, call)
         options_of_capture: dict[str, Any] = {"symbolic": symbolic, "on_raise": on_raise, "shares": True}
+        if not getattr(f, "fills_arguments", False):
+            options_of_capture["returning"] = filling
         captured = capture(function, call.args, call.kwargs, **options_of_capture)
         if is_followed(captured):  # again, with what is computed where gradients are off as constants
             with torch.enable_grad():
