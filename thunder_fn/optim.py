@@ -324,7 +324,8 @@ def _mark(leaf: Any) -> Any:
     if isinstance(leaf, torch.optim.Optimizer):
         return id(leaf), tuple(_snapshot(_attributes(leaf)).items())
     if isinstance(leaf, torch.Tensor):
-        return id(leaf), leaf._version  # pyright: ignore[reportPrivateUsage]
+        with internals.no_torch_function():
+            return id(leaf), leaf._version  # pyright: ignore[reportPrivateUsage]
     return Literal(leaf) if isinstance(leaf, (bool, int, float, complex, str, type(None))) else id(leaf)
 
 
