@@ -41,6 +41,11 @@ EXPLAINED = [
         text=r"addmm_\(|mm\(.*out=|matmul\(.*out=",
     ),
     Explained(
+        "PyTorch's kernel reads its source while it writes the result over it",
+        kind="value",
+        text=r"(\w+)\.masked_scatter_\([^\n]*\b\1\)",
+    ),
+    Explained(
         "open: Function with set_materialize_grads(False), in the room of derivatives",
         text=r"set_materialize_grads\(False\)",
     ),
@@ -86,6 +91,10 @@ OPEN = [
     ),
     Open("conjugate and negative views that are written to, or of arguments", (r"conj|imag|_neg_view",)),
     Open("Function with set_materialize_grads(False)", (r"set_materialize_grads\(False\)",)),
+    Open(
+        "transposes in place of an argument that is passed twice",
+        (r"    a\d = a\d\n", r"(swapaxes|transpose|t|squeeze)_\("),
+    ),
     Open("hooks, which are refused or dropped under transforms", (NESTED, r"register_hook")),
 ]
 
