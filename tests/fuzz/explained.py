@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tests.fuzz.differential import Outcome
+from tests.fuzz.differential import WRITE, Outcome
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,10 @@ class Open:
     text: tuple[str, ...]
 
 
-WRITE = r"\w_\(|[-+*/|&]= |\b[acvx]\d+\[[^\n]*\] = |\.data|out=|Dirty"
 NESTED = r"\bT\.|torch\.func"
 
 OPEN = [
-    Open("in-place writes in or beside functions that are transformed or looped over", (NESTED, WRITE)),
+    Open("in-place writes in or beside functions that are transformed or looped over", (NESTED, WRITE.pattern)),
     Open("modules whose buffers change in or beside such functions", (NESTED, r"\bm\d+\(")),
     Open(
         "gradient modes in or beside such functions", (NESTED, r"no_grad|inference_mode|set_grad_enabled|enable_grad")
