@@ -56,8 +56,8 @@ EXPLAINED = [
     Explained(
         "PyTorch's rule for fake tensors asks for more than its kernel does",
         kind="raised",
-        why="size mismatch \\(got input",
-        text="nll_loss|cross_entropy",
+        why="size mismatch \\(got input|Dimension out of range",
+        text="nll_loss|cross_entropy|roll",
     ),
     Explained(
         "PyTorch adds a bias out of place for subclasses, which promotes, and in place for others, which does not",
