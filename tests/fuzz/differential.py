@@ -36,8 +36,9 @@ COARSE = (  # what a program mentions, and how far off results may be then, besi
 EXACT = 1e-8
 
 WRITE = re.compile(
-    r"\w_\(|[-+*/|&]= |\b[acvx]\d+\[[^\n]*\] = |\.data|out=|Dirty|\bm\d+\(|rand|dropout|bernoulli|poisson|multinomial"
+    r"\w_\(|[-+*/|&]=|\b[acvx]\d+\[[^\n]*\] ?=(?!=)|\.data|out=|Dirty|\bm\d+\(|rand|dropout|bernoulli|poisson|multinomial"
 )
+"""What changes a tensor, a module or the generator."""
 BATCHED = re.compile(r"vmap|jacrev|jacfwd|hessian")
 
 
