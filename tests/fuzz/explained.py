@@ -20,7 +20,7 @@ class Explained:
 
 ZERO = (
     r"sgn|sign|floor|ceil|round|trunc|heaviside|bernoulli|//|%|Lazy|frac|zero_|one_hot|norm\(0|fill_|uniform|normal_"
-    r"|nextafter|logical"
+    r"|nextafter|logical|\*\* ?-?0|cummax|random_"
 )
 
 EXPLAINED = [
@@ -44,6 +44,11 @@ EXPLAINED = [
         "PyTorch's kernel reads its source while it writes the result over it",
         kind="value",
         text=r"(\w+)\.masked_scatter_\([^\n]*\b\1\)",
+    ),
+    Explained(
+        "`out=` of another size, which eager PyTorch resizes with a warning that it will not",
+        why="expected src to have a size equal to the slice",
+        text="out=",
     ),
     Explained(
         "open: Function with set_materialize_grads(False), in the room of derivatives",
