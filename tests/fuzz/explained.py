@@ -18,17 +18,11 @@ class Explained:
     text: str = ""
 
 
-ZERO = (
-    r"sgn|sign|floor|ceil|round|trunc|heaviside|bernoulli|//|%|Lazy|frac|zero_|one_hot|norm\(0|fill_|uniform|normal_"
-    r"|nextafter|logical|\*\* ?-?0|cummax|random_"
-)
-
 EXPLAINED = [
     Explained(
         "depends on a leaf with a zero gradient only, and so requires no gradient in a trace (ARCHITECTURE, issue 2)",
         kind="requires_grad",
         why="False instead of True",
-        text=ZERO,
     ),
     Explained(
         "of a view taken under no_grad eager PyTorch 2.13 says what its base requires, and gives it no gradient",
@@ -99,6 +93,7 @@ OPEN = [
         "transposes in place of an argument that is passed twice",
         (r"    a\d = a\d\n", r"(swapaxes|transpose|t|squeeze)_\("),
     ),
+    Open("`out=` of another size, or that overlaps an operand, which eager reads while it writes", (r"out=",)),
     Open("hooks, which are refused or dropped under transforms", (NESTED, r"register_hook")),
 ]
 
