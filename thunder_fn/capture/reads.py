@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,9 +32,11 @@ _reads: ContextVar[dict[tuple[torch.nn.Module, str], tuple[Any, Any]] | None] = 
 _written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, range, slice, type(Ellipsis))
 _TORCH_SCALARS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+PLAIN = (*_SCALARS, *_TORCH_SCALARS)
+"""Plain data, which is compared by value."""
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
-_CONTAINERS = (list, tuple, set, frozenset, dict)
-_DEPTH, _LONG = 4, 256
+CONTAINERS = (list, tuple, set, frozenset, dict, deque)
+_DEPTH, LONG = 4, 256
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
@@ -46,7 +48,7 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
 def of_class(cls: type, name: str) -> Any:
     """Plain data that a class holds under a name."""
     value = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
-    return value if isinstance(value, (*_SCALARS, *_TORCH_SCALARS, *_CONTAINERS)) else ABSENT
+    return value if isinstance(value, (*PLAIN, *CONTAINERS)) else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +134,19 @@ class Changed:
 def seen(value: Any, depth: int = _DEPTH) -> Any:
     """A value as a program may depend on it: numbers by value and type, containers by content, objects by identity and
     by the plain values that they hold."""
-    if isinstance(value, (*_SCALARS, *_TORCH_SCALARS)):
+    if isinstance(value, PLAIN):
         return type(value), Literal(value)
     if isinstance(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
         return Same(value)
-    if isinstance(value, _CONTAINERS):
-        items = _content(value)
-        each = (seen(item, depth - 1) for item in items) if len(items) <= _LONG else map(Same, items)
-        return type(value), tuple(each)
+    if isinstance(value, CONTAINERS):
+        items = content_of(value)
+        if len(items) > LONG:
+            return type(value), tuple(
+                map(Same, (part for pair in items for part in pair) if isinstance(value, dict) else items)
+            )
+        return type(value), tuple(seen(item, depth - 1) for item in items)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return type(value), value.shape, value.dtype, value.tobytes() if value.nbytes <= 4096 else Same(value)
     fields = fields_of(value)
     if fields is None:
         return Same(value)
@@ -151,14 +158,14 @@ def holds_tensor(value: Any, depth: int) -> bool:
     """The value is a tensor or a container of some: data of a computation, and nothing that decides on it."""
     if isinstance(value, torch.Tensor):
         return True
-    if depth == 0 or not isinstance(value, _CONTAINERS) or len(items := _content(value)) > _LONG:
+    if depth == 0 or not isinstance(value, CONTAINERS) or len(items := content_of(value)) > LONG:
         return False
     return any(holds_tensor(item[1] if isinstance(value, dict) else item, depth - 1) for item in items)
 
 
-def _content(value: Any) -> list[Any]:
+def content_of(value: Any) -> list[Any]:
     """What a container holds, pairs of a dict, by the methods of its builtin class: those of a subclass may do what they like."""
-    kind: Any = next(kind for kind in (OrderedDict, *_CONTAINERS) if isinstance(value, kind))
+    kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if isinstance(value, kind))
     return list(kind.items(value) if isinstance(value, dict) else kind.__iter__(value))
 
 
@@ -168,7 +175,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     names = [name for cls in type(value).__mro__ for name in _slots(cls)]
     if type(fields) is not dict:
         fields = {} if names else None
-    if fields is None or len(fields) > _LONG:
+    if fields is None or len(fields) > LONG:
         return None
     return {**fields, **{name: getattr(value, name) for name in names if hasattr(value, name)}} if names else fields
 
@@ -199,23 +206,23 @@ class Items:
     value: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_content(self.value))
+        return iter(content_of(self.value))
 
     def __len__(self) -> int:
-        return len(_content(self.value))
+        return len(content_of(self.value))
 
 
 def parts_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
     """The containers that decide what `seen` says of a value."""
-    if isinstance(value, (*_SCALARS, *_TORCH_SCALARS, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
+    if isinstance(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, CONTAINERS):
         if isinstance(value, dict):
             yield value
         elif not isinstance(value, (tuple, frozenset)):
             yield value if type(value) in (list, set) else Items(value)
-        items = _content(value)
-        for item in items if len(items) <= _LONG else ():
+        items = content_of(value)
+        for item in items if len(items) <= LONG else ():
             yield from parts_of(item[1] if isinstance(value, dict) else item, depth - 1)
         return
     fields = fields_of(value)
