@@ -68,9 +68,13 @@ _BUILD = frozenset(("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET"))
 
 @dataclass(slots=True)
 class Reading:
-    """A code object: its expressions and their lines, the sources of locals and comprehensions, and the locals that are keys."""
+    """A code object: its expressions and their lines, the sources of locals and comprehensions, and the locals that are keys.
+
+    `moving` are the expressions that depend on locals or calls.
+    """
 
     uses: dict[Source, int] = field(default_factory=dict[Source, int])
+    moving: dict[Source, int] = field(default_factory=dict[Source, int])
     assigned: dict[str, set[Source]] = field(default_factory=dict[str, set[Source]])
     comprehensions: dict[types.CodeType, Source] = field(default_factory=dict[types.CodeType, Source])
     keys: set[str] = field(default_factory=set[str])
@@ -83,7 +87,8 @@ def reading(code: types.CodeType) -> Reading:
     for one in dis.get_instructions(code):
         reader.step(one)
     uses = {source: reader.lines[source] for source, count in reader.uses.items() if count > 0}
-    return Reading(uses, reader.assigned, reader.comprehensions, reader.keys)
+    moving = {source: line for source, line in uses.items() if _is_moving(source)}
+    return Reading(uses, moving, reader.assigned, reader.comprehensions, reader.keys)
 
 
 class _Reader:
@@ -344,6 +349,13 @@ def _either(a: Source, b: Source) -> Source:
     if a == b or a is None or b is None:
         return b if a is None else a
     return "any", (a, b)
+
+
+def _is_moving(source: Any) -> bool:
+    """What an expression gives may be another thing at the end of a frame."""
+    if not isinstance(source, tuple) or not source or source[0] == "const":
+        return False
+    return source[0] in ("local", "call") or any(map(_is_moving, source[1:]))
 
 
 def _parts(source: Source) -> Iterator[Source]:

@@ -175,7 +175,8 @@ class Watch:
         self.constants: dict[str, Constant] = {}
         self.functions: dict[int, list[types.FunctionType]] = {}
         self.readings: dict[int, tuple[types.CodeType, Reading]] = {}
-        self.frames: dict[int, Frame] = {}
+        self.stack: list[Frame] = []
+        self.importing: types.FrameType | None = None
         self.before: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
         self.done: set[Any] = set()
         self.inner: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
@@ -188,29 +189,32 @@ class Watch:
     # ---- what the frames tell ----
 
     def started(self, frame: types.FrameType) -> None:
-        """Look at what a frame can reach, before it changes anything."""
-        back, outer = frame.f_back, None
-        while back is not None and outer is None:
-            if back.f_code.co_filename.startswith("<frozen importlib"):
-                return
-            outer = self.frames.get(id(back))
-            back = back.f_back
+        """Look at what a frame can reach, before it changes anything. What an import runs is no part of the function."""
         code = frame.f_code
+        if self.importing is None and code.co_name == "<module>" and _is_import(frame.f_back):
+            self.importing = frame
+        if self.importing is not None:
+            return
         if id(code) not in self.readings:
             self.readings[id(code)] = code, reading(code)
-        mine = self.frames[id(frame)] = Frame(frame, outer, self.readings[id(code)][1])
+        mine = Frame(frame, self.stack[-1] if self.stack else None, self.readings[id(code)][1])
         mine.over = self.over.get(id(code))
-        self.evaluate(mine)
+        self.stack.append(mine)
+        self.evaluate(mine, mine.reading.uses)
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Look again, at what its locals are now."""
-        mine = self.frames.pop(id(frame), None)
-        if mine is None:
+        if self.importing is not None:
+            self.importing = None if self.importing is frame else self.importing
             return
-        mine.locals.append(dict(frame.f_locals))
-        if mine.back is not None and value is not None and not isinstance(value, PLAIN):
+        if not self.stack or self.stack[-1].code is not frame.f_code:
+            return
+        mine = self.stack.pop()
+        mine.locals.append(frame.f_locals)
+        if mine.back is not None and value is not None and not isinstance(value, (*PLAIN, torch.Tensor)):
             mine.back.returned.append(value)
-        self.evaluate(mine)
+        if mine.reading.moving:
+            self.evaluate(mine, mine.reading.moving)
 
     # ---- what is outside ----
 
@@ -225,7 +229,8 @@ class Watch:
         if isinstance(value, torch.nn.Module):
             if id(value) not in self.own:
                 self.modules.setdefault(id(value), value)
-            for part in value.modules():
+            for name, part in value.named_modules():
+                self.outside.setdefault(id(part), (part, f"{path}.{name}"))
                 self.reach(type(part), type(part).__name__, depth - 1)
         elif isinstance(value, types.FunctionType):
             self.reach_function(value, path, depth)
@@ -330,37 +335,48 @@ class Watch:
 
     # ---- evaluating ----
 
-    def evaluate(self, frame: Frame) -> None:
+    def evaluate(self, frame: Frame, uses: dict[Source, int]) -> None:
         """Cross all edges that the code of a frame can cross, with what its locals are."""
-        key = id(frame.code), *self.relevant(frame)
-        if key in self.done:  # a frame like one that has been looked at
-            if not frame.cells:
-                frame.cells = self.cells_of(frame)
+        key = self.relevant(frame)
+        if key is not None and key in self.done:  # a frame like one that has been looked at
             return
-        self.done.add(key)
-        frame.cells = self.cells_of(frame)
-        self.method(frame)
-        for code, source in frame.reading.comprehensions.items():
-            self.over[id(code)] = source, frame
+        if key is not None:
+            self.done.add(key)
+        if len(frame.locals) == 1:
+            self.method(frame)
+            frame.cells = self.cells_of(frame)
+            for code, source in frame.reading.comprehensions.items():
+                self.over[id(code)] = source, frame
         for _ in range(_PASSES):
             memo: dict[Source, list[Any]] = {}
             known = sum(map(len, frame.stored.values()))
             self.cycles = False
-            for source, line in frame.reading.uses.items():
+            for source, line in uses.items():
                 frame.line = line
                 self.value(source, frame, memo)
             if not self.cycles or sum(map(len, frame.stored.values())) == known:
                 return
 
-    def relevant(self, frame: Frame) -> Iterator[Any]:
-        """What decides on the edges of a frame: its locals but for tensors, by identity, and the keys among them by value."""
+    def relevant(self, frame: Frame) -> Any:
+        """What decides on the edges of a frame: its locals but for tensors, by identity, and the keys among them by value.
+
+        None where there is an object that the function made: another one may have its identity later.
+        """
+        found: set[Any] = {frame.code.co_name}
         for given in frame.locals:
             for name, value in given.items():
-                if not isinstance(value, (torch.Tensor, *PLAIN)):
-                    yield id(value)
-                elif name in frame.reading.keys and isinstance(value, (str, int)):
-                    yield value
-        yield from map(id, frame.returned)
+                if isinstance(value, (torch.Tensor, *PLAIN)):
+                    if name in frame.reading.keys and isinstance(value, (str, int)):
+                        found.add((name, value))
+                elif self.is_outside(value) or _is_lasting(value):
+                    found.add((name, id(value)))
+                else:
+                    return None
+        for value in frame.returned:
+            if not self.is_outside(value) and not _is_lasting(value):
+                return None
+            found.add(("", id(value)))
+        return id(frame.code), frozenset(found)
 
     def cells_of(self, frame: Frame) -> dict[str, types.CellType]:
         """The cells of a frame, which does not know its function: those of a function of this code with such values."""
@@ -411,57 +427,70 @@ class Watch:
         return found
 
     def values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        match source:
-            case ("const", value):
-                yield value
-            case ("global", name):
-                yield from self.global_value(name, frame)
-            case ("cell", name):
-                cell = frame.cells.get(name)
-                if cell is not None:
-                    yield self.reach(self.edge("cell", cell, None, name), name)
-                else:
-                    yield from (given[name] for given in frame.locals if name in given)
-            case ("local", name):
-                yield from self.local_values(name, frame, memo)
-            case ("any", sources):
-                for part in sources:
-                    yield from self.value(part, frame, memo)
-            case ("inplace", of):
-                yield from self.value(of, frame, memo)
-            case ("call", target, arguments):
-                yield from self.called(target, arguments, frame, memo)
-            case ("before", place):
-                self.note_before(place, frame, memo)
-            case ("unless", target, part):
-                if not any(callee is constant for callee in self.value(target, frame, memo)):
-                    self.value(part, frame, memo)
-            case ("whole", of):
-                for value in self.value(of, frame, memo):
-                    self.whole(value, text(of))
-            case ("given", target, of):
-                for value in filter(self.is_outside, self.value(of, frame, memo)):
-                    if any(map(_is_unseen, self.value(target, frame, memo))):
-                        self.unseen(value, self.path(value, text(of)), frame)
-            case ("fields", of):
-                for value in self.value(of, frame, memo):
-                    yield from (fields_of(value) or {}).values()
-            case ("each", of):
-                for value in self.value(of, frame, memo):
-                    yield from self.items(value, f"{text(of)}[...]")
-            case ("attr", of, key):
-                for value in self.value(of, frame, memo):
-                    for name in self.keys(key, frame, memo) or ():
-                        if isinstance(name, str):
-                            yield from self.attribute(value, name, f"{self.path(value, text(of))}.{name}", frame)
-            case ("item", of, key):
-                for value in self.value(of, frame, memo):
-                    yield from self.item(value, key, self.path(value, text(of)), frame, memo)
-            case _:
-                return
+        return _RULES[source[0]](self, source, frame, memo)
 
-    def note_before(self, place: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> None:
+    def const_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        return iter(source[1:])
+
+    def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        name = source[1]
+        cell = frame.cells.get(name)
+        if cell is not None:
+            yield self.reach(self.edge("cell", cell, None, name), name)
+        else:
+            yield from (given[name] for given in frame.locals if name in given)
+
+    def any_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        for part in source[1]:
+            yield from self.value(part, frame, memo)
+
+    def same_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        yield from self.value(source[1], frame, memo)
+
+    def unless_constant(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        if not any(callee is constant for callee in self.value(source[1], frame, memo)):
+            self.value(source[2], frame, memo)
+        return iter(())
+
+    def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        for value in self.value(source[1], frame, memo):
+            if not isinstance(value, (*PLAIN, torch.Tensor)):
+                self.whole(value, text(source[1]))
+        return iter(())
+
+    def given_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        _, target, of = source
+        for value in filter(self.is_outside, self.value(of, frame, memo)):
+            if any(map(_is_unseen, self.value(target, frame, memo))):
+                self.unseen(value, self.path(value, text(of)), frame)
+        return iter(())
+
+    def field_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        for value in self.value(source[1], frame, memo):
+            yield from (fields_of(value) or {}).values()
+
+    def each_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        for value in self.value(source[1], frame, memo):
+            yield from self.items(value, f"{text(source[1])}[...]")
+
+    def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        _, of, key = source
+        for value in self.value(of, frame, memo):
+            if isinstance(value, (*PLAIN, torch.Tensor)):
+                continue
+            for name in self.keys(key, frame, memo) or ():
+                if isinstance(name, str):
+                    yield from self.attribute(value, name, of, frame)
+
+    def item_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        _, of, key = source
+        for value in self.value(of, frame, memo):
+            if not isinstance(value, (*PLAIN, torch.Tensor)):
+                yield from self.item(value, key, self.path(value, text(of)), frame, memo)
+
+    def note_before(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         """A place is written in this frame: an edge to it is read before that."""
+        place = source[1]
         found: list[tuple[str, Any, Any]] = []
         match place:
             case ("global", name):
@@ -482,8 +511,10 @@ class Watch:
                 pass
         for kind, holder, key in found:
             self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
+        return iter(())
 
-    def global_value(self, name: str, frame: Frame) -> Iterator[Any]:
+    def global_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        name = source[1]
         if name not in frame.globals:
             builtins = frame.globals.get("__builtins__")
             held = builtins if isinstance(builtins, dict) else vars(builtins) if builtins is not None else {}
@@ -495,25 +526,27 @@ class Watch:
             self.edge("key", frame.globals, name, name)
         yield self.reach(value, name)
 
-    def local_values(self, name: str, frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def local_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         """What a local was at the start and at the end, and what its sources are."""
+        name = source[1]
         found = frame.stored.setdefault(name, {})
         if name == ".0" and frame.over is not None:
-            source, outer = frame.over
-            found.update((id(value), value) for value in self.value(source, outer, {}))
+            over, outer = frame.over
+            found.update((id(value), value) for value in self.value(over, outer, {}))
         for given in frame.locals:
             value = given.get(name)
             if not isinstance(value, (*PLAIN, torch.Tensor)):
                 found.setdefault(id(value), value)
-        for source in frame.reading.assigned.get(name, ()):
-            if source is not None and source[0] != "const":
-                for value in self.value(source, frame, memo):
+        for assigned in frame.reading.assigned.get(name, ()):
+            if assigned is not None and assigned[0] != "const":
+                for value in self.value(assigned, frame, memo):
                     if not isinstance(value, (*PLAIN, torch.Tensor)):
                         found.setdefault(id(value), value)
         yield from list(found.values())
 
-    def called(self, target: Source, arguments: Any, frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def call_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         """What a call may give: what Python callees of this frame gave. A new object of a class is not outside."""
+        target = source[1]
         yield from frame.returned
         for callee in self.value(target, frame, memo):
             if isinstance(callee, types.MethodType) and self.is_outside(callee.__self__) and _is_unseen(callee):
@@ -606,9 +639,8 @@ class Watch:
                 written = f"{path}[{name!r}]"
                 yield self.reach(self.edge(kind, value, name, written), written)
 
-    def attribute(self, value: Any, name: str, path: str, frame: Frame) -> Iterator[Any]:
-        if isinstance(value, (*PLAIN, torch.Tensor)):
-            return
+    def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Iterator[Any]:
+        path = f"{self.path(value, '') or text(of)}.{name}"
         if isinstance(value, torch.nn.Module):
             yield from self.module_attribute(value, name, path)
         elif not self.is_outside(value):
@@ -692,7 +724,8 @@ class Watch:
         self.done.clear()
         for code in codes:
             for frame in lost[id(code)]:
-                self.evaluate(frame)
+                del frame.locals[1:]
+                self.evaluate(frame, frame.reading.uses)
         self.lost.clear()
 
     def has_values_in_cells(self, frame: Frame) -> bool:
@@ -700,6 +733,25 @@ class Watch:
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
         return any(not isinstance(value, (torch.Tensor, type(None), *_FUNCTIONS)) for value in given)
 
+
+_RULES: dict[str, Callable[..., Iterator[Any]]] = {
+    "const": Watch.const_values,
+    "code": lambda *_: iter(()),
+    "global": Watch.global_values,
+    "cell": Watch.cell_values,
+    "local": Watch.local_values,
+    "any": Watch.any_values,
+    "inplace": Watch.same_values,
+    "call": Watch.call_values,
+    "before": Watch.note_before,
+    "unless": Watch.unless_constant,
+    "whole": Watch.whole_values,
+    "given": Watch.given_values,
+    "fields": Watch.field_values,
+    "each": Watch.each_values,
+    "attr": Watch.attribute_values,
+    "item": Watch.item_values,
+}
 
 # ---- kinds of values ----
 
@@ -728,6 +780,15 @@ _RUNNING: list[Any] = []
 
 _PASSES = 64
 """How often a frame is looked at again where a local leads to itself, as in a walk along a linked list."""
+
+
+def _is_lasting(value: Any) -> bool:
+    """A class or function of a module, which was not made by the traced function."""
+    return isinstance(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
+
+
+def _is_import(frame: types.FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _items(value: Any) -> list[Any]:
