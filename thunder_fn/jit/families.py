@@ -141,21 +141,9 @@ class Class:
     def find(self, leaves: Sequence[Any]) -> Any:
         """The programs for these leaves of a call; a question that has no such answer; None if there is nothing."""
         values = [value_at(leaves, place) for place in self.places]
-        found = [self._follow(root, values) for root in self.roots]
+        found = [followed(root, values) for root in self.roots]
         programs = tuple(program for one in found if isinstance(one, tuple) for program in one)
         return programs or next(iter(found), None)
-
-    @staticmethod
-    def _follow(node: Any, values: Sequence[Any]) -> Any:
-        while isinstance(node, Node):
-            try:
-                answer = node.ask(*values)
-            except (ArithmeticError, ValueError) as error:
-                answer = repr(error)
-            known, node = node, node.children.get((type(answer), answer))
-            if node is None:
-                return Question(known.text, tuple(value for _, value in known.children), answer, known.source)
-        return node
 
     def insert(self, decisions: Sequence[Decision], program: Any) -> None:
         """Put a program where its decisions lead, in the first tree that asks the same."""
@@ -176,6 +164,19 @@ class Class:
             node = node.children.get(key)
         put(beside(program, node or ()))
         self.roots = (holder.node, *others[: MAX_STATES - 1])
+
+
+def followed(node: Any, values: Sequence[Any]) -> Any:
+    """Where the answers lead in a tree: programs, a question that has no such answer, or None."""
+    while isinstance(node, Node):
+        try:
+            answer = node.ask(*values)
+        except (ArithmeticError, ValueError) as error:
+            answer = repr(error)
+        known, node = node, node.children.get((type(answer), answer))
+        if node is None:
+            return Question(known.text, tuple(value for _, value in known.children), answer, known.source)
+    return node
 
 
 def _asks(node: Any, decisions: Sequence[Decision]) -> bool:
