@@ -22,7 +22,7 @@ SYMBOLIC = (
     ),
     Mutation(
         "symbols are read from each other's places",
-        f"{FAMILIES}:followed",
+        f"{FAMILIES}:Class.find",
         "in self.places]",
         "in self.places[::-1]]",
         EAGER,
