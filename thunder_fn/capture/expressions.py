@@ -70,7 +70,7 @@ _BUILD = frozenset(("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET"))
 class Reading:
     """A code object: its expressions and their lines, the sources of locals and comprehensions, and the locals that are keys.
 
-    `moving` are the expressions that depend on locals or calls.
+    `moving` are the expressions that may give other values at the end of a frame.
     """
 
     uses: dict[Source, int] = field(default_factory=dict[Source, int])
@@ -86,9 +86,38 @@ def reading(code: types.CodeType) -> Reading:
     reader = _Reader(code)
     for one in dis.get_instructions(code):
         reader.step(one)
-    uses = {source: reader.lines[source] for source, count in reader.uses.items() if count > 0}
-    moving = {source: line for source, line in uses.items() if _is_moving(source)}
-    return Reading(uses, moving, reader.assigned, reader.comprehensions, reader.keys)
+    known: dict[Source, Node] = {}
+    uses = {_node(source, known): reader.lines[source] for source, count in reader.uses.items() if count > 0}
+    assigned = {
+        name: {_node(source, known) for source in sources if source is not None and source[0] != "const"}
+        for name, sources in reader.assigned.items()
+    }
+    comprehensions = {inner: _node(source, known) for inner, source in reader.comprehensions.items()}
+    given = code.co_argcount + code.co_kwonlyargcount
+    fixed = frozenset(code.co_varnames[:given]) - assigned.keys()
+    moving = {source: line for source, line in uses.items() if _is_moving(source, fixed)}
+    return Reading(uses, moving, assigned, comprehensions, reader.keys)
+
+
+class Node(tuple[Any, ...]):
+    """An expression of a code object, which is there once: it is compared by identity."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def _node(source: Any, known: dict[Any, Node]) -> Any:
+    if not isinstance(source, tuple) or source[:1] == ("const",):
+        return (
+            source
+            if not isinstance(source, tuple)
+            else known.setdefault((source[0], type(source[1]), source[1]), Node(source))
+        )
+    if source not in known:
+        is_source = bool(source) and isinstance(source[0], str)
+        parts = [_node(part, known) if isinstance(part, tuple) else part for part in source]
+        known[source] = Node(parts) if is_source else tuple(parts)  # type: ignore[assignment]
+    return known[source]
 
 
 class _Reader:
@@ -351,11 +380,13 @@ def _either(a: Source, b: Source) -> Source:
     return "any", (a, b)
 
 
-def _is_moving(source: Any) -> bool:
-    """What an expression gives may be another thing at the end of a frame."""
+def _is_moving(source: Any, fixed: frozenset[str]) -> bool:
+    """What an expression gives may be another thing at the end of a frame: it depends on calls, or on locals that are bound."""
     if not isinstance(source, tuple) or not source or source[0] == "const":
         return False
-    return source[0] in ("local", "call") or any(map(_is_moving, source[1:]))
+    if source[0] == "local":
+        return source[1] not in fixed
+    return source[0] == "call" or any(_is_moving(part, fixed) for part in source)
 
 
 def _parts(source: Source) -> Iterator[Source]:
@@ -368,6 +399,7 @@ def _parts(source: Source) -> Iterator[Source]:
             yield from _parts(part)
 
 
+@lru_cache(maxsize=4096)
 def text(source: Source) -> str:
     """An expression as a user would write it."""
     match source:

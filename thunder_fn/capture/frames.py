@@ -149,7 +149,8 @@ def pause() -> Any:
 
 def resume(hook: Any) -> None:
     """The user's code goes on."""
-    sys.setprofile(hook)
+    if hook is not None:
+        sys.setprofile(hook)
 
 
 # ---- Python 3.12 and later ----

@@ -18,6 +18,7 @@ import collections
 import contextvars
 import functools
 import gc
+import inspect
 import operator
 import os
 import threading
@@ -153,7 +154,7 @@ class Frame:
     def __init__(self, frame: types.FrameType, back: Frame | None, known: Reading) -> None:
         self.code, self.globals, self.back, self.reading = frame.f_code, frame.f_globals, back, known
         self.locals: list[dict[str, Any]] = [dict(frame.f_locals)]
-        self.returned: list[Any] = []
+        self.returned: dict[int, tuple[Any, types.CodeType]] = {}
         self.cells: dict[str, types.CellType] = {}
         self.is_library, self.line = is_library(frame.f_code.co_filename), frame.f_code.co_firstlineno
         self.over: tuple[Source, Frame] | None = None
@@ -183,6 +184,7 @@ class Watch:
         """Code objects that are made by a frame, and the cells that they share with it."""
         self.lost: dict[int, list[Frame]] = {}
         self.over: dict[int, tuple[Source, Frame]] = {}
+        self.data: dict[type, bool] = {}
         self.cycles = False
         self.reach(f, getattr(f, "__name__", "f"))
 
@@ -210,17 +212,17 @@ class Watch:
         if not self.stack or self.stack[-1].code is not frame.f_code:
             return
         mine = self.stack.pop()
-        mine.locals.append(frame.f_locals)
-        if mine.back is not None and value is not None and not isinstance(value, (*PLAIN, torch.Tensor)):
-            mine.back.returned.append(value)
+        if mine.back is not None and not self.is_data(value):
+            mine.back.returned[id(value)] = value, mine.code
         if mine.reading.moving:
+            mine.locals.append(frame.f_locals)
             self.evaluate(mine, mine.reading.moving)
 
     # ---- what is outside ----
 
     def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:
         """A value is outside. Functions that it leads to are known by their code from now on."""
-        if isinstance(value, (*PLAIN, torch.Tensor, types.ModuleType)) or id(value) in self.outside:
+        if id(value) in self.outside or self.is_data(value) or isinstance(value, types.ModuleType):
             return value
         self.outside[id(value)] = value, path
         self.iterator(value, path, is_used=False)
@@ -365,18 +367,26 @@ class Watch:
         found: set[Any] = {frame.code.co_name}
         for given in frame.locals:
             for name, value in given.items():
-                if isinstance(value, (torch.Tensor, *PLAIN)):
+                if self.is_data(value):
                     if name in frame.reading.keys and isinstance(value, (str, int)):
                         found.add((name, value))
                 elif self.is_outside(value) or _is_lasting(value):
                     found.add((name, id(value)))
                 else:
                     return None
-        for value in frame.returned:
+        for value, _ in frame.returned.values():
             if not self.is_outside(value) and not _is_lasting(value):
                 return None
             found.add(("", id(value)))
         return id(frame.code), frozenset(found)
+
+    def is_data(self, value: Any) -> bool:
+        """Plain data or a tensor, which lead to nothing else."""
+        cls = type(value)
+        found = self.data.get(cls)
+        if found is None:
+            found = self.data[cls] = isinstance(value, (*PLAIN, torch.Tensor))
+        return found
 
     def cells_of(self, frame: Frame) -> dict[str, types.CellType]:
         """The cells of a frame, which does not know its function: those of a function of this code with such values."""
@@ -403,14 +413,13 @@ class Watch:
             return
         value = frame.locals[0].get(names[0])
         cls = value if isinstance(value, type) else type(value)
-        if isinstance(value, (*PLAIN, torch.Tensor, types.ModuleType)) or not self.is_outside(value):
+        if self.is_data(value) or isinstance(value, types.ModuleType) or not self.is_outside(value):
             return
         name = frame.code.co_name
         owner = next((base for base in cls.__mro__ if _code_of(base.__dict__.get(name)) is frame.code), None)
         if owner is not None:
-            of = (
-                cls if look("class", cls, name) is owner.__dict__[name] else owner
-            )  # `super()` passes the first one over
+            # `super()` passes the first one over
+            of = cls if look("class", cls, name) is owner.__dict__[name] else owner
             self.edge("class", of, name, f"{of.__name__}.{name}")
 
     def value(self, source: Source, frame: Frame, memo: dict[Source, list[Any]]) -> list[Any]:
@@ -454,7 +463,7 @@ class Watch:
 
     def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         for value in self.value(source[1], frame, memo):
-            if not isinstance(value, (*PLAIN, torch.Tensor)):
+            if not self.is_data(value):
                 self.whole(value, text(source[1]))
         return iter(())
 
@@ -476,7 +485,7 @@ class Watch:
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         _, of, key = source
         for value in self.value(of, frame, memo):
-            if isinstance(value, (*PLAIN, torch.Tensor)):
+            if self.is_data(value):
                 continue
             for name in self.keys(key, frame, memo) or ():
                 if isinstance(name, str):
@@ -485,7 +494,7 @@ class Watch:
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         _, of, key = source
         for value in self.value(of, frame, memo):
-            if not isinstance(value, (*PLAIN, torch.Tensor)):
+            if not self.is_data(value):
                 yield from self.item(value, key, self.path(value, text(of)), frame, memo)
 
     def note_before(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
@@ -535,20 +544,20 @@ class Watch:
             found.update((id(value), value) for value in self.value(over, outer, {}))
         for given in frame.locals:
             value = given.get(name)
-            if not isinstance(value, (*PLAIN, torch.Tensor)):
+            if not self.is_data(value):
                 found.setdefault(id(value), value)
         for assigned in frame.reading.assigned.get(name, ()):
-            if assigned is not None and assigned[0] != "const":
-                for value in self.value(assigned, frame, memo):
-                    if not isinstance(value, (*PLAIN, torch.Tensor)):
-                        found.setdefault(id(value), value)
+            for value in self.value(assigned, frame, memo):
+                if not self.is_data(value):
+                    found.setdefault(id(value), value)
         yield from list(found.values())
 
     def call_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         """What a call may give: what Python callees of this frame gave. A new object of a class is not outside."""
         target = source[1]
-        yield from frame.returned
-        for callee in self.value(target, frame, memo):
+        callees = self.value(target, frame, memo)
+        yield from _given_back(frame, callees)
+        for callee in callees:
             if isinstance(callee, types.MethodType) and self.is_outside(callee.__self__) and _is_unseen(callee):
                 self.unseen(callee.__self__, self.path(callee.__self__, text(target)), frame)
             if isinstance(callee, weakref.ref) and (value := callee()) is not None:
@@ -630,7 +639,9 @@ class Watch:
             self.content(value, path)
             if isinstance(value, CONTAINERS):
                 yield from self.items(value, path)
-            elif not _is_seen(look("class", type(value), "__getitem__")):
+            elif _is_seen(method := look("class", type(value), "__getitem__")):
+                yield from _given_back(frame, [method])
+            else:
                 self.unseen(value, path, frame)
             return
         kind = "index" if isinstance(value, (list, tuple)) else "key"
@@ -684,9 +695,13 @@ class Watch:
                 self.edge("class", type(value), name, path)
                 if isinstance(of_class, types.FunctionType):
                     self.reach(of_class, path)
-                    yield self.reach(types.MethodType(of_class, value), path)
+                    yield types.MethodType(of_class, value)
                 elif not hasattr(of_class, "__get__"):
                     yield self.reach(of_class, path)
+                else:
+                    yield from _given_back(frame, [_code_of(of_class)])
+            elif found is ABSENT:
+                yield from _given_back(frame, [look("class", type(value), "__getattr__")])
             elif found is not ABSENT:
                 yield self.reach(found, path)
 
@@ -775,11 +790,20 @@ _SETTLED = frozenset(
     )
 )
 """Modules whose objects without attributes never change, or are guarded elsewhere."""
+_GENERATOR = inspect.CO_GENERATOR
 _RUNNING: list[Any] = []
 """Stands for the values of an expression that is being evaluated."""
 
 _PASSES = 64
 """How often a frame is looked at again where a local leads to itself, as in a walk along a linked list."""
+
+
+def _given_back(frame: Frame, callees: list[Any]) -> Iterator[Any]:
+    """What Python callees of a frame gave it; only those that are meant, where all of them are known."""
+    codes = [callee if isinstance(callee, types.CodeType) else _code_of(callee) for callee in callees]
+    for value, code in frame.returned.values():
+        if not codes or None in codes or code in codes or code.co_flags & _GENERATOR:
+            yield value
 
 
 def _is_lasting(value: Any) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import frames
 from thunder_fn.trace import Literal
 
 Reads = dict[tuple[torch.nn.Module, str], Any]
@@ -86,9 +87,11 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         if found is not None and name not in _OWN and not name.startswith("__"):
             key = (self, name)
             if key not in found:
+                watching = frames.pause()
                 value = original(self, "__dict__").get(name, ABSENT)
                 value = of_class(type(self), name) if value is ABSENT else value
                 found[key] = value, seen(value)
+                frames.resume(watching)
         return original(self, name)
 
     return __getattribute__

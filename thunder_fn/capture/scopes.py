@@ -153,8 +153,7 @@ class ScopeMode(TorchFunctionMode):
             recorder.refused = error
             raise
         finally:
-            if watching is not None:
-                frames.resume(watching)
+            frames.resume(watching)
 
     def _scoped(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
