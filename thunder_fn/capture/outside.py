@@ -436,7 +436,7 @@ class Watch:
         return found
 
     def values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        return _RULES[source[0]](self, source, frame, memo)
+        return RULES[source[0]](self, source, frame, memo)
 
     def const_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
         return iter(source[1:])
@@ -749,7 +749,7 @@ class Watch:
         return any(not isinstance(value, (torch.Tensor, type(None), *_FUNCTIONS)) for value in given)
 
 
-_RULES: dict[str, Callable[..., Iterator[Any]]] = {
+RULES: dict[str, Callable[..., Iterator[Any]]] = {
     "const": Watch.const_values,
     "code": lambda *_: iter(()),
     "global": Watch.global_values,
@@ -767,6 +767,7 @@ _RULES: dict[str, Callable[..., Iterator[Any]]] = {
     "attr": Watch.attribute_values,
     "item": Watch.item_values,
 }
+"""How each kind of expression is evaluated."""
 
 # ---- kinds of values ----
 
