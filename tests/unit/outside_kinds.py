@@ -3,21 +3,26 @@
 Every row is a class of reads: a test that a new kind of read is guarded begins with a row here.
 """
 
-# ruff: noqa: B007, B905, C417, E741, F841, RUF059, UP028  # the rows are written in the many ways in which users write
+# ruff: noqa: B007, B905, C417, E741, F841, RUF059, UP028, RUF015  # the rows are written in the many ways in which users write
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextvars
 import copy
 import dataclasses
 import enum
 import functools
+import itertools
+import json
 import operator
 import os
+import string
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace as ns
 from typing import Any
@@ -25,6 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+import thunder_fn as tfn
 
 Row = Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]
 ROWS: list[Row] = []
@@ -1247,3 +1254,773 @@ def isinstance_():
 def zero_sign():
     o = ns(v=0.0)
     return (lambda x: x / 1e-30 * 0 + torch.copysign(x, torch.tensor(o.v))), lambda: setattr(o, "v", -0.0)
+
+
+@row
+def prop_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        @property
+        def cfg(s):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o.cfg.k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def getattr_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __getattr__(s, n):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o.foo.k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def getitem_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __getitem__(s, n):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o[0].k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def iter_returns_objects():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __iter__(s):
+            yield cfg
+
+    o = C()
+
+    def f(x):
+        for c in o:
+            x = x * c.k
+        return x
+
+    return f, lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def call_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __call__(s):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o().k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def or_operator():
+    class C:
+        def __init__(s, k):
+            s.k = k
+
+        def __or__(s, o):
+            return s
+
+    a, b = C(2.0), C(1.0)
+    return (lambda x: x * (a | b).k), lambda: setattr(a, "k", 3.0)
+
+
+@row
+def len_of_user():
+    class C:
+        def __init__(s):
+            s.n = 2
+
+        def __len__(s):
+            return s.n
+
+    a = C()
+    return (lambda x: x * len(a)), lambda: setattr(a, "n", 3)
+
+
+@row
+def bool_of_user():
+    class C:
+        def __init__(s):
+            s.n = True
+
+        def __bool__(s):
+            return s.n
+
+    a = C()
+    return (lambda x: x * 2 if a else x), lambda: setattr(a, "n", False)
+
+
+@row
+def lt_of_user():
+    class C:
+        def __init__(s):
+            s.n = 1
+
+        def __lt__(s, o):
+            return s.n < o
+
+    a = C()
+    return (lambda x: x * 2 if a < 2 else x), lambda: setattr(a, "n", 5)
+
+
+@row
+def enter_other():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __enter__(s):
+            return cfg
+
+        def __exit__(s, *a):
+            pass
+
+    o = C()
+
+    def f(x):
+        with o as c:
+            return x * c.k
+
+    return f, lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def nested_dict():
+    d = {"a": {"b": [ns(k=2.0)]}}
+    return (lambda x: x * d["a"]["b"][0].k), lambda: setattr(d["a"]["b"][0], "k", 3.0)
+
+
+@row
+def nested_rebound():
+    d = {"a": {"b": [2.0]}}
+    return (lambda x: x * d["a"]["b"][0]), lambda: d["a"].update(b=[3.0])
+
+
+@row
+def negative_index():
+    d = [1.0, 2.0]
+    return (lambda x: x * d[-1]), lambda: d.append(3.0)
+
+
+@row
+def key_from_global():
+    d = {"a": 2.0, "b": 3.0}
+    o = ns(name="a")
+    return (lambda x: x * d[o.name]), lambda: setattr(o, "name", "b")
+
+
+@row
+def key_computed():
+    d = {"a1": 2.0, "b": 3.0}
+    return (lambda x: x * d["a" + str(1)]), lambda: d.update(a1=5.0)
+
+
+@row
+def tuple_of_objects():
+    t = (ns(k=2.0), ns(k=1.0))
+    return (lambda x: x * t[0].k), lambda: setattr(t[0], "k", 3.0)
+
+
+@row
+def starred():
+    l = [ns(k=2.0), ns(k=1.0)]
+
+    def f(x):
+        a, *b = l
+        return x * a.k * b[0].k
+
+    return f, lambda: setattr(l[1], "k", 3.0)
+
+
+@row
+def dictcomp():
+    l = {"a": ns(k=2.0)}
+    return (lambda x: x * {k: v.k for k, v in l.items()}["a"]), lambda: setattr(l["a"], "k", 3.0)
+
+
+@row
+def nested_comp():
+    l = [[ns(k=2.0)], [ns(k=1.0)]]
+    return (lambda x: x * sum(o.k for r in l for o in r)), lambda: setattr(l[0][0], "k", 3.0)
+
+
+@row
+def any_all():
+    l = [ns(k=True)]
+    return (lambda x: x * (2 if all(o.k for o in l) else 3)), lambda: setattr(l[0], "k", False)
+
+
+@row
+def filter_():
+    l = [ns(k=True, v=2.0)]
+    return (lambda x: x * sum(o.v for o in filter(lambda o: o.k, l))), lambda: setattr(l[0], "v", 5.0)
+
+
+@row
+def reversed_():
+    l = [ns(k=2.0)]
+
+    def f(x):
+        for o in reversed(l):
+            x = x * o.k
+        return x
+
+    return f, lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def chain_():
+    l, m = [ns(k=2.0)], [ns(k=1.0)]
+
+    def f(x):
+        for o in itertools.chain(l, m):
+            x = x * o.k
+        return x
+
+    return f, lambda: setattr(m[0], "k", 3.0)
+
+
+@row
+def popped_copy():
+    l = [ns(k=2.0)]
+
+    def f(x):
+        c = list(l)
+        o = c.pop()
+        return x * o.k
+
+    return f, lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def next_iter():
+    l = [ns(k=2.0)]
+    return (lambda x: x * next(iter(l)).k), lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def dict_values_list():
+    d = {"a": ns(k=2.0)}
+    return (lambda x: x * list(d.values())[0].k), lambda: setattr(d["a"], "k", 3.0)
+
+
+@row
+def min_by():
+    l = [ns(k=2.0), ns(k=4.0)]
+    return (lambda x: x * min(l, key=operator.attrgetter("k")).k), lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def asdict():
+    @dataclasses.dataclass
+    class C:
+        k: float = 2.0
+
+    o = C()
+    return (lambda x: x * dataclasses.asdict(o)["k"]), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def json_dump():
+    d = {"a": {"b": 2.0}}
+    return (lambda x: x * json.loads(json.dumps(d))["a"]["b"]), lambda: d["a"].update(b=3.0)
+
+
+@row
+def formatted():
+    d = {"a": 2.0}
+    return (lambda x: x * float("{a}".format(**d))), lambda: d.update(a=3.0)
+
+
+@row
+def str_of_object():
+    class C:
+        k = 2.0
+
+        def __str__(s):
+            return str(s.k)
+
+    o = C()
+    return (lambda x: x * float(str(o))), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def float_of_object():
+    class C:
+        def __init__(s):
+            s.k = 2.0
+
+        def __float__(s):
+            return s.k
+
+    o = C()
+    return (lambda x: x * float(o)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def descriptor():
+    class D:
+        def __init__(s):
+            s.k = 2.0
+
+        def __get__(s, i, o):
+            return s.k
+
+    class C:
+        d = D()
+
+    o = C()
+    return (lambda x: x * o.d), lambda: setattr(C.__dict__["d"], "k", 3.0)
+
+
+@row
+def cached_prop():
+    class C:
+        def __init__(s):
+            s.k = 2.0
+
+        @functools.cached_property
+        def d(s):
+            return s.k
+
+    o = C()
+    return (lambda x: x * o.d), lambda: o.__dict__.update(d=3.0)
+
+
+@row
+def weak_ref():
+    class C:
+        pass
+
+    c = C()
+    c.k = 2.0
+    r = weakref.ref(c)
+    f = lambda x: x * r().k
+    f.keep = c
+    return f, lambda: setattr(c, "k", 3.0)
+
+
+@row
+def closure_in_closure():
+    k = [2.0]
+
+    def a():
+        def b(x):
+            def c(y):
+                return y * k[0]
+
+            return c(x)
+
+        return b
+
+    return a(), lambda: k.__setitem__(0, 3.0)
+
+
+@row
+def function_in_list():
+    fs = [lambda x: x * 2, lambda x: x * 3]
+
+    def f(x):
+        for g in fs:
+            x = g(x)
+        return x
+
+    return f, lambda: fs.append(lambda x: x * 5)
+
+
+@row
+def cell_in_listed_function():
+    o = ns(k=2.0)
+    fs = [lambda x: x * o.k]
+
+    def f(x):
+        for g in fs:
+            x = g(x)
+        return x
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def cell_value_in_listed_function():
+    k = 2.0
+    fs = {"a": lambda x: x * k}
+
+    def change():
+        nonlocal k
+        k = 3.0
+
+    def f(x):
+        return fs["a"](x)
+
+    return f, change
+
+
+@row
+def singledispatch():
+    o = ns(k=2.0)
+
+    @functools.singledispatch
+    def g(x):
+        return x
+
+    @g.register
+    def _(x: torch.Tensor):
+        return x * o.k
+
+    return (lambda x: g(x)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def partialmethod():
+    class C:
+        def m(s, x, k):
+            return x * k * s.j
+
+        h = functools.partialmethod(m, k=2.0)
+
+        def __init__(s):
+            s.j = 1.0
+
+    o = C()
+    return (lambda x: o.h(x)), lambda: setattr(o, "j", 3.0)
+
+
+@row
+def lru_global():
+    o = ns(k=2.0)
+
+    @functools.lru_cache
+    def g(n):
+        return o
+
+    return (lambda x: x * g(1).k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def abc_subclass():
+    class B(abc.ABC):
+        @property
+        @abc.abstractmethod
+        def k(s): ...
+
+    class C(B):
+        _k = 2.0
+
+        @property
+        def k(s):
+            return self_k(s)
+
+    def self_k(s):
+        return s._k
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(o, "_k", 3.0)
+
+
+@row
+def numpy_2d_index():
+    a = np.ones((2, 2))
+    return (lambda x: x * a[0, 1]), lambda: a.__setitem__((0, 1), 3.0)
+
+
+@row
+def numpy_sum():
+    a = np.ones(4)
+    return (lambda x: x * a.sum()), lambda: a.__setitem__(0, 3.0)
+
+
+@row
+def numpy_method_arg():
+    a = np.ones(4)
+    return (lambda x: x * float(np.mean(a))), lambda: a.__setitem__(0, 3.0)
+
+
+@row
+def numpy_in_object():
+    o = ns(a=np.ones(4))
+    return (lambda x: x * float(o.a.mean())), lambda: o.a.__setitem__(0, 3.0)
+
+
+@row
+def numpy_list_of():
+    l = [np.ones(2), np.ones(2)]
+    return (lambda x: x * float(np.stack(l).sum())), lambda: l[0].__setitem__(0, 3.0)
+
+
+@row
+def user_config_class():
+    class Config:
+        def __init__(s, **k):
+            s.__dict__.update(k)
+
+        def get(s, n, d=None):
+            return getattr(s, n, d)
+
+    o = Config(k=2.0)
+    return (lambda x: x * o.get("k")), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def optimizer_group():
+    p = nn.Parameter(torch.ones(3))
+    opt = torch.optim.SGD([p], lr=0.1)
+    return (lambda x: x * opt.param_groups[0]["lr"]), lambda: opt.param_groups[0].update(lr=0.5)
+
+
+@row
+def module_param_list():
+    m = nn.ParameterList([nn.Parameter(torch.ones(3))])
+    return (lambda x: x * m[0]), lambda: m.__setitem__(0, nn.Parameter(torch.zeros(3)))
+
+
+@row
+def module_attr_direct():
+    m = nn.Linear(3, 3)
+    m.k = 2.0
+    return (lambda x: x * m.k), lambda: setattr(m, "k", 3.0)
+
+
+@row
+def module_method_call():
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.k = 2.0
+
+        def h(s, x):
+            return x * s.k
+
+    m = M()
+    return (lambda x: m.h(x)), lambda: setattr(m, "k", 3.0)
+
+
+@row
+def module_parameters_loop():
+    m = nn.Linear(3, 3)
+    return (lambda x: x * sum(p.sum() for p in m.parameters())), lambda: setattr(
+        m, "weight", nn.Parameter(torch.ones(3, 3))
+    )
+
+
+@row
+def module_in_object():
+    o = ns(m=nn.Dropout(1.0))
+    return (lambda x: o.m(x)), lambda: o.m.eval()
+
+
+@row
+def module_in_object_list():
+    o = ns(ms=[nn.Dropout(1.0)])
+
+    def f(x):
+        for m in o.ms:
+            x = m(x)
+        return x
+
+    return f, lambda: o.ms[0].eval()
+
+
+@row
+def module_buffer():
+    m = nn.BatchNorm1d(3).eval()
+    return (lambda x: m(x[None])[0]), lambda: setattr(m, "running_mean", torch.ones(3))
+
+
+@row
+def module_forward_instance():
+    m = nn.Identity()
+    return (lambda x: m(x)), lambda: setattr(m, "forward", lambda x: x * 3)
+
+
+@row
+def functional_call():
+    m = nn.Dropout(1.0)
+    return (lambda x: torch.func.functional_call(m, {}, (x,))), lambda: m.eval()
+
+
+@row
+def grad_enabled_flag():
+    o = ns(on=True)
+
+    def f(x):
+        with torch.set_grad_enabled(o.on):
+            return x * (2 if torch.is_grad_enabled() else 3)
+
+    return f, lambda: setattr(o, "on", False)
+
+
+@row
+def custom_vjp_global():
+    o = ns(k=2.0)
+
+    @tfn.custom_vjp
+    def g(x):
+        return x * 2
+
+    g.defvjp(lambda x: (x * 2, x), lambda r, ct: (ct * o.k,))
+    return tfn.grad(lambda x: g(x).sum()), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def autograd_function():
+    o = ns(k=2.0)
+
+    class G(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * o.k
+
+    return tfn.grad(lambda x: G.apply(x).sum()), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def autograd_grad_inside():
+    o = ns(k=2.0)
+
+    class G(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * o.k
+
+    def f(x):
+        y = x.detach().requires_grad_()
+        with torch.enable_grad():
+            l = G.apply(y).sum()
+        return torch.autograd.grad(l, y)[0]
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def torch_func_vmap():
+    o = ns(k=2.0)
+    return (lambda x: torch.func.vmap(lambda y: y * o.k)(x)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def triplet():
+    o = ns(k=2.0)
+    return (
+        lambda x: torch.nn.functional.triplet_margin_with_distance_loss(
+            x[None], x[None] + 1, x[None] * 2, distance_function=lambda a, b: ((a - b).abs() * o.k).sum(-1)
+        )
+    ), lambda: setattr(o, "k", 9.0)
+
+
+@row
+def tree_map():
+    o = ns(k=2.0)
+    return (lambda x: torch.utils._pytree.tree_map(lambda t: t * o.k, [x])[0]), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def exec_made():
+    d = {}
+    exec("def g(x): return x * K", d)
+    d["K"] = 2.0
+    return (lambda x: d["g"](x)), lambda: d.update(K=3.0)
+
+
+@row
+def long_list():
+    l = list(range(500))
+    return (lambda x: x * sum(l)), lambda: l.__setitem__(400, 0)
+
+
+@row
+def long_list_of_objects():
+    l = [ns(k=1.0) for _ in range(300)]
+
+    def f(x):
+        s = 0
+        for o in l:
+            s += o.k
+        return x * s
+
+    return f, lambda: setattr(l[290], "k", 3.0)
+
+
+@row
+def deep_containers():
+    d = {"a": [[[[[2.0]]]]]}
+
+    def f(x):
+        def total(t):
+            return t if isinstance(t, float) else sum(map(total, t))
+
+        return x * total(d["a"])
+
+    return f, lambda: d["a"][0][0][0][0].__setitem__(0, 3.0)
+
+
+@row
+def string_template():
+    o = ns(k="2.0")
+    return (lambda x: x * float(string.Template("$k").substitute(vars(o)))), lambda: setattr(o, "k", "3.0")
+
+
+@row
+def type_name():
+    class A:
+        pass
+
+    class B:
+        pass
+
+    o = A()
+    return (lambda x: x * len(type(o).__name__ + ("" if type(o) is A else "zz"))), lambda: setattr(o, "__class__", B)
+
+
+@row
+def isinstance_class_changed():
+    class A:
+        pass
+
+    class B(A):
+        pass
+
+    o = A()
+    return (lambda x: x * (3 if isinstance(o, B) else 2)), lambda: setattr(o, "__class__", B)
+
+
+@row
+def int_enum():
+    class E(enum.IntEnum):
+        A = 1
+        B = 2
+
+    o = ns(e=E.A)
+    return (lambda x: x * int(o.e)), lambda: setattr(o, "e", E.B)
+
+
+@row
+def device_():
+    o = ns(d="cpu")
+    return (lambda x: x.to(o.d) if o.d == "cpu" else x * 3), lambda: setattr(o, "d", "meta")
+
+
+@row
+def global_function_rebound():
+    g = {"h": lambda x: x * 2}
+    exec("def f(x): return h(x)", g)
+    return g["f"], lambda: g.update(h=lambda x: x * 3)

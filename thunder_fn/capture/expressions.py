@@ -59,6 +59,7 @@ _VIEWS = frozenset(("items", "values", "keys", "copy"))
 _KINDS = frozenset(("isinstance", "issubclass", "type", "id", "callable"))
 """Builtins that look at no content."""
 _NO_CONTENT = frozenset(("const", "code", "before"))
+_OPERATOR: Source = ("call", ("const", None), ())  # what a method such as `__or__` gives
 _ONLY_POP = ("POP_JUMP", "STORE_", "JUMP", "LIST_APPEND", "SET_ADD", "MAP_ADD", "LIST_EXTEND", "SET_UPDATE", "DICT_")
 _NOTHING = frozenset(
     ("PRECALL", "KW_NAMES", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN")
@@ -199,6 +200,11 @@ class _Reader:
                 self.end(of)
                 for _ in range(number):
                     self.push(None if of is None else ("each", of))
+            case "UNPACK_EX":
+                (of,) = self.pop()
+                self.end(of)
+                for _ in range((number & 255) + (number >> 8) + 1):
+                    self.push(None if of is None else ("each", of))
             case "MAKE_FUNCTION":
                 (of,) = self.pop()
                 self.pop(0 if _NEW_NULL else number.bit_count())
@@ -329,6 +335,9 @@ class _Reader:
             self.written(arguments[2], ("attr", arguments[0], arguments[1]))
             self.stack.append(None)
         elif name in _KINDS:
+            for source in known:
+                if source[0] not in _NO_CONTENT:
+                    self.use(("attr", source, ("const", "__class__")))
             self.stack.append(None)
         elif "constant" in (name, method):
             for source in {part: None for one in known for part in _parts(one) if self.uses[part] > 0}:
@@ -366,7 +375,7 @@ class _Reader:
                 self.end(*self.pop(-effect))
         elif effect < 0:
             self.end(*self.pop(1 - effect))
-            self.stack.append(None)
+            self.stack.append(_OPERATOR if one.opname in ("BINARY_OP", "COMPARE_OP") else None)
         elif effect == 0 and self.stack and not jumps:
             self.end(*self.pop())
             self.stack.append(None)

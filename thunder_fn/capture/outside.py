@@ -185,6 +185,8 @@ class Watch:
         self.lost: dict[int, list[Frame]] = {}
         self.over: dict[int, tuple[Source, Frame]] = {}
         self.data: dict[type, bool] = {}
+        self.late: list[tuple[dict[str, Any], str, str]] = []
+        """What cached properties compute while the function runs."""
         self.cycles = False
         self.reach(f, getattr(f, "__name__", "f"))
 
@@ -214,9 +216,9 @@ class Watch:
         mine = self.stack.pop()
         if mine.back is not None and not self.is_data(value):
             mine.back.returned[id(value)] = value, mine.code
-        if mine.reading.moving:
+        if uses := mine.reading.uses if mine.returned else mine.reading.moving:
             mine.locals.append(frame.f_locals)
-            self.evaluate(mine, mine.reading.moving)
+            self.evaluate(mine, uses)
 
     # ---- what is outside ----
 
@@ -592,7 +594,7 @@ class Watch:
         """What a loop over a value gives."""
         if isinstance(value, CONTAINERS):
             is_outside = self.is_outside(value)
-            for item in _items(value) if len(value) <= LONG else ():
+            for item in _items(value) if len(value) <= _MANY else ():
                 yield self.reach(item, path) if is_outside else item
         elif isinstance(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
             yield from value._modules.values()  # pyright: ignore[reportPrivateUsage]
@@ -687,9 +689,9 @@ class Watch:
                 self.unseen(value, path.rpartition(".")[0], frame)
         else:
             found = held.get(name, ABSENT)
-            if not _is_ours(type(value).__module__) and not (
-                found is ABSENT and isinstance(of_class, functools.cached_property)
-            ):
+            if found is ABSENT and isinstance(of_class, functools.cached_property):
+                self.late.append((held, name, path))
+            elif not _is_ours(type(value).__module__):
                 found = self.edge("key", held, name, path)
             if found is ABSENT and of_class is not ABSENT:
                 self.edge("class", type(value), name, path)
@@ -699,6 +701,7 @@ class Watch:
                 elif not hasattr(of_class, "__get__"):
                     yield self.reach(of_class, path)
                 else:
+                    self.reach(of_class, path)
                     yield from _given_back(frame, [_code_of(of_class)])
             elif found is ABSENT:
                 yield from _given_back(frame, [look("class", type(value), "__getattr__")])
@@ -714,7 +717,7 @@ class Watch:
                 yield self.reach(section[name], path) if is_followed else section[name]
                 return
         found = look("class", type(value), name)
-        if found is not ABSENT and not _is_ours(type(value).__module__):
+        if found is not ABSENT and name != "__class__" and not _is_ours(type(value).__module__):
             self.edge("class", type(value), name, path)
             yield self.reach(found, path)
 
@@ -724,13 +727,15 @@ class Watch:
             if not _is_library_module(module):
                 self.edge("key", held, name, path)
             yield self.reach(held[name], path)
-        elif type(module) is not types.ModuleType and hasattr(look("class", type(module), name), "__get__"):
+        elif type(module) is not types.ModuleType and is_machinery(module.__name__):
             self.edge("attr", module, name, path, is_by_value=True)  # such as torch.backends.cudnn.enabled
 
     # ---- the end ----
 
     def finish(self) -> None:
         """Look for the functions of frames whose cells no known path led to. Forget everything but what was found."""
+        for held, name, path in self.late:
+            self.edge("key", held, name, path)
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
         codes = [frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))]
         for function in gc.get_referrers(*codes) if codes else ():
@@ -791,6 +796,9 @@ _SETTLED = frozenset(
     )
 )
 """Modules whose objects without attributes never change, or are guarded elsewhere."""
+_MANY = 10_000
+"""Items of longer containers are not looked into."""
+
 _GENERATOR = inspect.CO_GENERATOR
 _RUNNING: list[Any] = []
 """Stands for the values of an expression that is being evaluated."""
