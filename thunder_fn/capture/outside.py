@@ -724,7 +724,9 @@ class Watch:
     def global_attribute(self, module: types.ModuleType, name: str, path: str) -> Iterator[Any]:
         held = vars(module)
         if name in held:
-            if not _is_library_module(module):
+            is_flag = isinstance(held[name], (bool, int, float, str, type(None)))
+            is_settled = is_machinery(module.__name__) and type(module) is types.ModuleType
+            if not _is_library_module(module) or (is_flag and not is_settled):
                 self.edge("key", held, name, path)
             yield self.reach(held[name], path)
         elif type(module) is not types.ModuleType and is_machinery(module.__name__):

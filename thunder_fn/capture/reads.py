@@ -27,7 +27,7 @@ Reads = dict[tuple[torch.nn.Module, str], Any]
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}  # hooks and sections, which are no plain attributes
-_reads: ContextVar[dict[tuple[torch.nn.Module, str], tuple[Any, Any]] | None] = ContextVar(
+_reads: ContextVar[tuple[dict[tuple[torch.nn.Module, str], tuple[Any, Any]], int] | None] = ContextVar(
     "thunder_fn_reads", default=None
 )
 _written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar("thunder_fn_written", default=None)
@@ -37,7 +37,7 @@ PLAIN = (*_SCALARS, *_TORCH_SCALARS)
 """Plain data, which is compared by value."""
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
-_DEPTH, LONG = 4, 256
+DEPTH, LONG = 4, 256
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
@@ -61,14 +61,15 @@ class Tracked:
 
 
 @contextmanager
-def tracked() -> Generator[Tracked]:
+def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     """Which attributes, other than tensors, are read inside, in this thread, and which ones are written.
 
     What the code inside reads and then changes itself is another one in the next call: no call finds what is noted of it.
+    Values are described to a depth: 0 leaves what objects and containers hold to others.
     """
     found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
     result = Tracked()
-    token, written = _reads.set(found), _written.set(result.written)
+    token, written = _reads.set((found, depth)), _written.set(result.written)
     try:
         with _patch.applied():
             yield result
@@ -78,19 +79,19 @@ def tracked() -> Generator[Tracked]:
         for key, (value, before) in found.items():
             now = attribute(*key)
             if not isinstance(value, torch.Tensor) and not isinstance(now, torch.Tensor):
-                result.reads[key] = before if seen(now) == before else Changed(key[1])
+                result.reads[key] = before if seen(now, depth) == before else Changed(key[1])
 
 
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattribute__(self: torch.nn.Module, name: str) -> Any:
-        found = _reads.get()
-        if found is not None and name not in _OWN and not name.startswith("__"):
-            key = (self, name)
+        reads = _reads.get()
+        if reads is not None and name not in _OWN and not name.startswith("__"):
+            (found, depth), key = reads, (self, name)
             if key not in found:
                 watching = frames.pause()
                 value = original(self, "__dict__").get(name, ABSENT)
                 value = of_class(type(self), name) if value is ABSENT else value
-                found[key] = value, seen(value)
+                found[key] = value, seen(value, depth)
                 frames.resume(watching)
         return original(self, name)
 
@@ -134,7 +135,7 @@ class Changed:
     name: str
 
 
-def seen(value: Any, depth: int = _DEPTH) -> Any:
+def seen(value: Any, depth: int = DEPTH) -> Any:
     """A value as a program may depend on it: numbers by value and type, containers by content, objects by identity and
     by the plain values that they hold."""
     if isinstance(value, PLAIN):
@@ -215,7 +216,7 @@ class Items:
         return len(content_of(self.value))
 
 
-def parts_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
+def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
     """The containers that decide what `seen` says of a value."""
     if isinstance(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return

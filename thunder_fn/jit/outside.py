@@ -151,7 +151,10 @@ def _quick(value: Any) -> Callable[[], bool]:
 
 
 class ModuleCheck:
-    """A check of a module from outside. A change of something else in its dicts renews the quick check."""
+    """A check of a module from outside. A change of something else in its dicts renews the quick check.
+
+    What objects among its attributes hold is found in the frames that read it.
+    """
 
     def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:
         self.module, self.path, self.reads = module, path, reads
@@ -165,7 +168,7 @@ class ModuleCheck:
     def quick_check(self) -> Callable[[], bool]:
         own = tuple(self.module.__dict__[name] for name in internals.HOOKS)
         reading = module_state.Reading(self.reading.layout, self.reading.tensors, (*self.reading.dicts, *own))
-        return module_state.unchanged(reading, self.reads)
+        return module_state.unchanged(reading, self.reads, 0)
 
     def __call__(self) -> bool:
         if self.quick():
@@ -185,7 +188,7 @@ class ModuleCheck:
             map(operator.is_, now.tensors, self.reading.tensors)
         ):
             return f"a parameter or buffer of {self.path} is another tensor"
-        attribute = module_state.changed_attribute(self.module, self.reads)
+        attribute = module_state.changed_attribute(self.module, self.reads, 0)
         return "" if attribute is None else f"{self.path}.{attribute} has changed"
 
 
@@ -202,7 +205,7 @@ def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
     own = getattr(f, "module", None)
     parts = frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     watch, found = Watch(f, parts), list[Outside]()
-    with tracked() as attributes, observed_by(watch):
+    with tracked(0) as attributes, observed_by(watch):
         yield found
     watch.finish()
     _refuse(f, watch)
