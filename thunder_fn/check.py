@@ -23,7 +23,7 @@ from thunder_fn import ops
 from thunder_fn.constraints import counterexample, equality, premises_of
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.pretty import format_equation
-from thunder_fn.rules import rules_of
+from thunder_fn.rules import CHECK
 from thunder_fn.symbols import made_by, symbols_in
 from thunder_fn.torch_internals import (
     DATA_DEPENDENT_SHAPE,
@@ -134,7 +134,7 @@ def _check_equation(equation: Equation) -> None:
         case "composite":
             _check_composite(equation)
         case "structured":
-            rules_of(equation).check(equation)
+            CHECK.of(equation)(equation)
 
 
 def _check_leaf(equation: Equation) -> None:

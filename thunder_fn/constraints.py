@@ -34,7 +34,7 @@ from thunder_fn.trace import (
     Trace,
     Type,
     Var,
-    canonical,
+    cut,
     subtraces,
     symbols_of_type,
 )
@@ -175,7 +175,7 @@ def pinned(single: Trace) -> Trace | None:
     args, kwargs = tuple(map(number, equation.args)), tuple((key, number(arg)) for key, arg in equation.kwargs)
     new = Equation(equation.op, args, kwargs, equation.outputs, source=equation.source)
     constraints = tuple(map(equals_hint, found))
-    return Trace(single.inputs, (new,), single.outputs, constraints=constraints)
+    return Trace(single.inputs, (new,), single.outputs, (), constraints)
 
 
 def _is_symbol(arg: Any) -> bool:
@@ -199,7 +199,7 @@ def close_symbols(trace: Trace) -> tuple[Trace, tuple[Expr, ...]]:
         for i, number in enumerate(numbers)
     )
     inputs = (*trace.inputs, *extra)
-    closed = canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+    closed = cut(trace, inputs=inputs)
     return closed, numbers
 
 

@@ -37,6 +37,7 @@ from thunder_fn.trace import (
     Var,
     as_dim,
     canonical,
+    cut,
     map_arg,
     python_arg,
 )
@@ -54,7 +55,8 @@ def alone(equation: Equation) -> Trace:
     args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
     kwargs = tuple((key, map_arg(lambda _: next(supply), arg)) for key, arg in equation.kwargs)
     outputs = tuple(Var(len(inputs) + i, var.type) for i, var in enumerate(equation.outputs))
-    return Trace(inputs, (Equation(equation.op, args, kwargs, outputs, equation.bodies, equation.source),), outputs)
+    single = Equation(equation.op, args, kwargs, outputs, equation.bodies, equation.source)
+    return Trace(inputs, (single,), outputs, (), ())
 
 
 def _refuse_hidden(equation: Equation) -> None:
@@ -177,7 +179,7 @@ def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Spl
     """The split of an op that no derivative goes through."""
     (equation,) = single.equations
     types = [var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted]
-    backward = Trace(tuple(Var(i, type) for i, type in enumerate(types)), (), (), name="backward")
+    backward = Trace(tuple(Var(i, type) for i, type in enumerate(types)), (), (), (), (), "backward")
     return Split(single, backward, (), (None,) * sum(wanted_inputs))
 
 
@@ -213,7 +215,7 @@ def _on_residuals(split: Split, residuals: tuple[Residual, ...], inputs: tuple[V
     spare = range(-1, -1 - len(residuals), -1)
     given = (own.get(r) or Var(i, var.type) for i, r, var in zip(spare, residuals, inputs, strict=False))
     taken = (*given, *trace.inputs[count:])
-    return canonical(taken, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, inputs=taken)
 
 
 def _ask_autograd(
@@ -426,7 +428,7 @@ def _constant_statistics(single: Trace, parts: Trace) -> Trace:
     ]
     stopped = {-1 - var.index: var for stop in stops for var in stop.outputs}
     outputs = tuple(stopped.get(place, atom) for place, atom in enumerate(parts.outputs))
-    return canonical(parts.inputs, (*parts.equations, *stops), outputs, parts.constants, parts.constraints, parts.name)
+    return cut(parts, equations=(*parts.equations, *stops), outputs=outputs)
 
 
 def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:

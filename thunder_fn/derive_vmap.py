@@ -296,7 +296,7 @@ def _of_whole_batch(single: Trace, size: Dim) -> Trace:
     given = ((key, arg) for key, arg in equation.kwargs if arg not in RANKED)  # the batch has one dim more
     kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in given)
     types = tuple(batched_type(var.type, size) for var in equation.outputs)
-    return builder.build(builder.add(equation.op, args, types, kwargs=kwargs, source=equation.source))
+    return builder.build(builder.add(equation.op, args, types, kwargs=kwargs))
 
 
 def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:

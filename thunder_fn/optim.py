@@ -20,8 +20,8 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import OptimizerError
 from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.partial import follows_from, partial_eval
-from thunder_fn.interpreters.simplify import inline_into
-from thunder_fn.trace import Literal, Trace, TraceBuilder, Var, canonical, type_of
+from thunder_fn.ir import inline_into
+from thunder_fn.trace import Literal, Trace, TraceBuilder, Var, cut, type_of
 
 State = dict[str, Any]
 
@@ -101,12 +101,11 @@ class _Updates:
         is_shared = tuple(not isinstance(atom, Var) or atom.index in found for atom in trace.outputs)
         _, after = captured.result(tuple(range(captured.num_results)))
         if any(flag and place != after.get("step") for place, flag in enumerate(is_shared)):
-            mine, given = (
-                trace.inputs[:first],
-                trace.inputs[first:],
-            )  # what all share is none's to hold: compute it for each
-            own = _constant(canonical((*given, *mine), trace.equations, trace.outputs, name=self.op.name))
-            return _Update(captured, canonical(given, (), given), own, (False,) * len(is_shared), constants)
+            # No parameter may hold what all share, so each computes it.
+            mine, given = trace.inputs[:first], trace.inputs[first:]
+            own = _constant(cut(trace, inputs=(*given, *mine), name=self.op.name))
+            shared = cut(trace, inputs=given, equations=(), outputs=given)
+            return _Update(captured, shared, own, (False,) * len(is_shared), constants)
         shared, own = partial_eval(trace, is_given, is_shared)
         return _Update(captured, shared, _constant(own).renamed(self.op.name), is_shared, constants)
 

@@ -1,6 +1,6 @@
 """The tables: what interpreters know of structured ops, and the data that rules return.
 
-A structured op owns bodies and has one rule for each interpreter, all in its own file under `structured/`. A rule takes
+A structured op owns bodies and has one rule in each table, all registered in its own file under `structured/`. A rule takes
 an equation and a question and returns a trace over the equation's operands, so an interpreter treats it as it treats
 the derived rule of a leaf. Leaf rules are derived (`derive*.py`), composites are their bodies.
 """
@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import Any, Literal as Choice, ParamSpec, TypeVar
+from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
 
 from thunder_fn.errors import MissingRule, located
-from thunder_fn.trace import Dim, Equation, Trace, Var
+from thunder_fn.trace import Dim, Equation, Op, Trace, Var
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Mask = tuple[bool, ...]
 
 
@@ -88,67 +90,93 @@ class JvpRule:
     active_outputs: Mask
 
 
-@dataclass(frozen=True, slots=True)
-class StructuredOp:
-    """All rules of one structured op.
+class Rules(Generic[T]):
+    """The rules of one interpreter, by op: one line registers one rule.
 
-    - `check(equation)` raises where types and bodies disagree.
-    - `evaluate(bodies, *args, **kwargs)` gives the values of the outputs; args are runtime values.
-    - `activity(equation, active)`: which outputs depend, differentiably, on the active operands?
-    - `jvp(equation, active)`: the rule on primals and tangents.
-    - `split(equation, wanted_inputs, wanted_outputs)`: forward with residuals, and backward.
-    - `batch(equation, batched, size, randomness)`: the trace on batches (batch dim first), and which outputs are batched.
-    - `dce(equation, wanted)`: the equation cut down to the wanted outputs, and the operands it reads.
-    - `lower(equation)`: what it is once no transform follows, as a trace over its operands; None, as the rule or as its
-      answer, where executors run the op itself.
-    - `divide(equation, known, flags)`: for an op whose one body, on the operands, may be cut in two, the halves: from the
-      known operands to the outputs that the flags mark and residuals, and from residuals and the other operands to the
-      rest. `partial_eval` makes an equation of each. None for ops that are not divided.
-    - `constants(equation)`: for an op whose bodies take some operands as they are, at every step and in every branch, which
-      those are; the last operands are the bodies' inputs. A loop counts them in `num_consts`. None for other ops.
-    - `slices(equation)`: for a loop, the operands of which each step takes a slice along dim 0. None for other ops.
-    - `keeps_types`: the types of its outputs are tied to those of its operands or rules, as a carry's are. Otherwise
-      they are what its bodies give, or without bodies those of the operands.
+    Anyone may register a rule for an op of their own, or make a table for an interpreter of their own.
+
+    Example:
+        >>> from thunder_fn.rules import Rules
+        >>> area = Rules("area")
+        >>> @area.rule("scan", "while_loop")
+        ... def of_loop(equation): ...
+        >>> sorted(area.by_name)
+        ['scan', 'while_loop']
     """
 
-    name: str
-    check: Callable[[Equation], None]
-    evaluate: Callable[..., Sequence[Any]]
-    activity: Callable[[Equation, Mask], Mask]
-    jvp: Callable[[Equation, Mask], JvpRule]
-    split: Callable[[Equation, Mask, Mask], Split]
-    batch: Callable[[Equation, Mask, Dim, str], tuple[Trace, Mask]]
-    dce: Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]
-    lower: Callable[[Equation], Trace | None] | None = None
-    divide: Callable[[Equation, Mask, Mask], tuple[Trace, Trace]] | None = None
-    constants: Callable[[Equation], Mask] | None = None
-    slices: Callable[[Equation], Mask] | None = None
-    keeps_types: bool = True
+    def __init__(self, interpreter: str) -> None:
+        self.interpreter = interpreter
+        self.by_name: dict[str, T] = {}
+
+    def rule(self, *ops: str) -> Callable[[F], F]:
+        """Register the decorated rule for ops, by name."""
+
+        def register(rule: F) -> F:
+            self.enter(cast(T, rule), *ops)
+            return rule
+
+        return register
+
+    def enter(self, rule: T, *ops: str) -> None:
+        """Register a rule for ops, by name; each op once."""
+        for op in ops:
+            if op in self.by_name:
+                raise MissingRule(f"{self.interpreter}: {op} has a rule already; one op has one rule")
+            self.by_name[op] = rule
+
+    def find(self, op: Op) -> T | None:
+        """Return the rule of an op, or None."""
+        return self.by_name.get(op.name)
+
+    def of(self, equation: Equation) -> T:
+        """Return the rule of an equation's op.
+
+        Raises:
+            MissingRule: there is none; names the interpreter, the op and the user's line.
+        """
+        try:
+            return self.by_name[equation.op.name]
+        except KeyError:
+            raise MissingRule(
+                located(
+                    f"{self.interpreter}: there is no rule for the {equation.op.kind} op {equation.op}",
+                    source=equation.source,
+                    fix="Import the module that defines the op, or register a rule for it (`thunder_fn.rules`).",
+                )
+            ) from None
 
 
-STRUCTURED: dict[str, StructuredOp] = {}
-
-
-def register(op: StructuredOp) -> StructuredOp:
-    """Enter a structured op into the table; each name once."""
-    if op.name in STRUCTURED:
-        raise MissingRule(f"the structured op {op.name} is registered already")
-    STRUCTURED[op.name] = op
-    return op
-
-
-def rules_of(equation: Equation) -> StructuredOp:
-    """The rules of a structured equation."""
-    try:
-        return STRUCTURED[equation.op.name]
-    except KeyError:
-        raise MissingRule(
-            located(
-                f"there are no rules for the structured op {equation.op}",
-                source=equation.source,
-                fix="Import the module that defines it, or register a StructuredOp.",
-            )
-        ) from None
+CHECK: Rules[Callable[[Equation], None]] = Rules("check")
+"""`rule(equation)` raises where types and bodies disagree."""
+EVALUATE: Rules[Callable[..., Sequence[Any]]] = Rules("evaluate")
+"""`rule(bodies, *args, **kwargs)` gives the values of the outputs; args are runtime values."""
+VJP: Rules[Callable[[Equation, Mask, Mask], Split]] = Rules("vjp")
+"""`rule(equation, wanted_inputs, wanted_outputs)` gives the forward with residuals, and the backward."""
+JVP: Rules[Callable[[Equation, Mask], JvpRule]] = Rules("jvp")
+"""`rule(equation, active)` gives the trace on primals and tangents. An op with a wiring needs none (`ir/pairs.py`)."""
+VMAP: Rules[Callable[[Equation, Mask, Dim, str], tuple[Trace, Mask]]] = Rules("vmap")
+"""`rule(equation, batched, size, randomness)` gives the trace on batches, batch dim first, and which outputs are batched."""
+DCE: Rules[Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]] = Rules("dce")
+"""`rule(equation, wanted)` gives the equation cut down to the wanted outputs, and the operands that it reads."""
+LOWER: Rules[Callable[[Equation], Trace | None]] = Rules("lower")
+"""`rule(equation)` gives the trace over its operands that an op stands for once no transform follows. Without a rule, or
+where it answers None, executors run the op itself."""
+PARTIAL_EVAL: Rules[Callable[[Equation, Mask, Mask], tuple[Trace, Trace]]] = Rules("partial_eval")
+"""`rule(equation, known, flags)`, for ops around one body on their operands, divides the body: from the known operands to
+the outputs that the flags mark and residuals, then from residuals and the other operands to the rest."""
+INVARIANT: Rules[Callable[[Equation], Mask]] = Rules("invariant operands")
+"""`rule(equation)` marks the operands that all steps and branches take as they are. The last operands are the bodies'
+inputs; a loop counts the invariant ones in `num_consts`."""
+SLICED: Rules[Callable[[Equation], Mask]] = Rules("sliced operands")
+"""`rule(equation)` marks the operands of a loop of which each step takes a slice along dim 0."""
+FREE_TYPES: Rules[bool] = Rules("free types")
+"""Ops whose outputs have the types that their bodies give, or without bodies those of the operands. The types of other
+ops are tied, as a carry's are."""
+TABLES: tuple[Rules[Any], ...] = (
+    *(CHECK, EVALUATE, VJP, JVP, VMAP, DCE, LOWER, PARTIAL_EVAL),
+    *(INVARIANT, SLICED, FREE_TYPES),
+)
+"""All tables of rules for structured ops."""
 
 
 def lowered(equation: Equation) -> Trace | None:
@@ -159,7 +187,7 @@ def lowered(equation: Equation) -> Trace | None:
         case "composite":
             return equation.body
         case "structured":
-            rule = rules_of(equation).lower
+            rule = LOWER.find(equation.op)
             return rule(equation) if rule is not None else None
 
 

@@ -356,7 +356,7 @@ def _specialize(trace: Trace, items: tuple[tuple[sympy.Basic, Any], ...]) -> Tra
     for symbol, value in items:
         if symbol.is_positive and isinstance(value, int) and value < 2:
             raise TraceTypeError(f"{trace.name}: the size {symbol} is at least 2, given {value}")
-    for constraint in trace.constraints:
+    for constraint in (constraint for inner in subtraces(trace) for constraint in inner.constraints):
         if replaced(constraint, values) is False:
             given = ", ".join(f"{symbol} = {value}" for symbol, value in items)
             raise TraceTypeError(f"{trace.name}: the trace holds where {constraint}, and not where {given}")

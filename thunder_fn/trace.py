@@ -319,8 +319,8 @@ class Trace:
     inputs: tuple[Var, ...]
     equations: tuple[Equation, ...]
     outputs: tuple[Atom, ...]
-    constants: tuple[Constant, ...] = ()
-    constraints: tuple[Expr, ...] = ()
+    constants: tuple[Constant, ...]
+    constraints: tuple[Expr, ...]
     name: str = "program"
     origin: int = field(default=0, init=False, repr=False)
     """A hash of what equality leaves out: names and sources. Memos of interpreters tell traces apart by it."""
@@ -519,6 +519,11 @@ class TraceBuilder:
         self._next = 0
         self._constant_vars: dict[int, Var] = {}
 
+    @property
+    def num_vars(self) -> int:
+        """How many variables were handed out; they are numbered in this order."""
+        return self._next
+
     def fresh(self, type: Type) -> Var:
         """A new variable, which the caller binds."""
         var = Var(self._next, type)
@@ -588,15 +593,49 @@ class TraceBuilder:
         )
 
 
+def cut(
+    trace: Trace | TraceBuilder,
+    *,
+    inputs: Iterable[Var] | None = None,
+    equations: Iterable[Equation] | None = None,
+    outputs: Iterable[Atom] | None = None,
+    constants: Iterable[Constant] | None = None,
+    name: str | None = None,
+) -> Trace:
+    """Return the trace with other inputs, equations or outputs over the same variables.
+
+    All constraints stay, and so do the constants that are still read. With `walk` (`ir/walk.py`) this is the way to make
+    a trace from a trace, so that no author has to remember what else a trace carries.
+
+    Args:
+        outputs: must be given for a builder, which has none of its own.
+        constants: those that stay constants, where others become inputs.
+    """
+    if outputs is None:
+        assert isinstance(trace, Trace), "a builder has no outputs of its own"
+        outputs = trace.outputs
+    return canonical(
+        tuple(trace.inputs if inputs is None else inputs),
+        tuple(trace.equations if equations is None else equations),
+        tuple(outputs),
+        tuple(trace.constants if constants is None else constants),
+        tuple(trace.constraints),
+        trace.name if name is None else name,
+    )
+
+
 def canonical(
     inputs: tuple[Var, ...],
     equations: tuple[Equation, ...],
     outputs: tuple[Atom, ...],
-    constants: tuple[Constant, ...] = (),
-    constraints: tuple[Expr, ...] = (),
+    constants: tuple[Constant, ...],
+    constraints: tuple[Expr, ...],
     name: str = "program",
 ) -> Trace:
-    """A trace of the given parts, its variables renumbered in binding order. Unused constants are left out."""
+    """Return the trace of recorded parts, its variables renumbered in binding order. Unused constants are left out.
+
+    For what makes a trace from nothing. A trace that is made from a trace is `cut` or walked.
+    """
     used = {var.index for equation in equations for var in equation.operands}
     used |= {atom.index for atom in outputs if isinstance(atom, Var)}
     constants = tuple(constant for constant in constants if constant.var.index in used)

@@ -194,7 +194,8 @@ def on_cuda(trace: Trace) -> Trace:
         )
         for equation in inline(trace).equations
     )
-    return canonical(tuple(map(var, trace.inputs)), equations, tuple(map_arg(var, atom) for atom in trace.outputs))
+    outputs = tuple(map_arg(var, atom) for atom in trace.outputs)
+    return canonical(tuple(map(var, trace.inputs)), equations, outputs, (), trace.constraints)
 
 
 def test_claims_need_no_library() -> None:

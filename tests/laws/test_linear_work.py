@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from thunder_fn import derive_activity as activity
 from thunder_fn.derive import vjp_rule
-from thunder_fn.interpreters import activity, jvp as forward, simplify, vjp as reverse, vmap as batching
+from thunder_fn.interpreters import jvp as forward, simplify, vjp as reverse, vmap as batching
 from thunder_fn.trace import subtraces
 
 MEMOS: tuple[Any, ...] = (

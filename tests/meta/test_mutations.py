@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from thunder_fn.rules import STRUCTURED
+from thunder_fn.rules import TABLES
 from thunder_fn.testing.mutations import (
     KNOWN,
     MUTATIONS,
@@ -36,11 +36,11 @@ def test_each_bug_has_a_name_of_its_own() -> None:
 
 
 def test_planting_leaves_no_trace() -> None:
-    before = dict(STRUCTURED)
+    before = [dict(table.by_name) for table in TABLES]
     for mutation in MUTATIONS:
         with planted(mutation):
             pass
-    assert before == STRUCTURED
+    assert before == [table.by_name for table in TABLES]
 
 
 def test_a_mutation_that_no_longer_fits_says_so() -> None:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import pytest
 import torch
 
 from thunder_fn import ops
-from thunder_fn.rules import StructuredOp
+from thunder_fn.rules import TABLES
 from thunder_fn.trace import Literal, NoneType, Source, TensorType, Trace, TraceBuilder
 
 aten = torch.ops.aten
 
 
-def structured_op(name: str, **rules: Any) -> StructuredOp:
-    """A structured op with some of its rules; the others fail when called."""
-
-    def missing(*args: Any) -> Any:
-        raise AssertionError(f"{name} was asked for a rule that the test did not give")
-
-    names = [field.name for field in dataclasses.fields(StructuredOp) if field.name not in ("name", "lower")]
-    return StructuredOp(name, **{key: rules.get(key, missing) for key in names})
+def register_rules(monkeypatch: pytest.MonkeyPatch, name: str, **rules: Any) -> None:
+    """Give a structured op some rules, by table, for the time of a test."""
+    for table in TABLES:
+        if table.interpreter in rules:
+            monkeypatch.setitem(table.by_name, name, rules[table.interpreter])
 
 
 ADD = ops.leaf(aten.add.Tensor)

@@ -14,7 +14,7 @@ from thunder_fn.check import check
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.simplify import cse
 from thunder_fn.structured.call import CALL, call_options
-from thunder_fn.trace import Equation, Literal, Op, Trace, subtraces
+from thunder_fn.trace import Equation, Literal, Op, Trace, cut, subtraces
 
 Tensor = torch.Tensor
 close = torch.testing.assert_close
@@ -205,7 +205,7 @@ def test_check() -> None:
     (equation,) = trace.equations
     wrong = Equation(equation.op, equation.args, (("name", Literal("f")),), equation.outputs, equation.bodies)
     with pytest.raises(InvalidTrace, match=r"call: takes name= and options="):
-        check(Trace(trace.inputs, (wrong,), trace.outputs))
+        check(cut(trace, equations=(wrong,)))
 
 
 # ---- the training loop ----

@@ -11,14 +11,13 @@ import pytest
 import sympy
 import torch
 
-from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, structured_op
+from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, register_rules
 from thunder_fn import ops
 from thunder_fn.capture import capture
 from thunder_fn.capture.numbers import symbolic_leaves
 from thunder_fn.check import check, check_types, fake_result_types
 from thunder_fn.errors import InvalidTrace, MissingRule, ThunderError, TraceTypeError
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.rules import STRUCTURED
 from thunder_fn.trace import (
     Constant,
     Equation,
@@ -31,7 +30,7 @@ from thunder_fn.trace import (
     Trace,
     TraceBuilder,
     Var,
-    canonical,
+    cut,
 )
 
 SOURCE = Source("model.py", 41, "forward")
@@ -51,7 +50,7 @@ def _message(kind: type[ThunderError], trace: Trace) -> str:
 
 
 def test_use_before_binding() -> None:
-    trace = Trace((X,), (Equation(SIN, (Var(5, f32(3)),), (), (Y,), source=SOURCE),), (Y,))
+    trace = Trace((X,), (Equation(SIN, (Var(5, f32(3)),), (), (Y,), source=SOURCE),), (Y,), (), ())
     assert _message(InvalidTrace, trace) == (
         "program: v5 is used before it is bound\n"
         "in equation:  v1: f32[3] = aten.sin.default(v5)\n"
@@ -61,35 +60,38 @@ def test_use_before_binding() -> None:
 
 
 def test_return_before_binding() -> None:
-    assert _message(InvalidTrace, Trace((X,), (), (Var(1, f32(3)),))) == "program: v1 is returned before it is bound"
+    assert (
+        _message(InvalidTrace, Trace((X,), (), (Var(1, f32(3)),), (), ()))
+        == "program: v1 is returned before it is bound"
+    )
 
 
 def test_use_with_another_type() -> None:
-    trace = Trace((X,), (Equation(SIN, (Var(0, f32(4)),), (), (Y,)),), (Y,))
+    trace = Trace((X,), (Equation(SIN, (Var(0, f32(4)),), (), (Y,)),), (Y,), (), ())
     assert _message(TraceTypeError, trace) == (
         "program: v0 is used as f32[4], but it is bound as f32[3]\nin equation:  v1: f32[3] = aten.sin.default(v0)"
     )
-    assert _message(TraceTypeError, Trace((X,), (), (Var(0, f32(4)),))) == (
+    assert _message(TraceTypeError, Trace((X,), (), (Var(0, f32(4)),), (), ())) == (
         "program: v0 is returned as f32[4], but it is bound as f32[3]"
     )
 
 
 def test_output_without_type() -> None:
     message = "a literal of type str has no type in a trace; only numbers and None do"
-    assert _message(InvalidTrace, Trace((), (), (Literal("a"),))) == message
+    assert _message(InvalidTrace, Trace((), (), (Literal("a"),), (), ())) == message
 
 
 def test_constant_of_another_type() -> None:
     var = Var(0, f32(3))
-    trace = Trace((), (), (var,), (Constant(var, OWNED),))
+    trace = Trace((), (), (var,), (Constant(var, OWNED),), ())
     assert _message(TraceTypeError, trace) == "program: constant v0 is f32[3], but its tensor is f32[4]"
 
 
 def test_constraints_over_unknown_symbols() -> None:
     s0, s1 = sympy.Symbol("s0"), sympy.Symbol("s1")
     var = Var(0, TensorType(torch.float32, (Expr(s0),)))
-    check(Trace((var,), (), (var,), constraints=(Expr(s0 > 5),)))
-    trace = Trace((var,), (), (var,), constraints=(Expr(sympy.Eq(s0, s1)),))
+    check(Trace((var,), (), (var,), (), (Expr(s0 > 5),)))
+    trace = Trace((var,), (), (var,), (), (Expr(sympy.Eq(s0, s1)),))
     assert _message(InvalidTrace, trace) == "program: the constraint s0 == s1 is over s1, which nothing binds"
 
 
@@ -134,13 +136,13 @@ def test_leaf_that_rejects_its_operands() -> None:
 
 
 def test_leaf_that_does_not_exist() -> None:
-    trace = Trace((X,), (Equation(Op("leaf", "aten.no_such_op.default"), (X,), (), (Y,)),), (Y,))
+    trace = Trace((X,), (Equation(Op("leaf", "aten.no_such_op.default"), (X,), (), (Y,)),), (Y,), (), ())
     message = "PyTorch has no op aten.no_such_op.default; is the library that defines it imported?"
     assert _message(InvalidTrace, trace) == message
 
 
 def test_leaf_with_a_body() -> None:
-    trace = Trace((X,), (Equation(SIN, (X,), (), (Y,), (layer_norm(),)),), (Y,))
+    trace = Trace((X,), (Equation(SIN, (X,), (), (Y,), (layer_norm(),)),), (Y,), (), ())
     assert _message(InvalidTrace, trace) == (
         "aten.sin.default: a leaf has no bodies, but this one has 1\nin equation:  v1: f32[3] = aten.sin.default(v0)"
     )
@@ -189,16 +191,15 @@ def test_bodies_are_checked() -> None:
     assert message.startswith("aten.sin.default: output 0 (v1) is f32[4], but the op gives f32[3]\n")
 
 
-def test_structured_ops_go_by_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_ruless_go_by_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     b = TraceBuilder()
     trace = b.build(b.add(Op("structured", "twice"), (b.input(f32(3)),), (f32(3),), source=SOURCE))
     assert _message(MissingRule, trace) == (
-        "there are no rules for the structured op twice\n"
+        "check: there is no rule for the structured op twice\n"
         "from:         model.py:41 in forward\n"
-        "Import the module that defines it, or register a StructuredOp."
+        "Import the module that defines the op, or register a rule for it (`thunder_fn.rules`)."
     )
-    rule = structured_op("twice", check=lambda equation: check_types(equation, (f32(4),), "twice gives"))
-    monkeypatch.setitem(STRUCTURED, "twice", rule)
+    register_rules(monkeypatch, "twice", check=lambda equation: check_types(equation, (f32(4),), "twice gives"))
     assert _message(TraceTypeError, trace).startswith("twice: output 0 (v1) is f32[3], but twice gives f32[4]\n")
 
 
@@ -237,8 +238,7 @@ def test_types_on_a_device_that_is_not_here() -> None:
 
 def test_a_shared_body_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    rule = structured_op("counted", check=lambda equation: calls.append(equation.op.name))
-    monkeypatch.setitem(STRUCTURED, "counted", rule)
+    register_rules(monkeypatch, "counted", check=lambda equation: calls.append(equation.op.name))
     inner = TraceBuilder("inner")
     body = inner.build(inner.add(Op("structured", "counted"), (inner.input(f32(3)),), (f32(3),)))
     b = TraceBuilder()
@@ -293,4 +293,4 @@ def test_sizes_found_in_data_are_checked_too() -> None:
     broken = [equation for equation in bare.equations if equation.op.name != "aten._assert_scalar.default"]
     check(bare)
     with pytest.raises(TraceTypeError, match=r"u0 == u1, which no constraint says, as where u0 = \d, u1 = \d"):
-        check(canonical(bare.inputs, tuple(broken), bare.outputs))
+        check(cut(bare, equations=broken))

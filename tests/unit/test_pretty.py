@@ -15,15 +15,14 @@ from tests.unit.small_traces import (
     example_inputs,
     f32,
     layer_norm,
+    register_rules,
     same_bits,
     splits,
-    structured_op,
 )
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.pretty import format_equation, to_text
-from thunder_fn.rules import STRUCTURED
 from thunder_fn.text import identifier, literal_text
 from thunder_fn.trace import Literal, NumberType, Op, Source, TensorType, Trace, TraceBuilder
 
@@ -152,8 +151,7 @@ def _cond(name: str) -> Trace:
 
 
 def test_structured_equations_print_each_body_and_run_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = structured_op("choose", evaluate=lambda bodies, pred, xs: evaluate(bodies[0 if pred else 1], xs))
-    monkeypatch.setitem(STRUCTURED, "choose", rule)
+    register_rules(monkeypatch, "choose", evaluate=lambda bodies, pred, xs: evaluate(bodies[0 if pred else 1], xs))
     trace = _cond("choose")
     expected = """\
 def program(v0, v1):
@@ -178,7 +176,7 @@ def program(v0, v1):
 
 def test_a_missing_rule_is_an_error_of_the_call_not_of_the_text() -> None:
     program = _cond("no_such_op").python_callable()
-    with pytest.raises(MissingRule, match=r"^there are no rules for the structured op no_such_op\n"):
+    with pytest.raises(MissingRule, match=r"^evaluate: there is no rule for the structured op no_such_op\n"):
         program(torch.tensor(True), torch.ones(3))
 
 

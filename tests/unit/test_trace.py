@@ -104,7 +104,7 @@ def test_constants_are_equal_by_identity_unless_the_trace_owns_them() -> None:
 @pytest.mark.parametrize("build", TRACES)
 def test_renaming_changes_nothing(build: Callable[[], Trace], offset: int) -> None:
     trace = build()
-    renamed = canonical(*_rename(trace, offset), name=trace.name)
+    renamed = canonical(*_rename(trace, offset), trace.constraints, name=trace.name)
     assert renamed == trace and hash(renamed) == hash(trace) and str(renamed) == str(trace)
 
 
@@ -175,21 +175,21 @@ def test_a_literal_of_another_type_has_no_type() -> None:
 def test_numbering_is_dense() -> None:
     x, y = Var(0, f32(3)), Var(2, f32(3))
     with pytest.raises(InvalidTrace) as error:
-        Trace((x,), (Equation(SIN, (x,), (), (y,)),), (y,))
+        Trace((x,), (Equation(SIN, (x,), (), (y,)),), (y,), (), ())
     message = "variables are numbered densely in binding order, but v2 is bound by aten.sin.default where v1 is due"
     assert str(error.value) == message
     with pytest.raises(InvalidTrace) as error:
-        Trace((y,), (), (y,))
+        Trace((y,), (), (y,), (), ())
     assert str(error.value) == "variables are numbered densely in binding order, but v2 is bound where v0 is due"
 
 
 def test_canonical_finds_unbound_and_twice_bound_variables() -> None:
     x, y = Var(0, f32(3)), Var(1, f32(3))
     with pytest.raises(InvalidTrace) as error:
-        canonical((x,), (Equation(SIN, (y,), (), (y,)),), (y,))
+        canonical((x,), (Equation(SIN, (y,), (), (y,)),), (y,), (), ())
     assert str(error.value) == "v1: f32[3] is used before it is bound"
     with pytest.raises(InvalidTrace) as error:
-        canonical((x,), (Equation(SIN, (x,), (), (x,)),), (x,))
+        canonical((x,), (Equation(SIN, (x,), (), (x,)),), (x,), (), ())
     assert str(error.value) == "v0 is bound twice"
 
 
@@ -281,8 +281,8 @@ def test_evaluate_has_no_rule_for_an_unknown_structured_op() -> None:
     with pytest.raises(MissingRule) as error:
         evaluate(trace, (torch.ones(3),))
     assert str(error.value) == (
-        "there are no rules for the structured op no_such_op\n"
-        "Import the module that defines it, or register a StructuredOp."
+        "evaluate: there is no rule for the structured op no_such_op\n"
+        "Import the module that defines the op, or register a rule for it (`thunder_fn.rules`)."
     )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, pytree
-from thunder_fn.capture.followed import Rules, bind_followed
+from thunder_fn.capture.followed import SplitRule, bind_followed
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
@@ -32,7 +32,7 @@ from thunder_fn.trace import (
     Trace,
     Type,
     Var,
-    canonical,
+    cut,
     map_arg,
     python_arg,
 )
@@ -122,10 +122,10 @@ def bind_structured(
     values: Sequence[Any],
     bodies: tuple[Trace, ...],
     types: tuple[Type, ...],
-    rules: Rules | None = None,
+    split: SplitRule | None = None,
     **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Record a structured equation on tensors, or a composite, whose rules are given."""
+    """Record a structured equation on tensors, or a composite, whose vjp rule is given."""
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
@@ -142,7 +142,7 @@ def bind_structured(
 
     if all(_is_plain(recorder, tracer) for tracer in tracers):
         return bind()
-    return bind_followed(recorder, tracers, bind, replay, rules)
+    return bind_followed(recorder, tracers, bind, replay, split)
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
@@ -165,7 +165,7 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     if (recorder := current()) is not None:
         recorder.know_made(trace.constants)
     inputs = (*trace.inputs, *(constant.var for constant in trace.constants))
-    closed = canonical(inputs, trace.equations, trace.outputs, (), trace.constraints, trace.name)
+    closed = cut(trace, inputs=inputs, constants=())
     return closed, tuple(constant.tensor for constant in trace.constants)
 
 

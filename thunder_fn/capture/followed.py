@@ -9,38 +9,26 @@ backward reads. Where the backward is to be differentiated itself (`create_graph
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from thunder_fn.capture.recorded import Leaf, Scope
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.rules import Mask, Split, rules_of
+from thunder_fn.derive_activity import ACTIVE
+from thunder_fn.rules import VJP, Mask, Split
 from thunder_fn.trace import Equation, Trace, Var, map_arg
 
 Bind = Callable[[], tuple[Any, ...]]
 Replay = Callable[[Recorder, Trace, Sequence[Any]], tuple[Any, ...]]
-
-
-class Rules(Protocol):
-    """What a node asks of its equation."""
-
-    @property
-    def activity(self) -> Callable[[Equation, Mask], Mask]:
-        """Which outputs depend on the active operands."""
-        ...
-
-    @property
-    def split(self) -> Callable[[Equation, Mask, Mask], Split]:
-        """The equation in two: forward with residuals, and backward."""
-        ...
+SplitRule = Callable[[Equation, Mask, Mask], Split]
 
 
 def bind_followed(
-    recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, replay: Replay, rules: Rules | None = None
+    recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, replay: Replay, split: SplitRule | None = None
 ) -> tuple[Any, ...]:
-    """Bind an equation as one node of autograd's graph. `rules` are those of a composite."""
-    node = _Node(recorder, bind, replay, rules)
+    """Bind an equation as one node of autograd's graph. `split` is the rule of a composite; others have theirs."""
+    node = _Node(recorder, bind, replay, split)
     results = _Followed.apply(node, *values)
     return results if isinstance(results, tuple) else (results,)
 
@@ -48,8 +36,8 @@ def bind_followed(
 class _Node:
     """What the node of one equation knows: the record of the equation, and where it is."""
 
-    def __init__(self, recorder: Recorder, bind: Bind, replay: Replay, rules: Rules | None) -> None:
-        self.recorder, self._bind, self.replay, self._rules = recorder, bind, replay, rules
+    def __init__(self, recorder: Recorder, bind: Bind, replay: Replay, split: SplitRule | None) -> None:
+        self.recorder, self._bind, self.replay, self._split = recorder, bind, replay, split
 
     def bind(self) -> tuple[Any, ...]:
         with torch.enable_grad():
@@ -65,15 +53,12 @@ class _Node:
         leaf = self.leaf
         return Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, leaf.bodies, leaf.source)
 
-    @property
-    def rules(self) -> Rules:
-        return self._rules or rules_of(self.equation)
-
     def activity(self, active: Mask) -> Mask:
-        return self.rules.activity(self.equation, active)
+        return ACTIVE.through(self.equation, active)
 
     def split(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-        return self.rules.split(self.equation, wanted_inputs, wanted_outputs)
+        rule = self._split or VJP.of(self.equation)
+        return rule(self.equation, wanted_inputs, wanted_outputs)
 
     def replace(self, split: Split) -> tuple[Any, ...]:
         """Put the split forward in the equation's place, unless it is the same; the values of its residuals."""

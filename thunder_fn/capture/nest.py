@@ -44,7 +44,7 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
         equations = _unfolded(equations[0], context)
     if recorder.outer is not None:
         equations = _seen_from(root.module, equations)
-    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), name=name)
+    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), (), name)
 
 
 def _seen_from(module: str, equations: list[Equation]) -> list[Equation]:
@@ -346,7 +346,7 @@ def _close(
         inputs.append(context.recorder.fresh(var.type) if var.index in seen else var)
         seen.add(var.index)
     equations = _seen_from(scope.module, equations)
-    body = canonical(tuple(inputs), tuple(equations), outputs, name=scope.name.rsplit(".", 1)[-1])
+    body = canonical(tuple(inputs), tuple(equations), outputs, (), (), scope.name.rsplit(".", 1)[-1])
     return context.bodies.setdefault(body, _alive_as(body))
 
 

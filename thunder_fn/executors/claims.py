@@ -14,9 +14,11 @@ it occurs, and are compiled once.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from thunder_fn import ops
 from thunder_fn.constraints import close_symbols
@@ -40,10 +42,10 @@ from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.executors.updates import IN_PLACE, Written, updates, written_by
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into, put, walk
 from thunder_fn.rules import lowered
 from thunder_fn.symbols import is_symbolic
-from thunder_fn.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder
 
 REGION = "region"
 
@@ -298,53 +300,42 @@ class _Walk:
         *,
         fuse: bool = True,
     ) -> tuple[Atom, ...]:
-        env = self.bind(trace, inputs)
-        for equation in trace.equations:
-            results = self.equation(equation, env, depth, call, busy, fuse)
-            env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
-        return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-
-    def bind(self, trace: Trace, inputs: tuple[Atom, ...]) -> dict[int, Atom]:
-        env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, inputs, strict=True)}
-        for constant in trace.constants:
-            env[constant.var.index] = self.builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-        return env
+        step = partial(self.equation, depth, call, busy, fuse)
+        return walk(self.builder, trace, inputs, step, call=call)
 
     def equation(
         self,
-        equation: Equation,
-        env: dict[int, Atom],
         depth: int,
         call: Source | None,
         busy: frozenset[object],
         fuse: bool,
+        equation: Equation,
+        operands: tuple[Atom, ...],
     ) -> tuple[Atom, ...]:
         executor, answer = self.claiming.ask(equation, busy, depth, fuse=fuse)
-        source = equation.source.called_from(call) if equation.source else call
+        source = equation.source
         at = source if source and source.module and source.module != (call.module if call else "") else None
         match answer:
             case Run(name, run):
-                return self.claimed(replace(equation, source=source), env, executor, name, run)
+                return self.claimed(equation, operands, executor, name, run)
             case Instead(trace, rule):
                 self.say(Note(f"{equation.op.name} as {executor.name} computes it", at, depth))
-                operands = tuple(env[var.index] for var in equation.operands)
                 return self.run(trace, operands, depth + 1, source, busy | {rule}, fuse=fuse)
             case Fuse():
-                return self.builder.copy(equation, lambda var: env[var.index], source=source)
+                return put(self.builder, equation, operands)
             case Refused():
                 body = lowered(equation)
                 if body is None or body in self.shared or own_executors(equation) is not None:
-                    return self.builder.copy(equation, lambda var: env[var.index], source=source)
+                    return put(self.builder, equation, operands)
                 self.say(Note(called(equation), at, depth))
-                operands = tuple(env[var.index] for var in equation.operands)
                 return self.run(body, operands, depth + 1, source, busy, fuse=fuse)
 
     def claimed(
-        self, equation: Equation, env: dict[int, Atom], executor: Executor, name: str, run: RunFunction
+        self, equation: Equation, operands: tuple[Atom, ...], executor: Executor, name: str, run: RunFunction
     ) -> tuple[Atom, ...]:
         bodies = equation.bodies if equation.op.kind == "composite" else (alone(equation),)
         taken = replace(equation, op=ops.composite(f"{executor.name}::{name}"), bodies=bodies)
-        results = self.builder.copy(taken, lambda var: env[var.index])
+        results = put(self.builder, taken, operands)
         self.claiming.claims[alone(self.builder.equations[-1])] = Claim(executor, name, run)
         return results
 
@@ -352,24 +343,24 @@ class _Walk:
         self, trace: Trace, inputs: tuple[Atom, ...], shared: frozenset[Trace], written: Written
     ) -> tuple[Atom, ...]:
         """Shared composites as the parts that they are; other composites that are left, without regions."""
-        env, inside = self.bind(trace, inputs), updates(trace, written).inside
-        for position, equation in enumerate(trace.equations):
+        inside, positions = updates(trace, written).inside, itertools.count()
+
+        def step(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+            position = next(positions)
             self.say(*self.known.get(position, ()))
             body = None if is_final(equation) else lowered(equation)
             if body is None:
-                results = self.builder.copy(equation, lambda var: env[var.index])
-            else:
-                source = equation.source if equation.source and equation.source.module else None
-                self.say(Note(called(equation), source, 0))
-                operands = tuple(env[var.index] for var in equation.operands)
-                if body in shared or own_executors(equation) is not None:
-                    part = self.claiming.part_of(equation, body, inside.get(position, ()))
-                    results = self.inlined(part, operands, equation.source)
-                else:
-                    results = self.run(body, operands, 1, equation.source, fuse=False)
-            env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
+                return put(self.builder, equation, operands)
+            source = equation.source if equation.source and equation.source.module else None
+            self.say(Note(called(equation), source, 0))
+            if body in shared or own_executors(equation) is not None:
+                part = self.claiming.part_of(equation, body, inside.get(position, ()))
+                return self.inlined(part, operands, equation.source)
+            return self.run(body, operands, 1, equation.source, fuse=False)
+
+        outputs = walk(self.builder, trace, inputs, step)
         self.say(*self.known.get(len(trace.equations), ()))
-        return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+        return outputs
 
     def inlined(self, part: Part, operands: tuple[Atom, ...], call: Source | None) -> tuple[Atom, ...]:
         start = len(self.builder.equations)

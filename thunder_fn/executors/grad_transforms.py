@@ -33,6 +33,7 @@ from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.errors import ExecutorError, kind_of, located, with_article
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import dependent, handing_on, inline_into, split
 from thunder_fn.rules import memo
 from thunder_fn.structured import calls
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
@@ -45,7 +46,7 @@ from thunder_fn.trace import (
     TraceBuilder,
     Type,
     Var,
-    canonical,
+    cut,
     type_of_value,
 )
 
@@ -257,35 +258,16 @@ def _cut(
 
     `given` says for each cotangent that was asked for which outputs it is of; `flags` who has a gradient.
     """
-    flat = dce(trace)
-    operands, asked = flat.inputs[:count], flat.inputs[count:]
-    late = {var.index for var in asked}
-    early_equations: list[Equation] = []
-    late_equations: list[Equation] = []
-    for equation in flat.equations:
-        if any(var.index in late for var in equation.operands):
-            late_equations.append(equation)
-            late.update(var.index for var in equation.outputs)
-        else:
-            early_equations.append(equation)
+    flat, names = dce(trace), (f"{trace.name}_fwd", f"{trace.name}_bwd")
+    late = dependent(flat, tuple(i >= count for i in range(len(flat.inputs))))
     results, gradients = flat.outputs[: len(outputs)], flat.outputs[len(outputs) :]
-    constants = {constant.var.index for constant in flat.constants}
-    read = {var.index: var for equation in late_equations for var in equation.operands}
-    read |= {atom.index: atom for atom in gradients if isinstance(atom, Var)}
-    own = {var.index for equation in late_equations for var in equation.outputs} | {var.index for var in asked}
-    residuals = tuple(var for index, var in read.items() if index not in own and index not in constants)
-    fwd = canonical(operands, tuple(early_equations), (*results, *residuals), flat.constants, name=f"{trace.name}_fwd")
-    builder = TraceBuilder(f"{trace.name}_bwd")
-    env: dict[int, Any] = {var.index: builder.input(var.type) for var in residuals}
+    halves = split(flat, late, (results, gradients), names=names)
+    builder = TraceBuilder(halves.backward.name)
+    residuals = [builder.input(type) for type in halves.backward.input_types[: len(halves.residuals)]]
     cotangents = [builder.input(type) if is_differentiable(type) else None for type in outputs]
-    for places, var in zip(given, asked, strict=True):  # more than one place: a tensor that is returned several times
-        env[var.index] = reduce(partial(_sum, builder), [cotangents[place] for place in places])
-    for constant in flat.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in late_equations:
-        results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, result) for var, result in zip(equation.outputs, results, strict=True))
-    bwd = builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in gradients))
+    # more than one place: a tensor that is returned several times
+    sums = [reduce(partial(_sum, builder), [cotangents[place] for place in places]) for places in given]
+    fwd, bwd = handing_on(halves), builder.build(inline_into(builder, halves.backward, (*residuals, *sums)))
     supply = iter(range(len(gradients)))
     return fwd, bwd, tuple(next(supply) if flag else None for flag in flags)
 
@@ -370,20 +352,9 @@ class GradTransforms:
 
 @memo(1024)
 def _rewrite(transforms: GradTransforms, trace: Trace, done: frozenset[Trace]) -> Trace:
-    builder = TraceBuilder(trace.name)
-    env: dict[int, Any] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    changed = False
-    for equation in trace.equations:
-        new = _with_rule(transforms, equation, done)
-        changed = changed or new is not equation
-        results = builder.copy(new, lambda var: env[var.index])
-        env.update((var.index, result) for var, result in zip(equation.outputs, results, strict=True))
-    if not changed:
-        return trace
-    builder.constraints.extend(trace.constraints)
-    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+    equations = [_with_rule(transforms, equation, done) for equation in trace.equations]
+    is_changed = any(new is not old for new, old in zip(equations, trace.equations, strict=True))
+    return cut(trace, equations=equations) if is_changed else trace
 
 
 def _with_rule(transforms: GradTransforms, equation: Equation, done: frozenset[Trace]) -> Equation:

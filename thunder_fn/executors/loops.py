@@ -37,7 +37,7 @@ from thunder_fn.structured.loop import SCAN, Loop
 from thunder_fn.structured.while_parts import WHILE, While
 from thunder_fn.symbols import finders, is_symbolic, mentions
 from thunder_fn.text import tuple_text
-from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, canonical, num_vars, type_of
+from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, cut, num_vars, type_of
 
 if TYPE_CHECKING:
     from thunder_fn.executors.claims import Claimed
@@ -180,9 +180,9 @@ def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False)
     read = {var.index for equation in late for var in equation.operands}
     read |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     hoisted = tuple(var for equation in chosen for var in equation.outputs if var.index in read)
-    once = canonical(trace.inputs[:num_consts], chosen, hoisted)
+    once = cut(trace, inputs=trace.inputs[:num_consts], equations=chosen, outputs=hoisted)
     inputs = (*trace.inputs[:num_consts], *hoisted, *trace.inputs[num_consts:])
-    step = canonical(inputs, late, trace.outputs, trace.constants, name=trace.name)
+    step = cut(trace, inputs=inputs, equations=late)
     notes = dict[int, tuple[str, ...]]()
     for position, texts in body.notes.items():
         place = position - bisect_left(early, position)
@@ -242,7 +242,7 @@ def with_more_inputs(trace: Trace, position: int, like: Sequence[Var]) -> Trace:
     """The trace with inputs that it does not read, of the types of `like`, at a position."""
     new = tuple(Var(num_vars(trace) + i, var.type) for i, var in enumerate(like))
     inputs = (*trace.inputs[:position], *new, *trace.inputs[position:])
-    return canonical(inputs, trace.equations, trace.outputs, trace.constants, name=trace.name)
+    return cut(trace, inputs=inputs)
 
 
 # ---- cond and switch ----

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from thunder_fn import ops
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.trace import Atom, Equation, Source, Trace, TraceBuilder, Var, canonical
+from thunder_fn.trace import Equation, Source, Trace, Var, canonical, cut
 
 Group = tuple[int, ...]
 
@@ -54,25 +54,18 @@ def grouped(trace: Trace, groups: Sequence[Group], name: str) -> tuple[Trace, tu
     group_of = {position: group for group in groups for position in group}
     order = _order(trace, group_of)
     readers = _readers(trace, group_of)
-    builder = TraceBuilder(trace.name)
-    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+    new: list[Equation] = []
     for item in order:
         equations = [trace.equations[position] for position in item]
         if len(item) == 1 and item[0] not in group_of:
-            variables = equations[0].outputs
-            results = builder.copy(equations[0], lambda var: env[var.index])
-        else:
-            source = _common_source(equations)
-            around = source.module if source is not None else None
-            equations = [replace(one, source=one.source and one.source.within(around)) for one in equations]
-            inputs, variables, body = _close(trace, item, equations, readers, name)
-            arguments = tuple(env[var.index] for var in inputs)
-            results = builder.add(ops.composite(name), arguments, body.output_types, bodies=(body,), source=source)
-        env.update((var.index, new) for var, new in zip(variables, results, strict=True))
-    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    return builder.build(outputs), tuple(item[0] for item in order)
+            new += equations
+            continue
+        source = _common_source(equations)
+        around = source.module if source is not None else None
+        equations = [replace(one, source=one.source and one.source.within(around)) for one in equations]
+        inputs, variables, body = _close(trace, item, equations, readers, name)
+        new.append(Equation(ops.composite(name), inputs, (), variables, (body,), source))
+    return cut(trace, equations=new), tuple(item[0] for item in order)
 
 
 def bodies_of(trace: Trace, groups: Sequence[Group], name: str) -> list[Trace]:
@@ -114,7 +107,8 @@ def _close(
     inputs = tuple(var for index, var in read.items() if index not in own and index not in constants)
     made = (var for equation in equations for var in equation.outputs)
     outputs = tuple(var for var in made if readers.get(var.index, set()) - {group})
-    return inputs, outputs, canonical(inputs, tuple(equations), outputs, trace.constants, name=name)
+    # The program around a region is guarded. A region is code for its inputs, so it takes no constraints along.
+    return inputs, outputs, canonical(inputs, tuple(equations), outputs, trace.constants, (), name)
 
 
 def _order(trace: Trace, group_of: dict[int, Group]) -> list[Group]:

@@ -17,7 +17,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, canonical, map_arg, num_vars
+from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, cut, map_arg, num_vars
 
 # fmt: off
 COPY_THEN_WRITE = frozenset((
@@ -168,7 +168,7 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
         kept.append(replace(equation, args=args, kwargs=kwargs))
         makers.update((var.index, equation) for var in equation.outputs)
     outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    new = canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name)
+    new = cut(trace, equations=kept, outputs=outputs)
     return new, tuple(gone)
 
 

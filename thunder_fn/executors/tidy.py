@@ -16,7 +16,7 @@ from thunder_fn.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
-from thunder_fn.trace import Arg, Equation, Trace, Var, canonical, map_arg
+from thunder_fn.trace import Arg, Equation, Trace, Var, cut, map_arg
 
 
 def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]:
@@ -60,7 +60,7 @@ def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]
             continue
         gone.append(position)
     outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), tuple(gone)
+    return cut(trace, equations=kept, outputs=outputs), tuple(gone)
 
 
 def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
@@ -82,8 +82,7 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     if not gone and all(new is old for new, old in zip(equations, trace.equations, strict=True)):
         return trace, ()
     dead = set(gone)
-    kept = tuple(equation for position, equation in enumerate(equations) if position not in dead)
-    new = canonical(trace.inputs, kept, trace.outputs, trace.constants, trace.constraints, trace.name)
+    new = cut(trace, equations=(eq for position, eq in enumerate(equations) if position not in dead))
     return new, tuple(sorted(gone))
 
 

@@ -39,7 +39,7 @@ from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.executors.taking import donating, is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.pretty import as_comment, binding_line
-from thunder_fn.rules import rules_of
+from thunder_fn.rules import EVALUATE
 from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.symbols import binders, made_by, symbols_read, unbound_symbols
 from thunder_fn.text import identifier, is_keyword_name, literal_text, object_name, tuple_text
@@ -270,7 +270,7 @@ class _Emitter:
             numbers = numbers_read(equation)
             name, parts = self.written(write, equation, numbers), [*numbers, *map(str, equation.operands)]
         else:
-            rule, bodies = rules_of(equation).evaluate, equation.bodies
+            rule, bodies = EVALUATE.of(equation), equation.bodies
             numbers = tuple(dict.fromkeys(symbol for body in bodies for symbol in unbound_symbols(body)))
             run = run_compiled(rule, bodies, numbers, self.executors, self.below_autograd)
             name = self.bind((equation.op, bodies), equation.op.name, run)

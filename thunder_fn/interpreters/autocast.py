@@ -23,9 +23,9 @@ from thunder_fn.check import fake_result_types
 from thunder_fn.derive import alone
 from thunder_fn.derive_autocast import LAYERS, TO_COPY, Answer, body_of_call, cast_operands, device_of, is_eligible
 from thunder_fn.errors import AutocastError, located
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into, walk
 from thunder_fn.pretty import format_equation
-from thunder_fn.rules import memo, rules_of
+from thunder_fn.rules import FREE_TYPES, memo
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, map_arg, type_of
 
 Policy = Callable[[Equation], Any]
@@ -63,27 +63,19 @@ def autocast(trace: Trace, dtype: torch.dtype, policy: Policy) -> Trace:
 def _retyped(trace: Trace, types: tuple[Type, ...], dtype: torch.dtype, policy: Policy | None) -> Trace:
     """The trace for inputs of other types; casts where there is a policy."""
     builder = TraceBuilder(trace.name)
-    env: dict[int, Atom] = {var.index: builder.input(type) for var, type in zip(trace.inputs, types, strict=True)}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    walk = _Walk(builder, env, dtype, policy)
-    for equation in trace.equations:
-        results = walk.equation(equation)
-        env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
-    builder.constraints.extend(trace.constraints)
-    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+    arguments: tuple[Atom, ...] = tuple(builder.input(type) for type in types)
+    return builder.build(walk(builder, trace, arguments, _Casting(builder, dtype, policy).equation))
 
 
-class _Walk:
-    """One trace on its way: where its values are, and how they have been cast."""
+class _Casting:
+    """The step of autocast, which knows how values have been cast already."""
 
-    def __init__(self, builder: TraceBuilder, env: dict[int, Atom], dtype: torch.dtype, policy: Policy | None) -> None:
-        self.builder, self.env, self.dtype, self.policy = builder, env, dtype, policy
+    def __init__(self, builder: TraceBuilder, dtype: torch.dtype, policy: Policy | None) -> None:
+        self.builder, self.dtype, self.policy = builder, dtype, policy
         self._cast: dict[tuple[int, torch.dtype], Atom] = {}
 
-    def equation(self, equation: Equation) -> tuple[Atom, ...]:
+    def equation(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         """Append the equation on its arguments as they are now."""
-        operands = tuple(self.env[var.index] for var in equation.operands)
         if is_region(equation.op):
             types = tuple(var.type for var in equation.outputs)
             return self._add(equation, self._as_before(equation, operands), types, equation.bodies)
@@ -96,7 +88,7 @@ class _Walk:
                 return self._leaf(equation, operands)
             case "composite":
                 return self._composite(equation, operands, inner)
-            case "structured" if rules_of(equation).keeps_types:
+            case "structured" if not FREE_TYPES.find(equation.op):
                 return self._keeping_types(equation, operands, inner)
             case "structured":
                 return self._with_free_types(equation, operands, inner)

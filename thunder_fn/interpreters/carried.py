@@ -8,7 +8,7 @@ import torch
 
 from thunder_fn.rules import Residual, Split
 from thunder_fn.symbols import finders, unbound_symbols
-from thunder_fn.trace import Equation, Expr, Literal, NumberType, Op, TensorType, Trace, Var, canonical, num_vars
+from thunder_fn.trace import Equation, Expr, Literal, NumberType, Op, TensorType, Trace, Var, cut, num_vars
 
 _AS_TENSOR, _AS_NUMBER = Op("leaf", "aten.scalar_tensor.default"), Op("leaf", "aten._local_scalar_dense.default")
 _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
@@ -40,7 +40,7 @@ def _giving(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace
         for number, kind, var in zip(numbers, kinds, given, strict=True)
     ]
     outputs = (*trace.outputs, *given)
-    return canonical(trace.inputs, (*trace.equations, *made), outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, equations=(*trace.equations, *made), outputs=outputs)
 
 
 def _taking(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace:
@@ -49,4 +49,4 @@ def _taking(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace
     names = [Var(first + len(taken) + i, NumberType(number.kind, number)) for i, number in enumerate(numbers)]
     found = [Equation(_AS_NUMBER, (var,), (), (name,)) for var, name in zip(taken, names, strict=True)]
     inputs = (*trace.inputs[:count], *taken, *trace.inputs[count:])
-    return canonical(inputs, (*found, *trace.equations), trace.outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, inputs=inputs, equations=(*found, *trace.equations))

@@ -17,7 +17,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.errors import DistributedError, MissingRule, TraceTypeError, has_note, located
 from thunder_fn.interpreters.heartbeat import WAIT, run_collective
-from thunder_fn.rules import rules_of
+from thunder_fn.rules import EVALUATE
 from thunder_fn.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
 
@@ -120,7 +120,7 @@ def evaluate_leaf(equation: Equation, args: Sequence[Any], kwargs: dict[str, Any
 
 def evaluate_rule(equation: Equation) -> EvaluateRule:
     """The rule of a structured op: `rule(bodies, *args, **kwargs)` gives the values of the equation's outputs."""
-    return rules_of(equation).evaluate
+    return EVALUATE.of(equation)
 
 
 def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:

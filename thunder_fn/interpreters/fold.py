@@ -10,7 +10,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.rules import memo
-from thunder_fn.trace import Equation, TensorType, Trace, TraceBuilder, Var, canonical
+from thunder_fn.trace import Constant, Equation, TensorType, Trace, Var, cut
 
 LIMIT_BYTES = 1 << 16
 """Larger results are computed each time: they would be kept as long as the trace."""
@@ -28,17 +28,8 @@ def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
     read = {var.index for equation in kept for var in equation.operands}
     frontier = [var for e in trace.equations if _is_folded(e, foldable) for var in e.outputs if var.index in read]
     values = _compute(trace, frontier)
-    builder = TraceBuilder(trace.name)
-    env: dict[int, Any] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for var, value in zip(frontier, values, strict=True):
-        env[var.index] = builder.constant(value, var.type, owned=True)
-    for equation in kept:
-        results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
-    builder.constraints.extend(trace.constraints)
-    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+    found = tuple(Constant(var, value, owned=True) for var, value in zip(frontier, values, strict=True))
+    return cut(trace, equations=kept, constants=(*trace.constants, *found))
 
 
 def _with_folded_bodies(equation: Equation, limit_bytes: int) -> Equation:
@@ -88,6 +79,6 @@ def _compute(trace: Trace, wanted: list[Var]) -> tuple[Any, ...]:
         if any(var.index in need for var in equation.outputs):
             equations.append(equation)
             need.update(var.index for var in equation.operands)
-    program = canonical((), tuple(reversed(equations)), tuple(wanted), trace.constants)
+    program = cut(trace, inputs=(), equations=tuple(reversed(equations)), outputs=wanted, name="program")
     with torch.no_grad():
         return evaluate(program, ())

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.derive import alone, is_differentiable
-from thunder_fn.interpreters.activity import activity
+from thunder_fn.derive_activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import rule_of
 from thunder_fn.interpreters.simplify import is_kept

@@ -6,16 +6,21 @@ Tangents that are zero are absent, never tensors of zeros.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
 
 from thunder_fn import ops
 from thunder_fn.constraints import finds_numbers, fixes_numbers
 from thunder_fn.derive import alone, is_differentiable
+from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.derive_jvp import jvp_rule, missing_jvp
 from thunder_fn.errors import MissingRule
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
-from thunder_fn.rules import JvpRule, Mask, memo, rules_of
+from thunder_fn.ir import Companion, inline_into, put, through_bodies, walk
+from thunder_fn.rules import JVP, JvpRule, Mask, memo
 from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
 
 
@@ -31,44 +36,67 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
         of those outputs that `active_outputs` marks; the others' tangents are zero.
     """
     builder = TraceBuilder(f"{trace.name}_jvp")
-    builder.require(trace.constraints)
-    primals: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-    tangents: dict[int, Atom] = {}
-    for var, flag in zip(trace.inputs, active, strict=True):
-        if flag and is_differentiable(var.type):
-            tangents[var.index] = builder.input(var.type)
-    for constant in trace.constants:
-        primals[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
-        _push_equation(builder, equation, primals, tangents)
-    outputs = tuple(primals[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    moved = tuple(isinstance(atom, Var) and atom.index in tangents for atom in trace.outputs)
-    found = (tangents[atom.index] for atom in trace.outputs if isinstance(atom, Var) and atom.index in tangents)
-    return JvpRule(builder.build((*outputs, *found)), moved)
+    primals = [builder.input(var.type) for var in trace.inputs]
+    given = [flag and is_differentiable(var.type) for var, flag in zip(trace.inputs, active, strict=True)]
+    tangents = [builder.input(var.type) if flag else None for var, flag in zip(trace.inputs, given, strict=True)]
+    duals = _push_all(builder, trace, list(zip(primals, tangents, strict=True)))
+    found = (tangent for _, tangent in duals if tangent is not None)
+    moved = tuple(tangent is not None for _, tangent in duals)
+    return JvpRule(builder.build((*(primal for primal, _ in duals), *found)), moved)
 
 
-def _push_equation(
-    builder: TraceBuilder, equation: Equation, primals: dict[int, Atom], tangents: dict[int, Atom]
-) -> None:
-    active = tuple(var.index in tangents for var in equation.operands)
-    if not any(active) or ops.is_constant(equation.op) or not any(is_differentiable(v.type) for v in equation.outputs):
-        results: tuple[Atom, ...] = builder.copy(equation, lambda var: primals[var.index])
-        primals.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
-        return
-    rule = rule_of(equation, active)
-    arguments = (
-        *(primals[var.index] for var in equation.operands),
-        *(tangents[var.index] for var in equation.operands if var.index in tangents),
-    )
+Dual: TypeAlias = tuple[Atom, Atom | None]
+"""A primal and its tangent, None where that is zero."""
+
+
+def _push(builder: TraceBuilder, equation: Equation, operands: tuple[Dual, ...]) -> list[Dual]:
+    primals = tuple(primal for primal, _ in operands)
+    tangents = tuple(tangent for _, tangent in operands if tangent is not None)
+    if not tangents or ops.is_constant(equation.op) or not any(is_differentiable(v.type) for v in equation.outputs):
+        return [(value, None) for value in put(builder, equation, primals)]
+    if equation.op.kind == "structured" and JVP.find(equation.op) is None:
+        slots = [(primal,) if tangent is None else (primal, tangent) for primal, tangent in operands]
+        found = through_bodies(builder, equation, slots, TANGENTS)
+        return [(one[0], one[1] if len(one) > 1 else None) for one in found]
+    rule = rule_of(equation, tuple(tangent is not None for _, tangent in operands))
     if equation.op.kind == "composite":
         op = ops.composite(f"{ops.short_name(equation.op)}_jvp")
-        results = builder.add(op, arguments, rule.trace.output_types, bodies=(rule.trace,), source=equation.source)
+        types = rule.trace.output_types
+        results: tuple[Atom, ...] = builder.add(
+            op, (*primals, *tangents), types, bodies=(rule.trace,), source=equation.source
+        )
     else:
-        results = inline_into(builder, rule.trace, arguments, equation.source)
-    count = len(equation.outputs)
-    primals.update((var.index, value) for var, value in zip(equation.outputs, results[:count], strict=True))
-    moved = (var for var, flag in zip(equation.outputs, rule.active_outputs, strict=True) if flag)
-    tangents.update((var.index, value) for var, value in zip(moved, results[count:], strict=True))
+        results = inline_into(builder, rule.trace, (*primals, *tangents), equation.source)
+    found = iter(results[len(equation.outputs) :])
+    return [(value, next(found) if flag else None) for value, flag in zip(results, rule.active_outputs, strict=False)]
+
+
+def _push_all(builder: TraceBuilder, trace: Trace, arguments: Sequence[Dual]) -> tuple[Dual, ...]:
+    return walk(builder, trace, arguments, partial(_push, builder), lift=lambda atom: (atom, None))
+
+
+@memo(16384)
+def _on_slots(trace: Trace, active: Mask, wanted: Mask) -> Trace:
+    """Return the jvp of a body, each tangent behind its primal; zeros where an output that must have one has none."""
+    builder = TraceBuilder(f"{trace.name}_jvp")
+    arguments: list[Dual] = []
+    for var, flag in zip(trace.inputs, active, strict=True):
+        primal = builder.input(var.type)
+        arguments.append((primal, builder.input(var.type) if flag else None))
+    outputs: list[Atom] = []
+    for (primal, tangent), flag in zip(_push_all(builder, trace, arguments), wanted, strict=True):
+        outputs.append(primal)
+        if flag:
+            outputs += (tangent,) if tangent is not None else _zero_tangent(builder, primal)
+    return builder.build(tuple(outputs))
+
+
+def _zero_tangent(builder: TraceBuilder, atom: Atom) -> tuple[Atom, ...]:
+    return (zeros(builder, type_of_cotangent(atom)),)
+
+
+TANGENTS = Companion(ACTIVE, _on_slots, _zero_tangent, lambda type: (type,))
+"""Forward mode through structured ops: a tangent of the primal's own type beside each active value."""
 
 
 def rule_of(equation: Equation, active: Mask) -> JvpRule:
@@ -76,7 +104,7 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
     if equation.op.kind == "composite":
         return push_forward(equation.body, active)
     if equation.op.kind == "structured":
-        return rules_of(equation).jvp(equation, active)
+        return JVP.of(equation)(equation, active)
     single = alone(equation)
     rule = jvp_rule(single, active)
     if fixes_numbers(rule.trace) if isinstance(rule, JvpRule) else _saves_for_constants(single):

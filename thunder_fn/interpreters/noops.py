@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.rules import memo
-from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, canonical, map_arg
+from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, cut, map_arg
 
 LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 
@@ -49,7 +49,7 @@ def drop_noops(trace: Trace) -> Trace:
         kept.append(new)
         makers.update((var.index, new) for var in new.outputs)
     outputs: tuple[Atom, ...] = tuple(map_arg(read, atom) for atom in trace.outputs)
-    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, equations=kept, outputs=outputs)
 
 
 def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:

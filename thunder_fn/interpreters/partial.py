@@ -9,9 +9,10 @@ from dataclasses import replace
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
-from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
+from thunder_fn.ir import dependent, handing_on, split
+from thunder_fn.rules import DCE, PARTIAL_EVAL, Mask, Split, memo
 from thunder_fn.symbols import finders
-from thunder_fn.trace import Equation, Trace, Var, canonical, num_vars
+from thunder_fn.trace import Equation, Trace, Var, num_vars
 
 
 @memo(1024)
@@ -31,50 +32,37 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 
     Source: autodidax part 4.
     """
+    halves = partial_split(trace, known_inputs, known_outputs)
+    return dce(handing_on(halves)), halves.backward
+
+
+def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Split:
+    """The same as a split, which says where in the first part each residual is found."""
     flat = dce(inline(trace))
     known = {var.index for var, flag in zip(flat.inputs, known_inputs, strict=True) if flag}
     known |= {constant.var.index for constant in flat.constants}
     fresh = itertools.count(num_vars(flat))
-    early: list[Equation] = []
-    late: list[Equation] = []
+    equations: list[Equation] = []
     for equation in flat.equations:
         if all(var.index in known for var in equation.operands):
-            early.append(equation)
-            known.update(var.index for var in equation.outputs)
-            continue
-        first_half, second_half = _halves(equation, known, fresh)
-        early += first_half
-        late += second_half
-        known.update(var.index for half in first_half for var in half.outputs)
-    late_outputs = tuple(atom for atom, flag in zip(flat.outputs, known_outputs, strict=True) if not flag)
-    early_outputs = tuple(atom for atom, flag in zip(flat.outputs, known_outputs, strict=True) if flag)
-    found = {var.index for var in finders(flat).values()}
-    late = _needed(late, {atom.index for atom in late_outputs if isinstance(atom, Var)} | found)
-    constants = {constant.var.index for constant in flat.constants}
-    reads = {var.index: var for equation in late for var in equation.operands}
-    reads |= {atom.index: atom for atom in late_outputs if isinstance(atom, Var)}
-    residuals = tuple(var for index, var in reads.items() if index in known and index not in constants)
-    first_inputs = tuple(var for var, flag in zip(flat.inputs, known_inputs, strict=True) if flag)
-    second_inputs = tuple(var for var, flag in zip(flat.inputs, known_inputs, strict=True) if not flag)
-    first = canonical(
-        first_inputs, tuple(early), (*early_outputs, *residuals), flat.constants, name=f"{trace.name}_known"
+            first, second = [equation], []
+        else:
+            first, second = _halves(equation, known, fresh)
+        equations += (*first, *second)
+        known.update(var.index for half in first for var in half.outputs)
+    late = {var.index for var in (*flat.inputs, *(v for eq in equations for v in eq.outputs))} - known
+    outputs = tuple(
+        tuple(a for a, flag in zip(flat.outputs, known_outputs, strict=True) if flag is k) for k in (True, False)
     )
-    second = canonical(
-        (*residuals, *second_inputs), tuple(late), late_outputs, flat.constants, name=f"{trace.name}_rest"
-    )
-    kept = tuple(Residual("extra", place) for place in range(len(residuals)))
-    split = self_contained(Split(dce(first), second, kept, ()))
-    return split.forward, split.backward
+    numbers = tuple(var for var in finders(flat).values() if var.index in late)
+    needed = _needed(equations, late, {a.index for a in (*outputs[1], *numbers) if isinstance(a, Var)})
+    names = (f"{trace.name}_known", f"{trace.name}_rest")
+    return self_contained(split(flat, late, outputs, equations=needed, names=names))
 
 
 def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:
     """The variables that follow from known inputs and constants, composites taken whole."""
-    known = {var.index for var, flag in zip(trace.inputs, known_inputs, strict=True) if flag}
-    known |= {constant.var.index for constant in trace.constants}
-    for equation in trace.equations:
-        if all(var.index in known for var in equation.operands):
-            known.update(var.index for var in equation.outputs)
-    return known
+    return set(range(num_vars(trace))) - dependent(trace, tuple(not flag for flag in known_inputs))
 
 
 def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
@@ -85,7 +73,7 @@ def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[
     if equation.op.kind != "structured":
         return [], [equation]
     flags = tuple(_is_known(equation, position, known) for position in range(len(equation.outputs)))
-    divide = rules_of(equation).divide
+    divide = PARTIAL_EVAL.find(equation.op)
     if divide is not None:
         known_operands = tuple(var.index in known for var in equation.operands)
         return _divided(equation, divide(equation, known_operands, flags), known_operands, flags, fresh)
@@ -99,7 +87,7 @@ def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[
                 fix="Use jvp instead of linearize, or draw the random numbers before it.",
             )
         )
-    dce = rules_of(equation).dce
+    dce = DCE.of(equation)
     return [dce(equation, flags)[0]], [dce(equation, tuple(not flag for flag in flags))[0]]
 
 
@@ -125,13 +113,15 @@ def _divided(
 
 def _is_known(equation: Equation, position: int, known: set[int]) -> bool:
     wanted = tuple(index == position for index in range(len(equation.outputs)))
-    return all(var.index in known for var in rules_of(equation).dce(equation, wanted)[1])
+    return all(var.index in known for var in DCE.of(equation)(equation, wanted)[1])
 
 
-def _needed(equations: list[Equation], wanted: set[int]) -> list[Equation]:
+def _needed(equations: list[Equation], late: set[int], wanted: set[int]) -> list[Equation]:
+    """All early equations, and those late ones that something wanted needs."""
     kept: list[Equation] = []
     for equation in reversed(equations):
-        if is_kept(equation) or any(var.index in wanted for var in equation.outputs):
+        is_late = any(var.index in late for var in equation.outputs or equation.operands)
+        if not is_late or is_kept(equation) or any(var.index in wanted for var in equation.outputs):
             kept.append(equation)
             wanted.update(var.index for var in equation.operands)
     return kept[::-1]

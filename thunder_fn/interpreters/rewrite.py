@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from thunder_fn import ops
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.representation import Kept, Representation, Step
-from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import memo, rules_of
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import inline_into
+from thunder_fn.rules import INVARIANT, PARTIAL_EVAL, SLICED, memo
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 
 
@@ -206,6 +207,7 @@ class _Walk:
 
     def __init__(self, trace: Trace, representations: tuple[Representation | None, ...]) -> None:
         self.trace, self.builder = trace, TraceBuilder(trace.name)
+        self.builder.require(trace.constraints)
         self.env: dict[int, Atom | _Parts] = {}
         self.decoded: dict[int, Var] = {}
         self.decoded_inside = set[int]()
@@ -256,11 +258,11 @@ class _Walk:
     def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Entering:
         """Whose parts go into the bodies of a loop or a branch, and what they stand for there. A weight that each step needs
         whole is decoded before the loop; a slice in its step, and one that a branch needs in the branch."""
-        rules = rules_of(equation) if equation.op.kind == "structured" else None
-        if rules is None or rules.constants is None:
+        invariant, sliced = INVARIANT.find(equation.op), SLICED.find(equation.op)
+        if invariant is None:
             return ()
-        constants = rules.constants(equation)
-        slices = rules.slices(equation) if rules.slices is not None else (False,) * len(held)
+        constants = invariant(equation)
+        slices = sliced(equation) if sliced is not None else (False,) * len(held)
         found = tuple(
             None if not isinstance(value, _Parts) else _entering(value.kept, is_constant, is_sliced)
             for value, is_constant, is_sliced in zip(held, constants, slices, strict=True)
@@ -371,7 +373,7 @@ def _first_of_bodies(equation: Equation) -> int:
 
 def has_one_body(equation: Equation) -> bool:
     """The equation is an op around one body on its operands: a checkpoint, or a call."""
-    return equation.op.kind == "structured" and rules_of(equation).divide is not None
+    return PARTIAL_EVAL.find(equation.op) is not None
 
 
 def _flat(held: Sequence[Atom | _Parts]) -> tuple[Atom, ...]:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from thunder_fn import ops
 from thunder_fn.interpreters.ranks import GATHER, REDUCE, SCATTER, WAIT, is_collective
-from thunder_fn.interpreters.simplify import inline_into
-from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
+from thunder_fn.ir import inline_into, put, rewritten
+from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, cut
 
 
 def overlapped(trace: Trace, in_flight: int) -> Trace:
@@ -52,19 +52,14 @@ class InFlight:
 def unfolded(trace: Trace) -> Trace:
     """The trace without composites that hold collectives."""
     while any(_holds(equation) for equation in trace.equations):
-        builder = TraceBuilder(trace.name)
-        env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-        for constant in trace.constants:
-            env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-        for equation in trace.equations:
-            if _holds(equation):
-                operands = tuple(env[var.index] for var in equation.operands)
-                results = inline_into(builder, equation.body, operands, equation.source)
-            else:
-                results = builder.copy(equation, lambda var: env[var.index])
-            env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
-        trace = builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+        trace = rewritten(trace, _unfold)
     return trace
+
+
+def _unfold(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    if _holds(equation):
+        return inline_into(builder, equation.body, operands, equation.source)
+    return put(builder, equation, operands)
 
 
 def _holds(equation: Equation) -> bool:
@@ -167,13 +162,4 @@ class _Schedule:
 
 def reordered(trace: Trace, order: tuple[int, ...]) -> Trace:
     """The trace with its equations in another order, in which each comes after those that it reads."""
-    builder = TraceBuilder(trace.name)
-    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for at in order:
-        equation = trace.equations[at]
-        results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
-    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    return replace(builder.build(outputs), name=trace.name)
+    return cut(trace, equations=(trace.equations[at] for at in order))

@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
-
-import sympy
+from functools import partial
 
 from thunder_fn import ops
-from thunder_fn.constraints import renamed
-from thunder_fn.rules import Mask, memo, rules_of
-from thunder_fn.symbols import finders, made_by, symbols_in
-from thunder_fn.trace import Arg, Atom, Equation, Expr, Op, Source, Trace, TraceBuilder, Var, canonical, map_arg
-
-
-def inline_into(
-    builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], source: Source | None = None
-) -> tuple[Atom, ...]:
-    """Append the equations of a trace, its inputs being the arguments; the trace's outputs as atoms of the builder.
-
-    The source is that of the call which the trace is the body of: modules are named as they are seen from there, and
-    equations that have no source get it.
-    """
-    trace = _with_own_names(builder, trace)
-    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    builder.require(trace.constraints)
-    for equation in trace.equations:
-        where = equation.source.called_from(source) if equation.source else source
-        results = builder.copy(equation, lambda var: env[var.index], source=where)
-        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-
-
-def _with_own_names(builder: TraceBuilder, trace: Trace) -> Trace:
-    """The trace with other names for what it finds in data and the builder knows by its name already.
-
-    A body that is unfolded twice finds two numbers. What its results show, their types say in the trace around it too.
-    """
-    found = finders(trace)
-    if not found:
-        return trace
-    taken = set(symbols_in((builder.inputs, builder.equations)))
-    shown = set(symbols_in((trace.inputs, trace.outputs)))
-    names = {symbol: Expr(_copy_of(symbol, taken)) for symbol in found if symbol in taken and symbol not in shown}
-    return renamed(names)(trace) if names else trace
-
-
-def _copy_of(symbol: sympy.Basic, taken: set[sympy.Basic]) -> sympy.Basic:
-    """A symbol like this one with a name that is not taken: `u0_1`, `u0_2`, ..."""
-    name = str(symbol).split("_")[0]
-    copies = (sympy.Symbol(f"{name}_{i}", **symbol.assumptions0) for i in itertools.count(1))
-    return next(copy for copy in copies if copy not in taken)
-
+from thunder_fn.ir import put, rewritten, walk
+from thunder_fn.rules import DCE, Mask, memo
+from thunder_fn.symbols import finders, made_by
+from thunder_fn.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, cut, map_arg
 
 # ---- dce ----
 
@@ -90,7 +46,7 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
         and all(a is b for a, b in zip(kept, trace.equations, strict=True))
     ):
         return trace, reads
-    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name), reads
+    return cut(trace, equations=kept, outputs=outputs), reads
 
 
 def cut_to(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
@@ -103,7 +59,7 @@ def cut_to(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
             new, reads = _dce_equation(equation, flags)
             kept.append(new)
             need.update(var.index for var in reads)
-    return canonical(trace.inputs, tuple(reversed(kept)), outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, equations=reversed(kept), outputs=outputs)
 
 
 def _dce_equation(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:
@@ -113,7 +69,7 @@ def _dce_equation(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var,
         case "composite":
             return _dce_composite(equation, flags)
         case "structured":
-            new, reads = rules_of(equation).dce(equation, flags)
+            new, reads = DCE.of(equation)(equation, flags)
             bodies = tuple(map(dce, new.bodies))  # a rule may leave bodies as they are
             same = all(old is body for old, body in zip(new.bodies, bodies, strict=True))
             return new if same else replace(new, bodies=bodies), reads
@@ -136,7 +92,7 @@ def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var
     operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
     outputs = tuple(var for var, flag in zip(equation.outputs, flags, strict=True) if flag)
     inputs = tuple(var for var, read in zip(body.inputs, reads, strict=True) if read)
-    closed = canonical(inputs, body.equations, body.outputs, body.constants, body.constraints, body.name)
+    closed = cut(body, inputs=inputs)
     op = ops.composite(ops.short_name(equation.op))
     return Equation(op, operands, (), outputs, (closed,), equation.source), operands
 
@@ -185,7 +141,7 @@ def cse(trace: Trace) -> Trace:
         seen[key] = equation.outputs
         kept.append(Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source))
     outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    return canonical(trace.inputs, tuple(kept), outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, equations=kept, outputs=outputs)
 
 
 # ---- inline ----
@@ -197,26 +153,10 @@ def inline(trace: Trace) -> Trace:
 
     Law: same values, bitwise; idempotent.
     """
-    builder = TraceBuilder(trace.name)
-    arguments = tuple(builder.input(var.type) for var in trace.inputs)
-    outputs = _inline(builder, trace, arguments, None)
-    builder.constraints.extend(trace.constraints)
-    return builder.build(outputs)
+    return rewritten(trace, _unfold)
 
 
-def _inline(
-    builder: TraceBuilder, trace: Trace, arguments: tuple[Atom, ...], source: Source | None
-) -> tuple[Atom, ...]:
-    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
-        where = equation.source.called_from(source) if equation.source else source
-        if equation.op.kind == "composite":
-            operands = tuple(env[var.index] for var in equation.operands)
-            results = _inline(builder, equation.body, operands, where)
-        else:
-            bodies = tuple(map(inline, equation.bodies))
-            results = builder.copy(equation, lambda var: env[var.index], source=where, bodies=bodies)
-        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+def _unfold(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    if equation.op.kind == "composite":
+        return walk(builder, equation.body, operands, partial(_unfold, builder), call=equation.source)
+    return put(builder, equation, operands, bodies=tuple(map(inline, equation.bodies)))

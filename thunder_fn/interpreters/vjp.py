@@ -6,16 +6,17 @@ question, so the work grows with distinct code. Cotangents that are zero are abs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from thunder_fn import ops
 from thunder_fn.derive import alone, vjp_rule
-from thunder_fn.interpreters.activity import activity, contributions, usefulness
-from thunder_fn.interpreters.lean import lean
+from thunder_fn.derive_activity import activity, contributions, usefulness
+from thunder_fn.interpreters.lean import recomputable
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
-from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import Mask, Residual, Split, memo, rules_of
-from thunder_fn.trace import Arg, Atom, Constant, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import inline_into, late_half, put, split, walk
+from thunder_fn.rules import VJP, Mask, Split, memo
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = ops.aten
 
@@ -45,44 +46,53 @@ def split_vjp(
     """
     active = activity(trace, wanted_inputs)
     useful = usefulness(trace, active, wanted_outputs)
-    forward = TraceBuilder(f"{trace.name}_forward")
-    forward.require(trace.constraints)
-    env: dict[int, Atom] = {}
-    for var in trace.inputs:
-        env[var.index] = forward.input(var.type)
-    for constant in trace.constants:
-        env[constant.var.index] = forward.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    steps: list[_Step] = []
-    transposed = transposed_matrices(trace)
-    for equation in trace.equations:
-        operands = tuple(active[var.index] and useful[var.index] for var in equation.operands)
-        outputs = tuple(useful[var.index] for var in equation.outputs)
-        if any(operands) and any(outputs):
-            split = split_of(equation, operands, outputs, transposed, fused=fused)
-            steps.append(_forward_step(forward, env, equation, operands, outputs, split))
-        else:
-            _bind(env, equation.outputs, forward.copy(equation, lambda var: env[var.index]))
-    split = _backward(trace, forward, env, steps, wanted_inputs, wanted_outputs, useful, seeded, fused)
-    return lean(split) if fused else split
+    transposed, builder, steps = transposed_matrices(trace), TraceBuilder(trace.name), list[_Step]()
+
+    def forward(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        asked = tuple([active[var.index] and useful[var.index] for var in equation.operands])
+        given = tuple([useful[var.index] for var in equation.outputs])
+        if not any(asked) or not any(given):
+            return put(builder, equation, operands)
+        found = split_of(equation, asked, given, transposed, fused=fused)
+        results = _put_forward(builder, equation, operands, found)
+        steps.append(_Step(equation, found, asked, given, found.residual_values(operands, results)))
+        return results[: len(equation.outputs)]
+
+    outputs = walk(builder, trace, tuple([builder.input(var.type) for var in trace.inputs]), forward)
+    reshaped, first = reshaped_inputs(builder), builder.num_vars
+    backward = _Backward(builder, fused)
+    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
+        if wanted:
+            backward.seed(atom, isinstance(atom, Var) and useful[atom.index])
+    for var, flag in zip(trace.inputs, seeded or (False,) * len(trace.inputs), strict=True):
+        if flag:
+            backward.seed(var, True)
+    for step in reversed(steps):
+        backward.step(step)
+    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    gradients = [backward.cotangents.get(var.index) for var in asked]
+    found = [gradient for gradient in gradients if gradient is not None]
+    late = range(first, builder.num_vars)
+    again = set(reshaped)
+    is_again = lambda equation: equation.outputs[0].index in again
+    halves = split(builder, late, (outputs, found), again=is_again)
+    if fused:
+        _, carried = late_half(builder, builder.equations, late, found, is_again)
+        again |= recomputable(builder, late, halves, tuple(carried.values()))
+        halves = split(builder, late, (outputs, found), again=is_again)
+    places = iter(range(len(found)))
+    return replace(halves, gradients=tuple([None if gradient is None else next(places) for gradient in gradients]))
 
 
+@dataclass(frozen=True, slots=True)
 class _Step:
-    """An equation that was split: what its backward needs, as variables of the forward."""
+    """An equation that was split; its residuals are atoms of the trace of both halves."""
 
-    __slots__ = ("equation", "operands", "outputs", "residuals", "split")
-
-    def __init__(
-        self, equation: Equation, split: Split, operands: Mask, outputs: Mask, residuals: tuple[Atom, ...]
-    ) -> None:
-        self.equation = equation
-        self.split = split
-        self.operands = operands
-        self.outputs = outputs
-        self.residuals = residuals
-
-
-def _bind(env: dict[int, Atom], variables: tuple[Var, ...], values: tuple[Atom, ...]) -> None:
-    env.update((var.index, value) for var, value in zip(variables, values, strict=True))
+    equation: Equation
+    split: Split
+    operands: Mask
+    outputs: Mask
+    residuals: tuple[Atom, ...]
 
 
 def split_of(
@@ -97,32 +107,21 @@ def split_of(
     if equation.op.kind == "composite":
         return split_vjp(equation.body, operands, outputs, fused=fused)
     if equation.op.kind == "structured":
-        return rules_of(equation).split(equation, operands, outputs)
+        return VJP.of(equation)(equation, operands, outputs)
     layouts = tuple(var.index in transposed for var in equation.operands)
     rule = vjp_rule(alone(equation), operands, outputs, layouts if any(layouts) else ())
     return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs, fused=fused)
 
 
-def _forward_step(
-    forward: TraceBuilder,
-    env: dict[int, Atom],
-    equation: Equation,
-    operands: Mask,
-    outputs: Mask,
-    split: Split,
-) -> _Step:
-    read: Callable[[Var], Arg] = lambda var: env[var.index]
-    arguments = tuple(env[var.index] for var in equation.operands)
+def _put_forward(
+    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...], split: Split
+) -> tuple[Atom, ...]:
     if split.num_extra == 0 and _computes_the_same(equation, split.forward):
-        results = forward.copy(equation, read)
-    elif equation.op.kind == "composite":
-        op = ops.composite(ops.short_name(equation.op))
-        types = split.forward.output_types
-        results = forward.add(op, arguments, types, bodies=(split.forward,), source=equation.source)
-    else:
-        results = inline_into(forward, split.forward, arguments, equation.source)
-    _bind(env, equation.outputs, tuple(results[: len(equation.outputs)]))
-    return _Step(equation, split, operands, outputs, split.residual_values(arguments, results))
+        return put(builder, equation, operands)
+    if equation.op.kind == "composite":
+        op, types = ops.composite(ops.short_name(equation.op)), split.forward.output_types
+        return builder.add(op, operands, types, bodies=(split.forward,), source=equation.source)
+    return inline_into(builder, split.forward, operands, equation.source)
 
 
 def _computes_the_same(equation: Equation, forward: Trace) -> bool:
@@ -131,113 +130,57 @@ def _computes_the_same(equation: Equation, forward: Trace) -> bool:
     return equation.op.kind == "leaf" and forward == alone(equation)
 
 
-def _backward(
-    trace: Trace,
-    forward: TraceBuilder,
-    env: dict[int, Atom],
-    steps: list[_Step],
-    wanted_inputs: Mask,
-    wanted_outputs: Mask,
-    useful: Mask,
-    seeded: Mask,
-    fused: bool,
-) -> Split:
-    backward = TraceBuilder(f"{trace.name}_backward")
-    cotangents: dict[int, Atom] = {}
-    constants = {constant.var.index: constant for constant in forward.constants}
-    carried: dict[int, Var] = {}
-    shapes = reshaped_inputs(forward)
-
-    def accumulate(var: Var, value: Atom) -> None:
-        known = cotangents.get(var.index)
-        cotangents[var.index] = value if known is None else add(backward, known, value)
-
-    residual = _Residuals(backward, constants, shapes, carried)
-
-    given: list[Var] = []
-    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
-        if wanted:
-            given.append(backward.fresh(type_of_cotangent(atom)))
-            if isinstance(atom, Var) and useful[atom.index]:
-                accumulate(atom, given[-1])
-    for var, flag in zip(trace.inputs, seeded or (False,) * len(trace.inputs), strict=True):
-        if flag:
-            given.append(backward.fresh(type_of_cotangent(var)))
-            accumulate(var, given[-1])
-    for step in reversed(steps):
-        _backward_step(backward, step, cotangents, residual, accumulate, fused)
-    gradients = [cotangents.get(var.index) for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
-    backward.inputs = [*carried.values(), *given]
-    return _finish(trace, forward, backward, env, carried, gradients)
-
-
-class _Residuals:
-    """Reads values of the forward in the backward, by `residual(atom)`. An object: a function that calls itself is a cycle."""
-
-    def __init__(
-        self,
-        backward: TraceBuilder,
-        constants: dict[int, Constant],
-        shapes: dict[int, Equation],
-        carried: dict[int, Var],
-    ) -> None:
-        self.backward, self.constants, self.shapes, self.carried = backward, constants, shapes, carried
-        self.again: dict[int, Atom] = {}
-
-    def __call__(self, atom: Atom) -> Atom:
-        if not isinstance(atom, Var):
-            return atom
-        if atom.index in self.constants:
-            constant = self.constants[atom.index]
-            return self.backward.constant(constant.tensor, constant.var.type, owned=constant.owned)
-        if atom.index in self.shapes:
-            if atom.index not in self.again:
-                maker = self.shapes[atom.index]
-                _bind(self.again, maker.outputs, self.backward.copy(maker, self))
-            return self.again[atom.index]
-        if atom.index not in self.carried:
-            self.carried[atom.index] = self.backward.fresh(atom.type)
-        return self.carried[atom.index]
-
-
 def type_of_cotangent(atom: Atom) -> TensorType:
     """The type of a value's cotangent, which is its own."""
     assert isinstance(atom, Var) and isinstance(atom.type, TensorType), "only tensors have cotangents"
     return atom.type
 
 
-def _backward_step(
-    backward: TraceBuilder,
-    step: _Step,
-    cotangents: dict[int, Atom],
-    residual: Callable[[Atom], Atom],
-    accumulate: Callable[[Var, Atom], None],
-    fused: bool,
-) -> None:
-    wanted = [var for var, flag in zip(step.equation.outputs, step.outputs, strict=True) if flag]
-    given = [cotangents.get(var.index) for var in wanted]
-    if all(value is None for value in given) or all(place is None for place in step.split.gradients):
-        return
-    filled = tuple(
-        zeros(backward, type_of_cotangent(var)) if value is None else value
-        for var, value in zip(wanted, given, strict=True)
-    )
-    arguments = (*map(residual, step.residuals), *filled)
-    split, asked = step.split, [var for var, flag in zip(step.equation.operands, step.operands, strict=True) if flag]
-    if step.equation.op.kind == "composite":
-        seeded = _seeded(step, cotangents)
-        if any(seeded):
-            split = split_vjp(step.equation.body, step.operands, step.outputs, seeded, fused=fused)
-        seeds = [var for var, flag in zip(step.equation.operands, seeded, strict=True) if flag]
-        op = ops.composite(f"{ops.short_name(step.equation.op)}_backward")
-        arguments += tuple(cotangents.pop(var.index) for var in seeds)
-        types = split.backward.output_types
-        results = backward.add(op, arguments, types, bodies=(split.backward,), source=step.equation.source)
-    else:
-        results = inline_into(backward, split.backward, arguments, step.equation.source)
-    for var, place in zip(asked, split.gradients, strict=True):
-        if place is not None:
-            accumulate(var, results[place])
+class _Backward:
+    """The backward, appended to the builder that holds the forward; cotangents by variable of the original."""
+
+    def __init__(self, builder: TraceBuilder, fused: bool) -> None:
+        self.builder, self.fused = builder, fused
+        self.cotangents: dict[int, Atom] = {}
+
+    def seed(self, atom: Atom, useful: bool) -> None:
+        """One more input of the backward: a cotangent that is given."""
+        given = self.builder.input(type_of_cotangent(atom))
+        if useful:
+            self.accumulate(atom, given)
+
+    def accumulate(self, atom: Atom, value: Atom) -> None:
+        assert isinstance(atom, Var)
+        known = self.cotangents.get(atom.index)
+        self.cotangents[atom.index] = value if known is None else add(self.builder, known, value)
+
+    def step(self, step: _Step) -> None:
+        """The backward of one equation."""
+        equation, split, builder = step.equation, step.split, self.builder
+        wanted = [var for var, flag in zip(equation.outputs, step.outputs, strict=True) if flag]
+        given = [self.cotangents.get(var.index) for var in wanted]
+        if all(value is None for value in given) or all(place is None for place in split.gradients):
+            return
+        filled = [
+            zeros(builder, type_of_cotangent(var)) if value is None else value
+            for var, value in zip(wanted, given, strict=True)
+        ]
+        arguments = (*step.residuals, *filled)
+        if equation.op.kind == "composite":
+            seeded = _seeded(step, self.cotangents)
+            if any(seeded):
+                split = split_vjp(equation.body, step.operands, step.outputs, seeded, fused=self.fused)
+            seeds = [var for var, flag in zip(equation.operands, seeded, strict=True) if flag]
+            op = ops.composite(f"{ops.short_name(equation.op)}_backward")
+            arguments += tuple(self.cotangents.pop(var.index) for var in seeds)
+            types = split.backward.output_types
+            results = builder.add(op, arguments, types, bodies=(split.backward,), source=equation.source)
+        else:
+            results = inline_into(builder, split.backward, arguments, equation.source)
+        asked = [var for var, flag in zip(equation.operands, step.operands, strict=True) if flag]
+        for var, place in zip(asked, split.gradients, strict=True):
+            if place is not None:
+                self.accumulate(var, results[place])
 
 
 def _seeded(step: _Step, cotangents: dict[int, Atom]) -> Mask:
@@ -247,38 +190,6 @@ def _seeded(step: _Step, cotangents: dict[int, Atom]) -> Mask:
     return tuple(
         flag and count > 1 and var.index in cotangents and operands.count(var) == 1
         for var, flag, count in zip(operands, step.operands, counts, strict=True)
-    )
-
-
-def _finish(
-    trace: Trace,
-    forward: TraceBuilder,
-    backward: TraceBuilder,
-    env: dict[int, Atom],
-    carried: dict[int, Var],
-    gradients: list[Atom | None],
-) -> Split:
-    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    inputs = {var.index: i for i, var in enumerate(forward.inputs)}
-    results = {atom.index: i for i, atom in reversed(list(enumerate(outputs))) if isinstance(atom, Var)}
-    by_index = {var.index: var for equation in forward.equations for var in equation.outputs}
-    extras: list[Var] = []
-    residuals: list[Residual] = []
-    for index in carried:
-        if index in inputs:
-            residuals.append(Residual("input", inputs[index]))
-        elif index in results:
-            residuals.append(Residual("output", results[index]))
-        else:
-            residuals.append(Residual("extra", len(extras)))
-            extras.append(by_index[index])
-    found = [gradient for gradient in gradients if gradient is not None]
-    places = iter(range(len(found)))
-    return Split(
-        forward.build((*outputs, *extras)),
-        backward.build(tuple(found)),
-        tuple(residuals),
-        tuple(None if gradient is None else next(places) for gradient in gradients),
     )
 
 

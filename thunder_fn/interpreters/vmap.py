@@ -6,13 +6,16 @@ and question. Inside, a batched value has its batch dim first; what does not dep
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from thunder_fn import ops
 from thunder_fn.derive import alone
 from thunder_fn.derive_vmap import VmapRule, batched_type, vmap_rule
-from thunder_fn.interpreters.simplify import dce, inline_into
-from thunder_fn.rules import Mask, memo, rules_of
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import inline_into, put, walk
+from thunder_fn.rules import VMAP, Mask, memo
 from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
@@ -25,41 +28,31 @@ The names of these calls, and of the argument."""
 def batch(trace: Trace, batched: Mask, size: Dim, randomness: str = "error") -> tuple[Trace, Mask]:
     """Batch a trace whose batched inputs have a leading batch dim; also which outputs are batched."""
     builder = TraceBuilder(f"vmap_{trace.name}")
-    builder.require(trace.constraints)
-    env: dict[int, Atom] = {}
-    flags: dict[int, bool] = {}
-    for var, flag in zip(trace.inputs, batched, strict=True):
-        env[var.index] = builder.input(batched_type(var.type, size) if flag else var.type)
-        flags[var.index] = flag
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-        flags[constant.var.index] = False
-    for equation in trace.equations:
-        _batch_equation(builder, equation, env, flags, size, randomness)
-    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    return builder.build(outputs), tuple(isinstance(atom, Var) and flags[atom.index] for atom in trace.outputs)
+    arguments = [
+        (builder.input(batched_type(var.type, size) if flag else var.type), flag)
+        for var, flag in zip(trace.inputs, batched, strict=True)
+    ]
+    step = partial(_batch_equation, builder, size=size, randomness=randomness)
+    results = walk(builder, trace, arguments, step, lift=lambda atom: (atom, False))
+    return builder.build(tuple(atom for atom, _ in results)), tuple(flag for _, flag in results)
 
 
 def _batch_equation(
-    builder: TraceBuilder, equation: Equation, env: dict[int, Atom], flags: dict[int, bool], size: Dim, randomness: str
-) -> None:
-    batched = tuple(flags[var.index] for var in equation.operands)
+    builder: TraceBuilder, equation: Equation, operands: tuple[tuple[Atom, bool], ...], size: Dim, randomness: str
+) -> list[tuple[Atom, bool]]:
+    arguments, batched = tuple(atom for atom, _ in operands), tuple(flag for _, flag in operands)
     if not any(batched) and not (ops.has_random(equation) and randomness != "same"):
-        results: tuple[Atom, ...] = builder.copy(equation, lambda var: env[var.index])
-        out_flags: Mask = (False,) * len(equation.outputs)
+        return [(value, False) for value in put(builder, equation, arguments)]
+    new, flags = rule_of(equation, batched, size, randomness)
+    if is_on_rows(equation, batched):
+        results: tuple[Atom, ...] = put(builder, equation, arguments, bodies=(new,), types=new.output_types)
+    elif equation.op.kind == "composite":
+        op = ops.composite(f"vmap_{ops.short_name(equation.op).removeprefix('vmap_')}")
+        results = builder.add(op, arguments, new.output_types, bodies=(new,), source=equation.source)
     else:
-        arguments = tuple(env[var.index] for var in equation.operands)
-        new, out_flags = rule_of(equation, batched, size, randomness)
-        if is_on_rows(equation, batched):
-            results = builder.copy(equation, lambda var: env[var.index], bodies=(new,), types=new.output_types)
-        elif equation.op.kind == "composite":
-            op = ops.composite(f"vmap_{ops.short_name(equation.op).removeprefix('vmap_')}")
-            results = builder.add(op, arguments, new.output_types, bodies=(new,), source=equation.source)
-        else:
-            results = inline_into(builder, new, arguments, equation.source)
-    for var, value, flag in zip(equation.outputs, results, out_flags, strict=True):
-        env[var.index] = value
-        flags[var.index] = flag and isinstance(var.type, TensorType)
+        results = inline_into(builder, new, arguments, equation.source)
+    are_tensors = (isinstance(var.type, TensorType) for var in equation.outputs)
+    return [(value, flag and is_tensor) for value, flag, is_tensor in zip(results, flags, are_tensors, strict=True)]
 
 
 def is_on_rows(equation: Equation, batched: Mask) -> bool:
@@ -73,7 +66,7 @@ def rule_of(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tu
     if equation.op.kind == "composite":
         return batch(equation.body, batched, size, randomness)
     if equation.op.kind == "structured":
-        return rules_of(equation).batch(equation, batched, size, randomness)
+        return VMAP.of(equation)(equation, batched, size, randomness)
     rule = vmap_rule(alone(equation), batched, size, randomness)
     if isinstance(rule, VmapRule):
         return rule.trace, (True,) * len(equation.outputs)

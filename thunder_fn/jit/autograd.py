@@ -19,12 +19,12 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import close_symbols, constraints_of
+from thunder_fn.derive_activity import activity
 from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.executors import Executor, Program, any_fuses, lower
-from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.ir import inline_into, put, rewritten
 from thunder_fn.jit.nodes import Following, Node, call
 from thunder_fn.jit.pieces import Pieces, pieces_of
 from thunder_fn.rules import Split, memo
@@ -128,20 +128,14 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
     ]
     if not any(inside) or sum(differentiable_outputs(trace, wanted)) < 2:
         return trace
-    builder = TraceBuilder(trace.name)
-    builder.require(trace.constraints)
-    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation, flag in zip(trace.equations, inside, strict=True):
-        if flag:
-            operands = tuple(env[var.index] for var in equation.operands)
-            results = inline_into(builder, equation.body, operands, equation.source)
-        else:
-            results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
-    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    return opened(builder.build(outputs), wanted)
+    flags = iter(inside)
+
+    def step(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        if next(flags):
+            return inline_into(builder, equation.body, operands, equation.source)
+        return put(builder, equation, operands)
+
+    return opened(rewritten(trace, step), wanted)
 
 
 def history_of(trace: Trace, atom: Atom) -> Atom:

@@ -16,11 +16,12 @@ from thunder_fn.constraints import close_symbols
 from thunder_fn.errors import located
 from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import inline_into
 from thunder_fn.jit.pieces import Piece, depends
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import bind, is_symbolic, replaced, specialize
-from thunder_fn.trace import Expr, Literal, Trace, TraceBuilder, canonical, vars_in
+from thunder_fn.trace import Expr, Literal, Trace, TraceBuilder, cut, vars_in
 
 if TYPE_CHECKING:
     from thunder_fn.jit.autograd import Bridge
@@ -120,7 +121,7 @@ class Node:
         residuals = tuple(values[number] for number in self.piece.residuals)
         whole = dce(builder.build(inline_into(builder, self.piece.trace, (*residuals, *given))))
         kept = (*(whole.inputs[place] for place in self.needed), *whole.inputs[len(inputs) :])
-        return canonical(kept, whole.equations, whole.outputs, whole.constants, whole.constraints, whole.name)
+        return cut(whole, inputs=kept)
 
     def differentiable(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the piece gives, from the inputs that are needed and the cotangents, so that autograd follows it."""

@@ -19,7 +19,7 @@ from typing import Literal as Choice
 from thunder_fn import ops
 from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.rules import Mask, Split, memo
-from thunder_fn.trace import Atom, Equation, TensorType, Trace, Var, canonical, num_vars
+from thunder_fn.trace import Atom, Equation, TensorType, Trace, Var, cut, num_vars
 
 _ADD = ops.leaf(ops.aten.add.Tensor)
 
@@ -95,7 +95,7 @@ class _Cutting:
         outputs, gives = zip(*self.gradients, strict=True) if self.gradients else ((), ())
         trace = self.trace
         if outputs != trace.outputs:
-            trace = canonical(trace.inputs, trace.equations, outputs, trace.constants, trace.constraints, trace.name)
+            trace = cut(trace, outputs=outputs)
         everything = tuple(range(len(trace.inputs)))
         piece = Piece(trace, everything[: self.count], everything[: len(self.cotangents)], gives)
         return Pieces(tuple(self.edges), (piece,))
@@ -241,7 +241,7 @@ class _Cutting:
         inputs = (*(self.trace.inputs[place] for place in residuals), *(var for _, var in takes))
         equations = tuple(self.trace.equations[position] for position in positions)
         outputs, whole = tuple(atom for atom, _ in gives), self.trace
-        trace = canonical(inputs, equations, outputs, whole.constants, whole.constraints, whole.name)
+        trace = cut(whole, inputs=inputs, equations=equations, outputs=outputs)
         return Piece(trace, residuals, tuple(edge for edge, _ in takes), tuple(target for _, target in gives))
 
     def needed(self, atoms: Sequence[Atom], known: Collection[int]) -> tuple[list[int], set[int]]:

@@ -39,7 +39,7 @@ from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
 from thunder_fn.jit.options import Options, calls_within
 from thunder_fn.jit.outside import Outside, watching
 from thunder_fn.jit.prologue import prologue_trace, structure_text
-from thunder_fn.trace import Source, Trace, Var, canonical
+from thunder_fn.trace import Source, Trace, Var, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +211,7 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
         return trace, ()
     inputs = (*trace.inputs, *(constant.var for constant in moved))
     left = tuple(constant for constant in trace.constants if constant.owned)
-    closed = canonical(inputs, trace.equations, trace.outputs, left, trace.constraints, trace.name)
+    closed = cut(trace, inputs=inputs, constants=left)
     return closed, tuple(constant.tensor for constant in moved)
 
 

@@ -13,7 +13,7 @@ import torch
 from thunder_fn.derive_autocast import TO_COPY
 from thunder_fn.errors import RewriteError, kind_of, located, with_article
 from thunder_fn.interpreters.representation import Kept, Representation
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into
 from thunder_fn.rewrites.scheme import Parts, Scheme, Shape
 from thunder_fn.rewrites.stacks import layer_type, stack_of
 from thunder_fn.rewrites.tracing import traced

@@ -18,7 +18,7 @@ from thunder_fn.interpreters.ranks import GATHER
 from thunder_fn.interpreters.representation import Representation, Step
 from thunder_fn.interpreters.rewrite import Rewrite
 from thunder_fn.interpreters.schedule import InFlight, overlapped
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into
 from thunder_fn.rewrites.tracing import traced
 from thunder_fn.rules import memo
 from thunder_fn.structured.checkpoint import alone

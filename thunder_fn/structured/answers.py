@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from thunder_fn.ir import put, walk
 from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint_name import NAME
 from thunder_fn.structured.policies import Answer, ask
 from thunder_fn.structured.selective import Selective
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, canonical, map_arg
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, map_arg
 
 Answers: TypeAlias = dict[int, Answer]
 """What is kept, by variable, and how."""
@@ -43,20 +44,15 @@ def _answer(equation: Equation) -> Answer | None:
 def _mark(
     builder: TraceBuilder, trace: Trace, inputs: tuple[Atom, ...], policy: Callable[[Equation], Any]
 ) -> tuple[Atom, ...]:
-    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, inputs, strict=True)}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
+    def step(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         answer = ask(policy, equation)
         if equation.op.kind == "composite" or equation.op == CALL:
-            operands = tuple(env[var.index] for var in equation.operands)
             results = _mark(builder, equation.body, operands, policy)
         else:
-            results = builder.copy(equation, lambda var: env[var.index])
-        if answer != "recompute":
-            results = tuple(_marked(builder, value, answer) for value in results)
-        env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+            results = put(builder, equation, operands)
+        return results if answer == "recompute" else tuple(_marked(builder, value, answer) for value in results)
+
+    return walk(builder, trace, inputs, step)
 
 
 def _marked(builder: TraceBuilder, value: Atom, answer: Answer) -> Atom:
@@ -104,7 +100,7 @@ def _with_operands(equation: Equation, read: Callable[[Var], Any]) -> Equation:
 def _renumbered(
     flat: Trace, equations: list[Equation], outputs: tuple[Atom, ...], answers: Answers
 ) -> tuple[Trace, Answers]:
-    trace = canonical(flat.inputs, tuple(equations), outputs, flat.constants, flat.constraints, flat.name)
+    trace = cut(flat, equations=equations, outputs=outputs)
     olds = (var for equation in equations for var in equation.outputs)
     news = (var for equation in trace.equations for var in equation.outputs)
     names = {old.index: new.index for old, new in zip(olds, news, strict=True)}

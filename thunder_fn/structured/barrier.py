@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into
 from thunder_fn.trace import Literal, TensorType, Trace, TraceBuilder
 
 _LIBRARY = torch.library.Library("thunder_fn", "FRAGMENT")

@@ -23,7 +23,6 @@ from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.vjp import split_vjp, vjp
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.rules import Mask, Split
-from thunder_fn.structured.bodies import body_activity
 from thunder_fn.trace import Equation, Literal, Op, Trace, TraceBuilder, Type, as_dim, type_of_value
 
 Values = tuple[Any, ...]
@@ -49,21 +48,12 @@ def bind_composite(recorder: Recorder, name: str, body: Trace, values: Sequence[
     op = ops.composite(name)
     if not can_bind(recorder, values):
         return apply_inside(recorder, body, values, op)
-    return bind_structured(recorder, op, values, (body,), body.output_types, BodyRules)
+    return bind_structured(recorder, op, values, (body,), body.output_types, split_body)
 
 
-class BodyRules:
-    """The rules of a composite: its body's."""
-
-    @staticmethod
-    def activity(equation: Equation, active: Mask) -> Mask:
-        """Which outputs depend on the active operands."""
-        return body_activity(equation.body, active)
-
-    @staticmethod
-    def split(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-        """The body in two."""
-        return split_vjp(equation.body, wanted_inputs, wanted_outputs)
+def split_body(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Split a composite: its body in two."""
+    return split_vjp(equation.body, wanted_inputs, wanted_outputs)
 
 
 class _Wrapped(torch.autograd.Function):

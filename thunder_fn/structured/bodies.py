@@ -18,10 +18,11 @@ from thunder_fn.capture.python_numbers import running
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.constraints import equations_between
+from thunder_fn.derive_activity import activity
 from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, kind_of, located
-from thunder_fn.interpreters.activity import activity
 from thunder_fn.interpreters.autocast import ending_in
-from thunder_fn.interpreters.simplify import inline_into, is_kept
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import Substitution, finders, mentions
 from thunder_fn.trace import (
@@ -34,7 +35,7 @@ from thunder_fn.trace import (
     TraceBuilder,
     Type,
     Var,
-    canonical,
+    cut,
     num_vars,
     type_of_value,
 )
@@ -188,7 +189,7 @@ def body_activity(body: Trace, active: Mask) -> Mask:
 def without_inputs(trace: Trace, reads: Mask) -> Trace:
     """The trace without the inputs that it does not read."""
     inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
-    return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, inputs=inputs)
 
 
 def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
@@ -218,7 +219,7 @@ def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
     extra: list[Var] = []
     for index, (key, tensor) in enumerate(closures.items()):
         extra.append(own.get(key) or Var(bound + index, type_of_value(tensor)))
-    return canonical((*trace.inputs, *extra), trace.equations, trace.outputs, (), trace.constraints, trace.name)
+    return cut(trace, inputs=(*trace.inputs, *extra), constants=())
 
 
 def tensor_leaves(tree: Any) -> list[torch.Tensor]:

@@ -23,16 +23,14 @@ from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.rules import Mask, Split, StructuredOp, register
+from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Split
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.running import body_function
 from thunder_fn.structured.wrapping import (
     wrapped_again,
-    wrapper_activity_rule,
     wrapper_batch_rule,
     wrapper_check_rule,
     wrapper_dce_rule,
-    wrapper_jvp_rule,
     wrapper_lower_rule,
 )
 from thunder_fn.trace import Equation, Literal, Op, Trace
@@ -49,6 +47,7 @@ def call_options(equation: Equation) -> tuple[str, Hashable]:
 # ---- check ----
 
 
+@CHECK.rule("call")
 def call_check_rule(equation: Equation) -> None:
     """One body on the operands; the outputs have its types; there are a name and options."""
     if [key for key, _ in equation.kwargs] != ["name", "options"]:
@@ -59,6 +58,7 @@ def call_check_rule(equation: Equation) -> None:
 # ---- evaluate ----
 
 
+@EVALUATE.rule("call")
 def call_evaluate_rule(bodies: Sequence[Trace], *operands: Any, name: str, options: Hashable) -> tuple[Any, ...]:
     """Run the body; inside a capture, record the equation."""
     recorder, (body,) = current(), bodies
@@ -77,6 +77,7 @@ def bind_call(
 # ---- split ----
 
 
+@VJP.rule("call")
 def call_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """A call of the body's forward, and a call of its backward."""
     split = self_contained(split_vjp(equation.body, wanted_inputs, wanted_outputs))
@@ -87,23 +88,13 @@ def call_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
 # ---- partial evaluation ----
 
 
+@PARTIAL_EVAL.rule("call")
 def call_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
     """A call of each half of the body."""
     return partial_eval(equation.body, known, flags)
 
 
-register(
-    StructuredOp(
-        CALL.name,
-        check=call_check_rule,
-        evaluate=call_evaluate_rule,
-        activity=wrapper_activity_rule,
-        jvp=wrapper_jvp_rule,
-        split=call_split_rule,
-        batch=wrapper_batch_rule,
-        dce=wrapper_dce_rule,
-        lower=wrapper_lower_rule,
-        divide=call_divide_rule,
-        keeps_types=False,
-    )
-)
+VMAP.enter(wrapper_batch_rule, "call")
+DCE.enter(wrapper_dce_rule, "call")
+LOWER.enter(wrapper_lower_rule, "call")
+FREE_TYPES.enter(True, "call")

@@ -21,11 +21,11 @@ from thunder_fn import ops
 from thunder_fn.capture import current
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vjp import full, split_vjp
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, register
+from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
+from thunder_fn.rules import CHECK, DCE, EVALUATE, VJP, VMAP, Mask, Split
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import expand, tensor_type, without_inputs
 from thunder_fn.structured.cond import where
@@ -35,11 +35,8 @@ from thunder_fn.structured.while_parts import (
     BOOL,
     COUNT,
     While,
-    active_carry,
     add_while,
     expanded_carry,
-    jvp_body,
-    operands_with_tangents,
 )
 from thunder_fn.trace import (
     Atom,
@@ -77,6 +74,7 @@ def add_carry_at(
 # ---- check ----
 
 
+@CHECK.rule("carry_at")
 def carry_at_check_rule(equation: Equation) -> None:
     """The body takes consts and carry and gives the carry's types; the index is an int64, or one for each example."""
     index, *operands = equation.operands
@@ -131,6 +129,7 @@ def histories() -> Generator[None]:
         _histories.reset(token)
 
 
+@EVALUATE.rule("carry_at")
 def carry_at_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, num_consts: int) -> tuple[Any, ...]:
     """Look the carry up, or run the body from the last one that is known; inside a capture, record the equation."""
     recorder, (body,) = current(), bodies
@@ -156,27 +155,10 @@ def carry_at_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, 
 # ---- jvp ----
 
 
-def carry_at_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Active carries stay active."""
-    return active_carry(While.of(equation), equation.body, active[1:])
-
-
-def carry_at_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The carry of the loop of the body's jvp."""
-    loop, active = While.of(equation), active[1:]
-    consts, _ = loop.parts(active)
-    carry = active_carry(loop, equation.body, active)
-    rule = push_forward(equation.body, (*consts, *carry))
-    builder = TraceBuilder("carry_at_jvp")
-    index, *primals = (builder.input(var.type) for var in equation.operands)
-    values = operands_with_tangents(builder, loop, primals, active, carry)
-    new = jvp_body(loop, rule, consts, carry)
-    return JvpRule(builder.build(add_carry_at(builder, new, index, *values, equation.source)), carry)
-
-
 # ---- split ----
 
 
+@VJP.rule("carry_at")
 def carry_at_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """As the loop that it is."""
     return split_vjp(as_while(equation), wanted_inputs, wanted_outputs)
@@ -215,6 +197,7 @@ def _inputs(name: str, types: tuple[tuple[Type, ...], ...]) -> tuple[TraceBuilde
 # ---- vmap ----
 
 
+@VMAP.rule("carry_at")
 def carry_at_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The carry of the batched loop; with an index for each example, each takes its own."""
     index_is_batched, *rest = batched
@@ -242,6 +225,7 @@ def carry_at_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness
 # ---- simplify ----
 
 
+@DCE.rule("carry_at")
 def carry_at_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop carries that no wanted carry ever reads, and consts that nothing reads."""
     loop, body = While.of(equation), equation.body
@@ -258,15 +242,21 @@ def carry_at_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple
     return Equation(CARRY_AT, operands, kwargs, outputs, (without_inputs(new, kept),), equation.source), operands
 
 
-register(
-    StructuredOp(
-        CARRY_AT.name,
-        check=carry_at_check_rule,
-        evaluate=carry_at_evaluate_rule,
-        activity=carry_at_activity_rule,
-        jvp=carry_at_jvp_rule,
-        split=carry_at_split_rule,
-        batch=carry_at_batch_rule,
-        dce=carry_at_dce_rule,
+@wiring("carry_at")
+def carry_at_wiring(equation: Equation) -> Wiring:
+    """Wire a loop whose number of steps is the first operand."""
+    first, carries = 1 + While.of(equation).num_consts, range(len(equation.outputs))
+    return Wiring(
+        (
+            *body_ports(equation, 0, 1),
+            *((("out", 0, i), ("in", 0, first - 1 + i)) for i in carries),
+            *((("operand", first + i), ("result", i)) for i in carries),
+        ),
+        (("operand", 0),),
     )
-)
+
+
+@COUNTS.rule("carry_at")
+def carry_at_counts_rule(equation: Equation, sizes: Sequence[int]) -> dict[str, int]:
+    """Count the atoms of the consts, which stand behind the number of steps."""
+    return {"num_consts": sum(sizes[1 : 1 + While.of(equation).num_consts])}

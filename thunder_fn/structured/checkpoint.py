@@ -30,7 +30,7 @@ from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.partial import partial_eval
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.rules import Mask, Residual, Split, StructuredOp, register
+from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Residual, Split
 from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.bind import bind
@@ -41,15 +41,13 @@ from thunder_fn.structured.remat import keep_random, numbers_read, recompute, va
 from thunder_fn.structured.selective import Selective, policy_of_contexts
 from thunder_fn.structured.wrapping import (
     wrapped,
-    wrapper_activity_rule,
     wrapper_batch_rule,
     wrapper_check_rule,
     wrapper_dce_rule,
-    wrapper_jvp_rule,
 )
 from thunder_fn.symbols import finders
 from thunder_fn.text import shown
-from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, canonical
+from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, cut
 
 CHECKPOINT = Op("structured", "checkpoint")
 
@@ -57,6 +55,7 @@ CHECKPOINT = Op("structured", "checkpoint")
 # ---- check ----
 
 
+@CHECK.rule("checkpoint")
 def checkpoint_check_rule(equation: Equation) -> None:
     """One body on the operands; the outputs have its types; the policy is one."""
     wrapper_check_rule(equation)
@@ -73,6 +72,7 @@ def policy_of(equation: Equation) -> Policy:
 # ---- evaluate ----
 
 
+@EVALUATE.rule("checkpoint")
 def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: Any) -> tuple[Any, ...]:
     """Run the body; inside a capture, record the equation. Where values are cheap to have again, autograd is told so."""
     recorder, (body,) = current(), bodies
@@ -92,6 +92,7 @@ def alone(body: Trace, policy: Policy) -> Trace:
 # ---- split ----
 
 
+@VJP.rule("checkpoint")
 def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The forward keeps what the policy says; the backward computes the rest again."""
     return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
@@ -145,6 +146,7 @@ def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Se
 # ---- lower ----
 
 
+@LOWER.rule("checkpoint")
 def checkpoint_lower_rule(equation: Equation) -> Trace:
     """The body behind a barrier: what it computes is never taken from what was computed before."""
     return behind_barrier(equation.body)
@@ -153,6 +155,7 @@ def checkpoint_lower_rule(equation: Equation) -> Trace:
 # ---- partial evaluation ----
 
 
+@PARTIAL_EVAL.rule("checkpoint")
 def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
     """The first half keeps what the policy says; the second computes the rest again, from the known operands."""
     policy, count = policy_of(equation), sum(flags)
@@ -165,26 +168,14 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     forward = forward_keeping(flat, count, stored)
     handed_on = tuple(forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs)
     outputs = (*forward.outputs[:count], *handed_on, *forward.outputs[count:])
-    whole = canonical(forward.inputs, forward.equations, outputs, forward.constants, name=forward.name)
+    whole = cut(forward, outputs=outputs)
     parts = Split(first, second, tuple(Residual("extra", i) for i in range(len(needed))), ())
     return whole, backward_computing(parts, flat, needed, plan, stored)
 
 
-register(
-    StructuredOp(
-        CHECKPOINT.name,
-        check=checkpoint_check_rule,
-        evaluate=checkpoint_evaluate_rule,
-        activity=wrapper_activity_rule,
-        jvp=wrapper_jvp_rule,
-        split=checkpoint_split_rule,
-        batch=wrapper_batch_rule,
-        dce=wrapper_dce_rule,
-        lower=checkpoint_lower_rule,
-        divide=checkpoint_divide_rule,
-        keeps_types=False,
-    )
-)
+VMAP.enter(wrapper_batch_rule, "checkpoint")
+DCE.enter(wrapper_dce_rule, "checkpoint")
+FREE_TYPES.enter(True, "checkpoint")
 
 
 # ---- functions ----

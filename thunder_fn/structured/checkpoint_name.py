@@ -15,9 +15,10 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.check import check_types
+from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.vmap import batched_type
-from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, register
+from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split
 from thunder_fn.structured.bind import bind
 from thunder_fn.trace import Dim, Equation, Literal, Op, Trace, TraceBuilder, Type, Var, type_of_value
 
@@ -31,11 +32,13 @@ def name_of(equation: Equation) -> str | None:
     return next((arg.value for key, arg in equation.kwargs if key == "name" and isinstance(arg, Literal)), None)
 
 
+@CHECK.rule("checkpoint_name")
 def name_check_rule(equation: Equation) -> None:
     """One operand; the output has its type."""
     check_types(equation, tuple(var.type for var in equation.operands), "the operand is")
 
 
+@EVALUATE.rule("checkpoint_name")
 def name_evaluate_rule(bodies: Sequence[Trace], value: Any, **labels: Any) -> tuple[Any, ...]:
     """The value; inside a capture, recorded."""
     recorder = current()
@@ -44,11 +47,13 @@ def name_evaluate_rule(bodies: Sequence[Trace], value: Any, **labels: Any) -> tu
     return bind(recorder, NAME, (value,), (), (type_of_value(value),), **labels)
 
 
+@ACTIVE.rules.rule("checkpoint_name")
 def name_activity_rule(equation: Equation, active: Mask) -> Mask:
     """As its operand."""
     return active
 
 
+@JVP.rule("checkpoint_name")
 def name_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """Name the primal, pass the tangent."""
     builder = TraceBuilder("checkpoint_name_jvp")
@@ -57,6 +62,7 @@ def name_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     return JvpRule(builder.build((*_named(builder, equation, value), tangent)), active)
 
 
+@VJP.rule("checkpoint_name")
 def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Name the value, pass the cotangent."""
     identity = TraceBuilder("checkpoint_name_backward")
@@ -65,16 +71,19 @@ def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     return Split(_alone(equation, equation.operands[0].type), identity.build((cotangent,)), residuals, (0,))
 
 
+@VMAP.rule("checkpoint_name")
 def name_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Name the batch."""
     return _alone(equation, batched_type(equation.operands[0].type, size)), (True,)
 
 
+@DCE.rule("checkpoint_name")
 def name_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Keep it: it is asked only if it is wanted."""
     return equation, equation.operands
 
 
+@LOWER.rule("checkpoint_name")
 def name_lower_rule(equation: Equation) -> Trace:
     """Nothing."""
     builder = TraceBuilder("checkpoint_name")
@@ -90,20 +99,7 @@ def _alone(equation: Equation, type: Type) -> Trace:
     return builder.build(_named(builder, equation, builder.input(type)))
 
 
-register(
-    StructuredOp(
-        NAME.name,
-        check=name_check_rule,
-        evaluate=name_evaluate_rule,
-        activity=name_activity_rule,
-        jvp=name_jvp_rule,
-        split=name_split_rule,
-        batch=name_batch_rule,
-        dce=name_dce_rule,
-        lower=name_lower_rule,
-        keeps_types=False,
-    )
-)
+FREE_TYPES.enter(True, "checkpoint_name")
 
 
 # ---- for users ----

@@ -24,15 +24,14 @@ from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce, dce_to, inline_into, is_kept
+from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
+from thunder_fn.ir import Wiring, body_ports, inline_into, wiring
+from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, INVARIANT, VJP, VMAP, Mask
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (
     agreed,
-    body_activity,
     capture_bodies,
     check_functions,
     decided,
@@ -47,7 +46,7 @@ from thunder_fn.structured.bodies import (
     without_inputs,
 )
 from thunder_fn.structured.choice_types import check_branches, check_names, new_names, types_of_choice
-from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union, zeros_of
+from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union
 from thunder_fn.structured.loop import Loop, add_scan
 from thunder_fn.structured.running import body_function
 from thunder_fn.symbols import made_by
@@ -61,7 +60,6 @@ from thunder_fn.trace import (
     Trace,
     TraceBuilder,
     Var,
-    canonical,
 )
 
 aten = torch.ops.aten
@@ -74,6 +72,7 @@ LOOP = (("batched", Literal("loop")),)
 # ---- check ----
 
 
+@CHECK.rule("cond", "switch")
 def cond_check_rule(equation: Equation) -> None:
     """A scalar choice, bodies on the operands, equal output types."""
     choice, *operands = equation.operands
@@ -90,6 +89,7 @@ def cond_check_rule(equation: Equation) -> None:
 # ---- evaluate ----
 
 
+@EVALUATE.rule("cond")
 def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any, **options: Any) -> tuple[Any, ...]:
     """Run the chosen body; inside a capture, record the choice."""
     recorder = current()
@@ -98,6 +98,7 @@ def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any, **opt
     return body_function(bodies[0] if pred else bodies[1])(*operands)
 
 
+@EVALUATE.rule("switch")
 def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, **options: Any) -> tuple[Any, ...]:
     """Run the chosen body, the index clamped; inside a capture, record the choice."""
     recorder = current()
@@ -110,50 +111,16 @@ def _bind(recorder: Any, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...
     return bind(recorder, op, values, bodies, types_of_choice(bodies, new_names(recorder)), **options)
 
 
+@INVARIANT.rule("cond", "switch")
 def cond_constants_rule(equation: Equation) -> Mask:
     """All but the choice."""
     return (False, *(True for _ in equation.operands[1:]))
 
 
-# ---- jvp ----
-
-
-def cond_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """An output is active if it is in any branch."""
-    return union([body_activity(body, active[1:]) for body in equation.bodies])
-
-
-def cond_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The same choice between the branches' jvps; a tangent that one branch lacks is zeros there."""
-    rules = [push_forward(body, active[1:]) for body in equation.bodies]
-    moved = union([rule.active_outputs for rule in rules])
-    bodies = tuple(_with_tangents(rule, moved, len(equation.outputs)) for rule in rules)
-    chosen = one_choice(equation, bodies, (equation.operands[0].type, *bodies[0].input_types))
-    return JvpRule(_with_input(chosen, len(active), equation.operands[0]) if active[0] else chosen, moved)
-
-
-def _with_input(trace: Trace, position: int, var: Var) -> Trace:
-    """The trace with one more input, the tangent of a floating choice, that it does not read."""
-    inputs = (*trace.inputs[:position], Var(-1, var.type), *trace.inputs[position:])
-    return canonical(inputs, trace.equations, trace.outputs, trace.constants, trace.constraints, trace.name)
-
-
-def _with_tangents(rule: JvpRule, moved: Mask, count: int) -> Trace:
-    builder = TraceBuilder(rule.trace.name)
-    arguments = tuple(builder.input(type) for type in rule.trace.input_types)
-    results = inline_into(builder, rule.trace, arguments)
-    supply = iter(results[count:])
-    tangents: list[Atom] = []
-    for type, own, wanted in zip(rule.trace.output_types[:count], rule.active_outputs, moved, strict=True):
-        value = next(supply) if own else None
-        if wanted:
-            tangents.append(value if value is not None else zeros_of(builder, type))
-    return builder.build((*results[:count], *tangents))
-
-
 # ---- vmap ----
 
 
+@VMAP.rule("cond", "switch")
 def cond_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """One choice for all examples stays a choice; a choice for each example becomes a select, or a loop if asked."""
     if batched[0] and made_by(equation):
@@ -278,6 +245,7 @@ def where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> 
 # ---- simplify ----
 
 
+@DCE.rule("cond", "switch")
 def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop outputs and operands that no branch needs."""
     done = [dce_to(body, wanted) for body in equation.bodies]
@@ -288,21 +256,8 @@ def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     return Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source), operands
 
 
-for _op, _evaluate in ((COND, cond_evaluate_rule), (SWITCH, switch_evaluate_rule)):
-    register(
-        StructuredOp(
-            _op.name,
-            check=cond_check_rule,
-            evaluate=_evaluate,
-            activity=cond_activity_rule,
-            jvp=cond_jvp_rule,
-            split=cond_split_rule,
-            batch=cond_batch_rule,
-            dce=cond_dce_rule,
-            constants=cond_constants_rule,
-            keeps_types=False,
-        )
-    )
+VJP.enter(cond_split_rule, "cond", "switch")
+FREE_TYPES.enter(True, "cond", "switch")
 
 
 # ---- for users ----
@@ -382,3 +337,10 @@ def _choose(
 
 
 divert("cond", cond)
+
+
+@wiring("cond", "switch")
+def cond_wiring(equation: Equation) -> Wiring:
+    """Wire every branch to the operands behind the choice, which is control."""
+    bodies = range(len(equation.bodies))
+    return Wiring(tuple(pair for body in bodies for pair in body_ports(equation, body, 1)), (("operand", 0),))

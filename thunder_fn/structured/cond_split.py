@@ -12,8 +12,8 @@ from dataclasses import replace
 from thunder_fn import ops
 from thunder_fn.capture.decided import ASSERT
 from thunder_fn.constraints import equality, names_of, renamed
-from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp, zeros
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.structured.choice_types import names_in, types_of_choice
 from thunder_fn.structured.recomputed import found_again

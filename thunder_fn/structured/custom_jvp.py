@@ -34,13 +34,15 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.followed import evaluate_followed
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
+from thunder_fn.ir import inline_into
+from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
@@ -54,6 +56,7 @@ CUSTOM_JVP = Op("structured", "custom_jvp")
 # ---- check ----
 
 
+@CHECK.rule("custom_jvp")
 def custom_jvp_check_rule(equation: Equation) -> None:
     """The primal body on the operands; the jvp, where it is there, fits it."""
     check_operands(equation, equation.operands, equation.bodies[0])
@@ -86,6 +89,7 @@ def call_of(equation: Equation) -> Any:
 # ---- evaluate ----
 
 
+@EVALUATE.rule("custom_jvp")
 def custom_jvp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
     """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
     recorder, primal = current(), bodies[0]
@@ -97,6 +101,7 @@ def custom_jvp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
 # ---- jvp ----
 
 
+@ACTIVE.rules.rule("custom_jvp")
 def custom_jvp_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Every differentiable output depends on every tensor of the arguments."""
     count = num_args(equation)
@@ -105,6 +110,7 @@ def custom_jvp_activity_rule(equation: Equation, active: Mask) -> Mask:
     return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
 
 
+@JVP.rule("custom_jvp")
 def custom_jvp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The user's rule, with zeros for the tangents that are absent."""
     equation, count = expanded(equation), num_args(equation)
@@ -174,6 +180,7 @@ def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured
 # ---- split ----
 
 
+@VJP.rule("custom_jvp")
 def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Transpose the rule."""
     wanted = tuple(flag and index < num_args(equation) for index, flag in enumerate(wanted_inputs))
@@ -187,6 +194,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 # ---- vmap ----
 
 
+@VMAP.rule("custom_jvp")
 def custom_jvp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Both bodies in batches; every output counts as batched."""
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
@@ -239,24 +247,13 @@ class BatchedCall:
 # ---- lower ----
 
 
+@LOWER.rule("custom_jvp")
 def custom_jvp_lower_rule(equation: Equation) -> Trace:
     """The primal function."""
     return equation.bodies[0]
 
 
-register(
-    StructuredOp(
-        CUSTOM_JVP.name,
-        check=custom_jvp_check_rule,
-        evaluate=custom_jvp_evaluate_rule,
-        activity=custom_jvp_activity_rule,
-        jvp=custom_jvp_jvp_rule,
-        split=custom_jvp_split_rule,
-        batch=custom_jvp_batch_rule,
-        dce=keep_all,
-        lower=custom_jvp_lower_rule,
-    )
-)
+DCE.enter(keep_all, "custom_jvp")
 
 
 # ---- for users ----

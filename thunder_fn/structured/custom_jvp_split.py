@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from thunder_fn.interpreters.partial import partial_eval
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.partial import partial_split
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import split_vjp, zeros
-from thunder_fn.rules import JvpRule, Mask, Residual, Split
-from thunder_fn.trace import Atom, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir import inline_into
+from thunder_fn.rules import JvpRule, Mask, Split
+from thunder_fn.trace import TensorType, TraceBuilder
 
 
 @lru_cache(maxsize=4096)
@@ -23,13 +24,12 @@ def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) ->
     """
     num_primals, num_tangents = len(active), sum(active)
     known_outputs = (True,) * count + (False,) * (len(rule.trace.outputs) - count)
-    known, linear = partial_eval(rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs)
-    num_kept = len(linear.inputs) - num_tangents
+    halves = partial_split(rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs)
+    linear, num_kept = halves.backward, len(halves.residuals)
     moved = (wanted for wanted, flag in zip(wanted_outputs, rule.active_outputs, strict=True) if flag)
     back = split_vjp(linear, (False,) * num_kept + (True,) * num_tangents, tuple(moved))
-    places, extras = _placed(known, count)
     builder = TraceBuilder(f"{rule.trace.name}_transposed")
-    kept = [builder.input(type) for type in known.output_types[count:]]
+    kept = [builder.input(type) for type in linear.input_types[:num_kept]]
     given = [
         builder.input(type)
         for type, wanted in zip(rule.trace.output_types[:count], wanted_outputs, strict=True)
@@ -39,20 +39,4 @@ def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) ->
     results = inline_into(builder, back.forward, (*kept, *nothing))
     residuals = back.residual_values((*kept, *nothing), results)
     gradients = inline_into(builder, back.backward, (*residuals, *given))
-    forward = Trace(known.inputs, known.equations, (*known.outputs[:count], *extras), known.constants, name=known.name)
-    return Split(dce(forward), dce(builder.build(gradients)), places, back.gradients)
-
-
-def _placed(known: Trace, count: int) -> tuple[tuple[Residual, ...], list[Atom]]:
-    """Where each of the residuals is: an input or an output again, or an extra output."""
-    inputs, outputs, extras = list(known.inputs), list(known.outputs[:count]), list[Atom]()
-    places: list[Residual] = []
-    for atom in known.outputs[count:]:
-        if isinstance(atom, Var) and atom in inputs:
-            places.append(Residual("input", inputs.index(atom)))
-        elif atom in outputs:
-            places.append(Residual("output", outputs.index(atom)))
-        else:
-            places.append(Residual("extra", len(extras)))
-            extras.append(atom)
-    return tuple(places), extras
+    return Split(dce(halves.forward), dce(builder.build(gradients)), halves.residuals, back.gradients)

@@ -32,14 +32,16 @@ from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce, inline_into
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import JvpRule, Mask, Residual, Split, StructuredOp, keep_all, register
+from thunder_fn.ir import inline_into
+from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split, keep_all
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
@@ -54,7 +56,7 @@ from thunder_fn.structured.vjp_rules import (
     capture_vmap,
     is_being_captured,
 )
-from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, cut
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
 
@@ -62,6 +64,7 @@ CUSTOM_VJP = Op("structured", "custom_vjp")
 # ---- check ----
 
 
+@CHECK.rule("custom_vjp")
 def custom_vjp_check_rule(equation: Equation) -> None:
     """The primal body on the operands; fwd and bwd, where they are there, fit it and each other."""
     primal, *rest = equation.bodies
@@ -101,6 +104,7 @@ def _backward_types(equation: Equation, fwd: Trace, places: Places) -> tuple[Typ
 # ---- evaluate ----
 
 
+@EVALUATE.rule("custom_vjp")
 def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
     """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
     recorder, primal = current(), bodies[0]
@@ -112,6 +116,7 @@ def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
 # ---- jvp ----
 
 
+@ACTIVE.rules.rule("custom_vjp")
 def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Every differentiable output depends on every tensor of the arguments."""
     count = len(gradients_of(equation))
@@ -120,6 +125,7 @@ def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
     return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
 
 
+@JVP.rule("custom_vjp")
 def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The function's own forward derivative, or the jvp of the primal function."""
     call = call_of(equation)
@@ -145,6 +151,7 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
 # ---- split ----
 
 
+@VJP.rule("custom_vjp")
 def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """fwd and bwd. A residual that is an operand or an output is passed again, not kept twice."""
     check_wanted = getattr(call_of(equation), "check_wanted", None)
@@ -166,7 +173,7 @@ def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
             residuals.append(Residual("extra", len(extras)))
             extras.append(atom)
     residuals += [Residual("input", index) for index in range(len(places), len(equation.operands))]
-    forward = Trace(fwd.inputs, fwd.equations, (*outputs, *extras), fwd.constants, fwd.constraints, fwd.name)
+    forward = cut(fwd, outputs=(*outputs, *extras))
     backward, found = _backward(equation, fwd, bwd, wanted_inputs, wanted_outputs)
     return Split(dce(forward), backward, tuple(residuals), found)
 
@@ -210,6 +217,7 @@ def expanded(equation: Equation) -> Equation:
 # ---- vmap ----
 
 
+@VMAP.rule("custom_vjp")
 def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """All bodies in batches. The gradient of an operand that all examples share is the sum of theirs.
 
@@ -238,24 +246,13 @@ def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomne
 # ---- lower ----
 
 
+@LOWER.rule("custom_vjp")
 def custom_vjp_lower_rule(equation: Equation) -> Trace:
     """The primal function."""
     return equation.bodies[0]
 
 
-register(
-    StructuredOp(
-        CUSTOM_VJP.name,
-        check=custom_vjp_check_rule,
-        evaluate=custom_vjp_evaluate_rule,
-        activity=custom_vjp_activity_rule,
-        jvp=custom_vjp_jvp_rule,
-        split=custom_vjp_split_rule,
-        batch=custom_vjp_batch_rule,
-        dce=keep_all,
-        lower=custom_vjp_lower_rule,
-    )
-)
+DCE.enter(keep_all, "custom_vjp")
 
 
 # ---- for users ----

@@ -26,12 +26,12 @@ from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
+from thunder_fn.ir import inline_into
+from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import body_activity, close_bodies
+from thunder_fn.structured.bodies import close_bodies
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_jvp import call_of
 from thunder_fn.trace import Dim, Equation, Op, Trace, TraceBuilder, Type
@@ -42,6 +42,7 @@ CUSTOM_VMAP = Op("structured", "custom_vmap")
 # ---- check ----
 
 
+@CHECK.rule("custom_vmap")
 def custom_vmap_check_rule(equation: Equation) -> None:
     """One body on the operands; the outputs have its types."""
     check_operands(equation, equation.operands, equation.body)
@@ -51,6 +52,7 @@ def custom_vmap_check_rule(equation: Equation) -> None:
 # ---- evaluate ----
 
 
+@EVALUATE.rule("custom_vmap")
 def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
     """Run the function; inside a capture, record the call."""
     recorder, (body,) = current(), bodies
@@ -62,16 +64,13 @@ def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options
 # ---- jvp, split ----
 
 
-def custom_vmap_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """As the function."""
-    return body_activity(equation.body, active)
-
-
+@JVP.rule("custom_vmap")
 def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The function's."""
     return push_forward(equation.body, active)
 
 
+@VJP.rule("custom_vmap")
 def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The function's."""
     return split_vjp(equation.body, wanted_inputs, wanted_outputs)
@@ -80,6 +79,7 @@ def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outpu
 # ---- vmap ----
 
 
+@VMAP.rule("custom_vmap")
 def custom_vmap_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The user's rule. Closed-over tensors have no batch dim in it."""
     call, types = call_of(equation), tuple(var.type for var in equation.operands)
@@ -117,24 +117,13 @@ def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim) -
 # ---- lower ----
 
 
+@LOWER.rule("custom_vmap")
 def custom_vmap_lower_rule(equation: Equation) -> Trace:
     """The function."""
     return equation.body
 
 
-register(
-    StructuredOp(
-        CUSTOM_VMAP.name,
-        check=custom_vmap_check_rule,
-        evaluate=custom_vmap_evaluate_rule,
-        activity=custom_vmap_activity_rule,
-        jvp=custom_vmap_jvp_rule,
-        split=custom_vmap_split_rule,
-        batch=custom_vmap_batch_rule,
-        dce=keep_all,
-        lower=custom_vmap_lower_rule,
-    )
-)
+DCE.enter(keep_all, "custom_vmap")
 
 
 # ---- for users ----

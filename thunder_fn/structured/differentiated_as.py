@@ -22,12 +22,14 @@ from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, register
+from thunder_fn.ir import Wiring, body_ports, wiring
+from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import batched_outputs, body_activity, without_inputs
+from thunder_fn.structured.bodies import batched_outputs, without_inputs
 from thunder_fn.trace import Dim, Equation, Trace, TraceBuilder, Var
 
 
+@CHECK.rule("differentiated_as")
 def check_rule(equation: Equation) -> None:
     """Both bodies are on the operands and give the outputs."""
     for body in equation.bodies:
@@ -35,6 +37,7 @@ def check_rule(equation: Equation) -> None:
         check_types(equation, body.output_types, f"{body.name} gives")
 
 
+@EVALUATE.rule("differentiated_as")
 def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
     """Compute, where autograd or torch.func looks in the way that they can differentiate; inside a capture, record."""
     recorder, (computed, differentiated) = current(), bodies
@@ -44,21 +47,19 @@ def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
     return evaluate(differentiated if followed or internals.inside_torch_func() else computed, operands)
 
 
-def activity_rule(equation: Equation, active: Mask) -> Mask:
-    """As the body that is differentiated."""
-    return body_activity(equation.bodies[1], active)
-
-
+@JVP.rule("differentiated_as")
 def jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The jvp of the body that is differentiated."""
     return push_forward(equation.bodies[1], active)
 
 
+@VJP.rule("differentiated_as")
 def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The split of the body that is differentiated."""
     return split_vjp(equation.bodies[1], wanted_inputs, wanted_outputs)
 
 
+@VMAP.rule("differentiated_as")
 def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The same op on both bodies' batches."""
     done = [batch(body, batched, size, randomness) for body in equation.bodies]
@@ -69,6 +70,7 @@ def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) ->
     return builder.build(builder.add(equation.op, inputs, bodies[0].output_types, bodies=bodies)), flags
 
 
+@DCE.rule("differentiated_as")
 def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop the outputs that are not needed, and the operands that neither body needs."""
     cut = [dce_to(body, wanted) for body in equation.bodies]
@@ -81,21 +83,13 @@ def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...
     return Equation(equation.op, operands, (), outputs, bodies, equation.source), operands
 
 
+@LOWER.rule("differentiated_as")
 def lower_rule(equation: Equation) -> Trace:
     """What is computed."""
     return equation.bodies[0]
 
 
-register(
-    StructuredOp(
-        ops.DIFFERENTIATED_AS.name,
-        check=check_rule,
-        evaluate=evaluate_rule,
-        activity=activity_rule,
-        jvp=jvp_rule,
-        split=split_rule,
-        batch=batch_rule,
-        dce=dce_rule,
-        lower=lower_rule,
-    )
-)
+@wiring("differentiated_as")
+def differentiated_as_wiring(equation: Equation) -> Wiring:
+    """Wire the body that is differentiated."""
+    return Wiring(body_ports(equation, 1))

@@ -31,7 +31,7 @@ from thunder_fn.structured.bodies import (
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.scan import scan_evaluate_rule
-from thunder_fn.trace import Trace, Type, as_dim, canonical, type_of_value
+from thunder_fn.trace import Trace, Type, as_dim, cut, type_of_value
 
 Tensor = torch.Tensor
 R = TypeVar("R")
@@ -282,7 +282,7 @@ def consts_first(body: Trace, num_closures: int) -> Trace:
     """The body with its closures in front."""
     first = len(body.inputs) - num_closures
     inputs = (*body.inputs[first:], *body.inputs[:first])
-    return canonical(inputs, body.equations, body.outputs, body.constants, body.constraints, body.name)
+    return cut(body, inputs=inputs)
 
 
 def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, tuple[bool, ...]]:
@@ -294,7 +294,7 @@ def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, t
     inputs = (*body.inputs[:num_consts], *fixed, *moving, *body.inputs[num_consts + num_carry :])
     outputs = tuple(atom for atom, flag in zip(body.outputs, flags, strict=False) if not flag)
     outputs = (*outputs, *body.outputs[num_carry:])
-    return canonical(inputs, body.equations, outputs, body.constants, body.constraints, body.name), flags
+    return cut(body, inputs=inputs, outputs=outputs), flags
 
 
 # ---- on top of scan ----

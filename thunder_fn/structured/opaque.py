@@ -20,9 +20,10 @@ from thunder_fn import ops
 from thunder_fn.capture import current
 from thunder_fn.constraints import equals_hint
 from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.derive_vmap import LoopWarning, batched_type
 from thunder_fn.errors import InvalidTrace, MissingRule, located
-from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
+from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
 from thunder_fn.symbols import hint_of
@@ -55,12 +56,14 @@ def call_of(equation: Equation) -> OpaqueCall:
     return call
 
 
+@CHECK.rule("opaque")
 def opaque_check_rule(equation: Equation) -> None:
     """The outputs have the call's types."""
     if tuple(var.type for var in equation.outputs) != call_of(equation).types:
         raise InvalidTrace(located(f"opaque: the results of {call_of(equation).name} have other types"))
 
 
+@EVALUATE.rule("opaque")
 def opaque_evaluate_rule(bodies: Sequence[Trace], *operands: Any, call: OpaqueCall) -> tuple[Any, ...]:
     """Run the function; inside a capture, record the call."""
     recorder = current()
@@ -82,21 +85,25 @@ def missing(interpreter: str, call: OpaqueCall, equation: Equation | None = None
     )
 
 
+@ACTIVE.rules.rule("opaque")
 def opaque_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Every differentiable output may depend on every operand."""
     return tuple(any(active) and is_differentiable(var.type) for var in equation.outputs)
 
 
+@JVP.rule("opaque")
 def opaque_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """There is none."""
     raise missing("jvp", call_of(equation), equation)
 
 
+@VJP.rule("opaque")
 def opaque_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """There is none."""
     raise missing("vjp", call_of(equation), equation)
 
 
+@VMAP.rule("opaque")
 def opaque_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """One call for each example, and a stack of their results."""
     name = call_of(equation).name
@@ -133,15 +140,4 @@ def _stacked(builder: TraceBuilder, column: Sequence[Atom]) -> Atom:
     return builder.add(ops.leaf(ops.aten.stack.default), (tuple(column),), (type,))[0]
 
 
-register(
-    StructuredOp(
-        OPAQUE.name,
-        check=opaque_check_rule,
-        evaluate=opaque_evaluate_rule,
-        activity=opaque_activity_rule,
-        jvp=opaque_jvp_rule,
-        split=opaque_split_rule,
-        batch=opaque_batch_rule,
-        dce=keep_all,
-    )
-)
+DCE.enter(keep_all, "opaque")

@@ -15,7 +15,8 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule, located
-from thunder_fn.interpreters.simplify import dce, inline, inline_into, is_kept
+from thunder_fn.interpreters.simplify import dce, inline, is_kept
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Residual, Split
 from thunder_fn.structured.cost import FLOPS_PER_BYTE, bytes_of, cost_of
 from thunder_fn.structured.policies import Answer
@@ -29,7 +30,7 @@ from thunder_fn.trace import (
     TraceBuilder,
     Type,
     Var,
-    canonical,
+    cut,
     symbols_of_type,
 )
 
@@ -57,13 +58,7 @@ def places_of(plan: Recomputation, kept: Kept, flat: Trace, count: int) -> tuple
 def forward_keeping(flat: Trace, count: int, stored: Kept) -> Trace:
     """The body, and then what is kept, in the memory that was chosen."""
     builder = TraceBuilder(flat.name)
-    trace = canonical(
-        flat.inputs,
-        flat.equations,
-        (*flat.outputs[:count], *(var for var, _ in stored)),
-        flat.constants,
-        flat.constraints,
-    )
+    trace = cut(flat, outputs=(*flat.outputs[:count], *(var for var, _ in stored)), name="program")
     inputs = tuple(builder.input(type) for type in flat.input_types)
     results = inline_into(builder, dce(trace), inputs)
     extras: list[Atom] = []
@@ -82,6 +77,7 @@ def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
 def backward_computing(split: Split, flat: Trace, needed: Sequence[Atom], plan: Recomputation, kept: Kept) -> Trace:
     """From inputs, kept values and cotangents: compute the other residuals again, and pull back."""
     builder = TraceBuilder(split.backward.name)
+    builder.require(flat.constraints)
     env: dict[int, Atom] = {var.index: builder.input(var.type) for var in plan.inputs}
     for var, how in kept:
         env[var.index] = builder.input(_stored_type(var.type) if how == "offload" else var.type)

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from thunder_fn import ops
-from thunder_fn.interpreters.simplify import dce, inline_into, is_kept
+from thunder_fn.interpreters.simplify import dce, is_kept
+from thunder_fn.ir import inline_into, put, rewritten
 from thunder_fn.rules import memo
 from thunder_fn.structured.bodies import tensor_type
 from thunder_fn.structured.loop import SCAN, Loop, add_scan, slice_of, stacked
@@ -253,26 +254,21 @@ def unroll(trace: Trace) -> Trace:
 
     Law: same values, bitwise. The inverse of `roll`: what was stacked for a scan only is not stacked any more.
     """
-    builder = TraceBuilder(trace.name)
-    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    builder.constraints.extend(trace.constraints)
     parts: dict[int, tuple[Atom, ...]] = {}
-    for equation in trace.equations:
+
+    def step(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         equation = replace(equation, bodies=tuple(map(unroll, equation.bodies)))
-        operands = tuple(env[var.index] for var in equation.operands)
         whole = parts.get(operands[0].index) if equation.op == UNBIND and isinstance(operands[0], Var) else None
         if equation.op == SCAN:
-            results = add_steps(builder, equation, operands, parts)
-        elif whole is not None and len(equation.args) == 1:
-            results = whole
-        else:
-            results = builder.copy(equation, lambda var: env[var.index])
-            if equation.op == STACK and len(equation.args) == 1:
-                parts[results[0].index] = operands
-        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
-    return dce(builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)))
+            return add_steps(builder, equation, operands, parts)
+        if whole is not None and len(equation.args) == 1:
+            return whole
+        results = put(builder, equation, operands)
+        if equation.op == STACK and len(equation.args) == 1:
+            parts[results[0].index] = operands
+        return results
+
+    return dce(rewritten(trace, step))
 
 
 def add_steps(

@@ -19,24 +19,24 @@ import torch
 from thunder_fn.capture import current
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
-from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce_to, inline_into
-from thunder_fn.interpreters.vjp import zeros
+from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type, move_dim
-from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
+from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
+from thunder_fn.rules import CHECK, DCE, EVALUATE, INVARIANT, LOWER, SLICED, VJP, VMAP, Mask
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import body_activity, tensor_type, without_inputs
+from thunder_fn.structured.bodies import tensor_type, without_inputs
 from thunder_fn.structured.cond import expand
 from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.loop import SCAN, Loop, Parts, active_carry, add_scan, slice_of, stacked
+from thunder_fn.structured.loop import SCAN, Loop, add_scan, slice_of, stacked
 from thunder_fn.structured.roll import in_blocks
 from thunder_fn.structured.running import body_function
 from thunder_fn.structured.scan_split import scan_split_rule
-from thunder_fn.trace import Atom, Dim, Equation, Literal, Trace, TraceBuilder, Type, Var, as_dim
+from thunder_fn.trace import Dim, Equation, Literal, Trace, TraceBuilder, Type, Var, as_dim
 
 # ---- check ----
 
 
+@CHECK.rule("scan")
 def scan_check_rule(equation: Equation) -> None:
     """The body takes consts, carry and slices of xs, and gives the carry's types and slices of ys."""
     loop = Loop.of(equation)
@@ -62,6 +62,7 @@ def scan_check_rule(equation: Equation) -> None:
 # ---- evaluate ----
 
 
+@EVALUATE.rule("scan")
 def scan_evaluate_rule(
     bodies: Sequence[Trace],
     *args: Any,
@@ -96,78 +97,23 @@ def _stack(column: list[Any], type: Type, reverse: bool) -> Any:
     return torch.empty(cast("tuple[int, ...]", empty.shape), dtype=empty.dtype, device=empty.device)
 
 
+@INVARIANT.rule("scan")
 def scan_constants_rule(equation: Equation) -> Mask:
     """The first operands."""
     return tuple(i < Loop.of(equation).num_consts for i in range(len(equation.operands)))
 
 
+@SLICED.rule("scan")
 def scan_slices_rule(equation: Equation) -> Mask:
     """The last operands."""
     loop = Loop.of(equation)
     return tuple(i >= loop.num_consts + loop.num_carry for i in range(len(equation.operands)))
 
 
-# ---- jvp ----
-
-
-def scan_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Active carries stay active; ys are as the body makes them then."""
-    loop = Loop.of(equation)
-    consts, _, xs = loop.parts(active)
-    carry = active_carry(loop, equation.body, active)
-    return (*carry, *body_activity(equation.body, (*consts, *carry, *xs))[loop.num_carry :])
-
-
-def scan_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """A scan of the body's jvp; a carry that becomes active on the way starts with a tangent of zeros."""
-    loop, body = Loop.of(equation), equation.body
-    consts, _, xs = loop.parts(active)
-    carry = active_carry(loop, body, active)
-    rule = push_forward(body, (*consts, *carry, *xs))
-    builder = TraceBuilder("scan_jvp")
-    primals = tuple(builder.input(var.type) for var in equation.operands)
-    given = {i: builder.input(primals[i].type) for i, flag in enumerate(active) if flag}
-    tangents = tuple(
-        (given[i] if i in given else zeros(builder, tensor_type(primals[i].type)),) if flag else ()
-        for i, flag in enumerate((*consts, *carry, *xs))
-    )
-    pairs = zip(loop.parts(primals), loop.parts(tangents), strict=True)
-    parts = tuple((*own, *(value for found in more for value in found)) for own, more in pairs)
-    new, moved = _jvp_body(loop, rule, (consts, carry, xs))
-    outputs = add_scan(builder, loop, new, parts, equation.source)  # type: ignore[arg-type]
-    first, count = loop.num_carry, loop.num_carry + sum(carry)
-    num_ys = len(equation.outputs) - first
-    order = (*outputs[:first], *outputs[count : count + num_ys], *outputs[first:count], *outputs[count + num_ys :])
-    return JvpRule(builder.build(order), (*carry, *moved))
-
-
-def _jvp_body(loop: Loop, rule: JvpRule, active: Parts[bool]) -> tuple[Trace, Mask]:
-    """The body's jvp as the body of a scan: tangents stand behind their primals, part by part. Also which ys move."""
-    builder = TraceBuilder(rule.trace.name)
-    num_primals = sum(map(len, active))
-    primal_types = loop.parts(rule.trace.input_types[:num_primals])
-    primals: list[Atom] = []
-    tangents: list[Atom] = []
-    for types, flags in zip(primal_types, active, strict=True):
-        primals += [builder.input(type) for type in types]
-        tangents += [builder.input(type) for type, flag in zip(types, flags, strict=True) if flag]
-    results = inline_into(builder, rule.trace, (*primals, *tangents))
-    num_outputs = len(rule.active_outputs)
-    found = iter(results[num_outputs:])
-    by_output = [next(found) if flag else None for flag in rule.active_outputs]
-    carry_tangents = tuple(
-        zeros(builder, tensor_type(type)) if tangent is None else tangent
-        for type, tangent, flag in zip(primal_types[1], by_output[: loop.num_carry], active[1], strict=True)
-        if flag
-    )
-    ys_tangents = tuple(tangent for tangent in by_output[loop.num_carry :] if tangent is not None)
-    carry, ys = loop.results(results[:num_outputs])
-    return builder.build((*carry, *carry_tangents, *ys, *ys_tangents)), rule.active_outputs[loop.num_carry :]
-
-
 # ---- vmap ----
 
 
+@VMAP.rule("scan")
 def scan_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """A scan of the batched body. A carry that becomes batched on the way starts expanded."""
     loop, body = Loop.of(equation), equation.body
@@ -213,6 +159,7 @@ def _expanded_carry(loop: Loop, body: Trace, own: Mask, carry: Mask, size: Dim) 
 # ---- simplify ----
 
 
+@DCE.rule("scan")
 def scan_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop ys, xs and consts that are not needed, and carries that no needed thing ever reads."""
     loop = Loop.of(equation)
@@ -237,24 +184,32 @@ def scan_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
 # ---- lower ----
 
 
+@LOWER.rule("scan")
 def scan_lower_rule(equation: Equation) -> Trace | None:
     """With `unroll`, a shorter scan of so many steps at once."""
     loop = Loop.of(equation)
     return in_blocks(equation) if loop.unroll > 1 and loop.length else None
 
 
-register(
-    StructuredOp(
-        SCAN.name,
-        check=scan_check_rule,
-        evaluate=scan_evaluate_rule,
-        activity=scan_activity_rule,
-        jvp=scan_jvp_rule,
-        split=scan_split_rule,
-        batch=scan_batch_rule,
-        dce=scan_dce_rule,
-        lower=scan_lower_rule,
-        constants=scan_constants_rule,
-        slices=scan_slices_rule,
+VJP.enter(scan_split_rule, "scan")
+
+
+@wiring("scan")
+def scan_wiring(equation: Equation) -> Wiring:
+    """Wire a carry from each step to the next, and to the result where there are no steps."""
+    loop = Loop.of(equation)
+    first, carries = loop.num_consts, range(loop.num_carry)
+    return Wiring(
+        (
+            *body_ports(equation, 0),
+            *((("out", 0, i), ("in", 0, first + i)) for i in carries),
+            *((("operand", first + i), ("result", i)) for i in carries),
+        )
     )
-)
+
+
+@COUNTS.rule("scan")
+def scan_counts_rule(equation: Equation, sizes: Sequence[int]) -> dict[str, int]:
+    """Count the atoms of the consts and of the carry."""
+    consts, carry, _ = Loop.of(equation).parts(sizes)
+    return {"num_consts": sum(consts), "num_carry": sum(carry)}

@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from thunder_fn.interpreters.simplify import cse, cut_to, dce, inline_into
+from thunder_fn.interpreters.simplify import cse, cut_to, dce
 from thunder_fn.interpreters.vjp import add, split_vjp, zeros
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.structured.bodies import invariant_atoms, tensor_type
 from thunder_fn.structured.fixpoint import carry_fixpoint
 from thunder_fn.structured.loop import Loop, Parts, active_carry, add_scan, slice_of, stacked
 from thunder_fn.structured.recomputed import found_again
-from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, cut
 
 
 def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
@@ -100,7 +101,7 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
 
 def replace_outputs(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
     """The same equations with other outputs."""
-    return Trace(trace.inputs, trace.equations, outputs, trace.constants, trace.constraints, trace.name)
+    return cut(trace, outputs=outputs)
 
 
 def _forward(equation: Equation, loop: Loop, placed: _Placed) -> Trace:

@@ -18,9 +18,10 @@ from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_equation, operands_of
 from thunder_fn.check import check_types
 from thunder_fn.derive import is_differentiable
+from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import InvalidTrace, located
-from thunder_fn.rules import JvpRule, Mask, Split, StructuredOp, keep_all, register
+from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.structured.bodies import expand
 from thunder_fn.trace import Dim, Equation, Trace, TraceBuilder, Var, type_of_value
 
@@ -45,6 +46,7 @@ class _StraightThrough(torch.autograd.Function):
         return tangents[1].view_as(tangents[1])
 
 
+@CHECK.rule("straight_through")
 def straight_through_check_rule(equation: Equation) -> None:
     """Two tensors of one type, which is the output's."""
     operands = equation.operands
@@ -55,6 +57,7 @@ def straight_through_check_rule(equation: Equation) -> None:
         check_types(equation, (var.type,), "an operand is")
 
 
+@EVALUATE.rule("straight_through")
 def straight_through_evaluate_rule(bodies: Sequence[Trace], value: Any, history: Any) -> tuple[Any, ...]:
     """The value; autograd and torch.func see the other's gradient."""
     recorder = current()
@@ -64,11 +67,13 @@ def straight_through_evaluate_rule(bodies: Sequence[Trace], value: Any, history:
     return (_StraightThrough.apply(value, history),)
 
 
+@ACTIVE.rules.rule("straight_through")
 def straight_through_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Active if the history is."""
     return (active[1] and is_differentiable(equation.outputs[0].type),)
 
 
+@JVP.rule("straight_through")
 def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The value, with the tangent of the history."""
     builder = TraceBuilder("straight_through")
@@ -79,18 +84,20 @@ def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     return JvpRule(builder.build((value, tangents[-1])), (True,))
 
 
+@VJP.rule("straight_through")
 def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Forward is the op; backward hands the cotangent to the history."""
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
     output = Var(2, value.type)
     again = Equation(equation.op, (value, history), (), (output,), source=equation.source)
-    forward = Trace((value, history), (again,), (output,), name="forward")
+    forward = Trace((value, history), (again,), (output,), (), (), "forward")
     cotangent = Var(0, value.type)
-    backward = Trace((cotangent,), (), (cotangent,), name="backward")
+    backward = Trace((cotangent,), (), (cotangent,), (), (), "backward")
     places: tuple[int | None, ...] = (None, 0)
     return Split(forward, backward, (), tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag))
 
 
+@VMAP.rule("straight_through")
 def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """The same op on batches; what is not batched is expanded."""
     builder = TraceBuilder("straight_through")
@@ -105,24 +112,13 @@ def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, ra
     return builder.build(results), (any(batched),)
 
 
+@LOWER.rule("straight_through")
 def straight_through_lower_rule(equation: Equation) -> Trace:
     """The value, as a tensor of its own: with one history or without, it is no result that another one is."""
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
     output = Var(2, value.type)
     alias = Equation(ops.STOP_GRADIENT, (value,), (), (output,), source=equation.source)
-    return Trace((value, history), (alias,), (output,), name="straight_through")
+    return Trace((value, history), (alias,), (output,), (), (), "straight_through")
 
 
-STRAIGHT_THROUGH = register(
-    StructuredOp(
-        name="straight_through",
-        check=straight_through_check_rule,
-        evaluate=straight_through_evaluate_rule,
-        activity=straight_through_activity_rule,
-        jvp=straight_through_jvp_rule,
-        split=straight_through_split_rule,
-        batch=straight_through_batch_rule,
-        dce=keep_all,
-        lower=straight_through_lower_rule,
-    )
-)
+DCE.enter(keep_all, "straight_through")

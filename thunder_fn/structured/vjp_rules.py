@@ -15,8 +15,8 @@ from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import CustomRuleError, InvalidTrace
-from thunder_fn.interpreters.simplify import inline_into
 from thunder_fn.interpreters.vmap import batch
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import JvpRule, Mask
 from thunder_fn.structured import calls
 from thunder_fn.structured.bodies import batched_outputs, expand

@@ -23,10 +23,10 @@ from thunder_fn.capture import current
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import CaptureError, TraceTypeError, located
-from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.simplify import dce_to, inline_into
+from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.rules import JvpRule, Mask, StructuredOp, register
+from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
+from thunder_fn.rules import CHECK, DCE, EVALUATE, INVARIANT, VJP, VMAP, Mask
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import (
     Bodies,
@@ -54,12 +54,8 @@ from thunder_fn.structured.while_parts import (
     BOOL,
     WHILE,
     While,
-    active_carry,
     add_while,
     expanded_carry,
-    inputs_with_tangents,
-    jvp_body,
-    operands_with_tangents,
 )
 from thunder_fn.structured.while_split import while_split_rule
 from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
@@ -70,6 +66,7 @@ aten = torch.ops.aten
 # ---- check ----
 
 
+@CHECK.rule("while_loop")
 def while_check_rule(equation: Equation) -> None:
     """Both bodies take consts and carry; one gives a bool, the other the carry's types."""
     condition, body = equation.bodies
@@ -88,6 +85,7 @@ def while_check_rule(equation: Equation) -> None:
 # ---- evaluate ----
 
 
+@EVALUATE.rule("while_loop")
 def while_evaluate_rule(
     bodies: Sequence[Trace], *args: Any, num_consts: int, max_steps: int | None = None
 ) -> tuple[Any, ...]:
@@ -105,43 +103,16 @@ def while_evaluate_rule(
     return tuple(carry)
 
 
+@INVARIANT.rule("while_loop")
 def while_constants_rule(equation: Equation) -> Mask:
     """The first operands."""
     return tuple(i < While.of(equation).num_consts for i in range(len(equation.operands)))
 
 
-# ---- jvp ----
-
-
-def while_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Active carries stay active."""
-    return active_carry(While.of(equation), equation.bodies[1], active)
-
-
-def while_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The loop of the body's jvp under the same condition."""
-    loop, (condition, body) = While.of(equation), equation.bodies
-    given_consts, _ = loop.parts(active)
-    carry = active_carry(loop, body, active)
-    rule = push_forward(body, (*given_consts, *carry))
-    builder = TraceBuilder("while_jvp")
-    primals = tuple(builder.input(var.type) for var in equation.operands)
-    values = operands_with_tangents(builder, loop, primals, active, carry)
-    bodies = (_widened(condition, loop, given_consts, carry), jvp_body(loop, rule, given_consts, carry))
-    results = add_while(builder, bodies, *values, loop.max_steps, equation.source)
-    return JvpRule(builder.build(results), carry)
-
-
-def _widened(condition: Trace, loop: While, consts: Mask, carry: Mask) -> Trace:
-    """The condition with tangents among its inputs, which it does not read."""
-    builder = TraceBuilder(condition.name)
-    primals, _ = inputs_with_tangents(builder, loop.parts(condition.input_types), (consts, carry))
-    return builder.build(inline_into(builder, condition, tuple(primals)))
-
-
 # ---- vmap ----
 
 
+@VMAP.rule("while_loop")
 def while_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """One condition for all examples stays one; a condition for each runs until all are done."""
     loop, (condition, body) = While.of(equation), equation.bodies
@@ -228,6 +199,7 @@ def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
 # ---- simplify ----
 
 
+@DCE.rule("while_loop")
 def while_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop carries that neither the condition nor a wanted carry ever reads, and consts that nothing reads."""
     loop, (condition, body) = While.of(equation), equation.bodies
@@ -251,19 +223,7 @@ def while_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Va
     return Equation(WHILE, operands, kwargs, outputs, bodies, equation.source), operands
 
 
-register(
-    StructuredOp(
-        WHILE.name,
-        check=while_check_rule,
-        evaluate=while_evaluate_rule,
-        activity=while_activity_rule,
-        jvp=while_jvp_rule,
-        split=while_split_rule,
-        batch=while_batch_rule,
-        dce=while_dce_rule,
-        constants=while_constants_rule,
-    )
-)
+VJP.enter(while_split_rule, "while_loop")
 
 
 # ---- for users ----
@@ -351,3 +311,24 @@ def _record(
 
 
 divert("while_loop", while_loop)
+
+
+@wiring("while_loop")
+def while_wiring(equation: Equation) -> Wiring:
+    """Wire a carry from each step to the next, to the condition, which is control, and to the result without a step."""
+    first, carries = While.of(equation).num_consts, range(len(equation.outputs))
+    return Wiring(
+        (
+            *body_ports(equation, 1),
+            *((("operand", i), ("in", 0, i)) for i in range(len(equation.operands))),
+            *((("out", 1, i), ("in", body, first + i)) for i in carries for body in (0, 1)),
+            *((("operand", first + i), ("result", i)) for i in carries),
+        ),
+        (("out", 0, 0),),
+    )
+
+
+@COUNTS.rule("while_loop")
+def while_counts_rule(equation: Equation, sizes: Sequence[int]) -> dict[str, int]:
+    """Count the atoms of the consts."""
+    return {"num_consts": sum(While.of(equation).parts(sizes)[0])}

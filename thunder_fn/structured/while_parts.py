@@ -8,12 +8,11 @@ from typing import TypeVar
 
 import torch
 
-from thunder_fn.interpreters.simplify import inline_into
-from thunder_fn.interpreters.vjp import zeros
-from thunder_fn.rules import JvpRule, Mask
-from thunder_fn.structured.bodies import body_activity, expand, tensor_type
+from thunder_fn.ir import inline_into
+from thunder_fn.rules import Mask
+from thunder_fn.structured.bodies import body_activity, expand
 from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Var
 
 T = TypeVar("T")
 WHILE = Op("structured", "while_loop")
@@ -57,52 +56,6 @@ def active_carry(loop: While, body: Trace, active: Mask) -> Mask:
     """Which carries are active in some step, if these operands are."""
     consts, carry = loop.parts(active)
     return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask)), carry)
-
-
-def operands_with_tangents(
-    builder: TraceBuilder, loop: While, primals: Sequence[Var], active: Mask, carry: Mask
-) -> tuple[tuple[Atom, ...], tuple[Atom, ...]]:
-    """Consts and carries of a loop of jvps: the primals, then new inputs for the tangents of the active operands.
-
-    A carry that becomes active on the way starts with a tangent of zeros.
-    """
-    given = {i: builder.input(primals[i].type) for i, flag in enumerate(active) if flag}
-    consts, own_carry = loop.parts(primals)
-    const_tangents = [given[i] for i in range(len(consts)) if i in given]
-    carry_tangents = [
-        given[i] if i in given else zeros(builder, tensor_type(var.type))
-        for i, (var, flag) in enumerate(zip(own_carry, carry, strict=True), len(consts))
-        if flag
-    ]
-    return (*consts, *const_tangents), (*own_carry, *carry_tangents)
-
-
-def inputs_with_tangents(
-    builder: TraceBuilder, types: tuple[tuple[Type, ...], ...], flags: tuple[Mask, ...]
-) -> tuple[list[Atom], list[Atom]]:
-    """New inputs, tangents behind primals part by part: the primals, and the tangents."""
-    primals: list[Atom] = []
-    tangents: list[Atom] = []
-    for part, active in zip(types, flags, strict=True):
-        primals += [builder.input(type) for type in part]
-        tangents += [builder.input(type) for type, flag in zip(part, active, strict=True) if flag]
-    return primals, tangents
-
-
-def jvp_body(loop: While, rule: JvpRule, consts: Mask, carry: Mask) -> Trace:
-    """The body's jvp as a body: tangents stand behind their primals, among the consts and among the carries."""
-    builder = TraceBuilder(rule.trace.name)
-    types = loop.parts(rule.trace.input_types[: len(consts) + len(carry)])
-    primals, tangents = inputs_with_tangents(builder, types, (consts, carry))
-    results = inline_into(builder, rule.trace, (*primals, *tangents))
-    found = iter(results[len(carry) :])
-    moved = [next(found) if flag else None for flag in rule.active_outputs]
-    new = tuple(
-        zeros(builder, tensor_type(type)) if tangent is None else tangent
-        for type, tangent, flag in zip(types[1], moved, carry, strict=True)
-        if flag
-    )
-    return builder.build((*results[: len(carry)], *new))
 
 
 def expanded_carry(body: Trace, own: Mask, wanted: Mask, size: Dim) -> Trace:

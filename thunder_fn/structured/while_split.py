@@ -16,8 +16,9 @@ import torch
 
 from thunder_fn import ops
 from thunder_fn.errors import MissingRule, located
-from thunder_fn.interpreters.simplify import dce, inline_into, is_kept
+from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.interpreters.vjp import add, full, split_vjp, zeros
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Mask, Residual, Split
 from thunder_fn.structured.bodies import tensor_type
 from thunder_fn.structured.carry_at import add_carry_at

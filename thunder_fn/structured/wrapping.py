@@ -8,11 +8,11 @@ What a transform makes of such an equation is the same op, with the same options
 from __future__ import annotations
 
 from thunder_fn.check import check_operands, check_types
-from thunder_fn.interpreters.jvp import push_forward
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import JvpRule, Mask
-from thunder_fn.structured.bodies import body_activity, without_inputs
+from thunder_fn.ir import Wiring, body_ports, wiring
+from thunder_fn.rules import Mask
+from thunder_fn.structured.bodies import without_inputs
 from thunder_fn.trace import Arg, Dim, Equation, Op, Source, Trace, TraceBuilder, Var
 
 
@@ -32,17 +32,6 @@ def wrapper_check_rule(equation: Equation) -> None:
     """One body on the operands; the outputs have its types."""
     check_operands(equation, equation.operands, equation.body)
     check_types(equation, equation.body.output_types, "the body gives")
-
-
-def wrapper_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """As the body."""
-    return body_activity(equation.body, active)
-
-
-def wrapper_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The op around the body's jvp."""
-    rule = push_forward(equation.body, active)
-    return JvpRule(wrapped_again(equation, rule.trace), rule.active_outputs)
 
 
 def wrapper_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
@@ -65,3 +54,9 @@ def wrapper_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[
 def wrapper_lower_rule(equation: Equation) -> Trace:
     """The body."""
     return equation.body
+
+
+@wiring("checkpoint", "call", "custom_vmap")
+def body_wiring(equation: Equation) -> Wiring:
+    """Wire operands to the body and its outputs to the results."""
+    return Wiring(body_ports(equation, 0))

@@ -25,6 +25,7 @@ from thunder_fn.testing.laws.comparing import (
 )
 from thunder_fn.testing.laws.interpreters import (
     Interpreter,
+    interpreter_carries_facts,
     interpreter_is_idempotent,
     interpreter_leaves_closures_alone,
 )
@@ -54,7 +55,7 @@ def check_transform(
     Args:
         keeps: "values" promises the same types and values, and then the transform must also commute with vjp, jvp,
             vmap, checkpoint and the simplifying transforms, and read closed-over tensors when the trace runs;
-            "nothing" promises a checked trace, the same for equal traces, and nothing else.
+            "nothing" promises a checked trace, the same for equal traces and with their constraints, and nothing else.
         idempotent: promises that a second application changes nothing.
         max_examples: how many random traces to try.
 
@@ -146,6 +147,7 @@ def _laws(transform: Callable[[Trace], Trace], keeps: Keeps, idempotent: bool) -
     laws: dict[str, Law] = {
         "gives checked traces": lambda trace, inputs: check(transform(trace)),
         "is pure": _is_pure(transform),
+        "carries facts": interpreter_carries_facts(alone, whole=False),
     }
     if keeps == "values":
         laws["keeps values"] = _keeps_values(transform)

@@ -35,7 +35,7 @@ from thunder_fn.trace import (
     TensorType,
     Trace,
     Var,
-    canonical,
+    cut,
     static_shape,
 )
 
@@ -100,7 +100,7 @@ def closed_region(region: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     """The region with its constants as last inputs, and those: code then depends on no value."""
     inputs = (*region.inputs, *(constant.var for constant in region.constants))
     equations = tuple(map(_explicit, region.equations))
-    closed = canonical(inputs, equations, region.outputs, (), region.constraints, region.name)
+    closed = cut(region, inputs=inputs, equations=equations, constants=())
     return closed, tuple(constant.tensor for constant in region.constants)
 
 

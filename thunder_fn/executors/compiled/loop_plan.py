@@ -16,7 +16,7 @@ from thunder_fn.executors.compiled.codegen import Job, RegionError, Strides
 from thunder_fn.executors.compiled.loop_sums import Sum, sums_of, without_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into
 from thunder_fn.structured.loop import SCAN, Loop
 from thunder_fn.structured.while_parts import WHILE, While
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, static_shape

@@ -16,7 +16,7 @@ import torch
 from thunder_fn import ops
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.structured.loop import Loop
-from thunder_fn.trace import Atom, Equation, Op, TensorType, Trace, Var, canonical, static_shape
+from thunder_fn.trace import Atom, Equation, Op, TensorType, Trace, Var, cut, static_shape
 
 aten = torch.ops.aten
 ADD, MM, T = (ops.leaf(op) for op in (aten.add.Tensor, aten.mm.default, aten.t.default))
@@ -76,6 +76,6 @@ def without_sums(equation: Equation, sums: tuple[Sum, ...], rows: tuple[Var, ...
     dropped = {one.carry for one in sums}
     inputs = (*consts, *(var for number, var in enumerate(carries) if number not in dropped), *xs)
     outputs = tuple(atom for number, atom in enumerate(body.outputs) if number not in dropped)
-    keep = dce(Trace(body.inputs, body.equations, (*outputs, *rows), body.constants, body.constraints, body.name))
+    keep = dce(cut(body, outputs=(*outputs, *rows)))
     kept_inputs = tuple(keep.inputs[var.index] for var in inputs)
-    return canonical(kept_inputs, keep.equations, keep.outputs, keep.constants, keep.constraints, keep.name)
+    return cut(keep, inputs=kept_inputs)

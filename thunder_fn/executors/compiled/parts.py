@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunder_fn.text import program_text, run_text
-from thunder_fn.trace import Atom, TensorType, Trace, Var, canonical
+from thunder_fn.trace import Atom, TensorType, Trace, Var, cut
 
 MIN_EQUATIONS = 4
 MIN_TIMES = 3
@@ -109,7 +109,7 @@ def _part(region: Trace, positions: Sequence[int], readers: Mapping[int, Sequenc
     read = {var.index: var for equation in equations for var in equation.operands if var.index not in made}
     variables = (var for equation in equations for var in equation.outputs)
     given = tuple(var for var in variables if not inside.issuperset(readers.get(var.index, ())))
-    trace = canonical(tuple(read.values()), equations, given, name=region.name)
+    trace = cut(region, inputs=read.values(), equations=equations, outputs=given)
     return Part(trace, tuple(read), tuple(var.index for var in given))
 
 

@@ -28,10 +28,21 @@ from thunder_fn.executors.nvfuser.writer import EMITTERS, Library, Writer
 from thunder_fn.executors.tidy import drop_dead
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.simplify import inline_into
+from thunder_fn.ir import inline_into, put, rewritten
 from thunder_fn.symbols import hint_of
 from thunder_fn.torch_internals import Numbers
-from thunder_fn.trace import Atom, Dim, Equation, Expr, TensorType, Trace, TraceBuilder, Var, canonical, static_shape
+from thunder_fn.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Expr,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    cut,
+    static_shape,
+)
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -43,20 +54,12 @@ def decomposed(trace: Trace) -> Trace:
     """The trace with PyTorch's decompositions in place of ops that nothing writes, and of theirs in turn."""
     if all(equation.op.name in EMITTERS for equation in trace.equations):
         return trace
-    builder = TraceBuilder(trace.name)
-    builder.require(trace.constraints)
-    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
-        parts = None if equation.op.name in EMITTERS else decomposition(alone(equation))
-        if parts is None:
-            results = builder.copy(equation, lambda var: env[var.index])
-        else:
-            results = inline_into(builder, decomposed(parts), tuple(env[var.index] for var in equation.operands))
-        env.update((var.index, atom) for var, atom in zip(equation.outputs, results, strict=True))
-    outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    return builder.build(outputs)
+    return rewritten(trace, _decompose)
+
+
+def _decompose(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    parts = None if equation.op.name in EMITTERS else decomposition(alone(equation))
+    return put(builder, equation, operands) if parts is None else inline_into(builder, decomposed(parts), operands)
 
 
 def peeled(region: Trace) -> tuple[Trace, Trace]:
@@ -74,8 +77,8 @@ def peeled(region: Trace) -> tuple[Trace, Trace]:
     read = [var for equation in late for var in equation.operands]
     read += [atom for atom in region.outputs if isinstance(atom, Var)]
     bases = tuple({var.index: var for var in read if var.index not in made}.values())
-    kernel, _ = drop_dead(canonical(region.inputs, region.equations, bases, name=region.name))
-    return kernel, canonical((*region.inputs, *bases), tuple(late), region.outputs, name=region.name)
+    kernel, _ = drop_dead(cut(region, outputs=bases))
+    return kernel, cut(region, inputs=(*region.inputs, *bases), equations=late)
 
 
 # ---- definitions ----

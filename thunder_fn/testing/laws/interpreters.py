@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 
 from thunder_fn import ops
 from thunder_fn.capture import capture, current
 from thunder_fn.capture.apply import apply_inside, replay
 from thunder_fn.check import check
+from thunder_fn.executors.claims import claim
 from thunder_fn.fx import from_fx, to_fx
 from thunder_fn.interpreters import clean, jvp as forward, simplify, vjp as reverse, vmap as batching
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
+from thunder_fn.interpreters.partial import follows_from, partial_eval
+from thunder_fn.interpreters.rewrite import represent
+from thunder_fn.interpreters.schedule import overlapped
+from thunder_fn.ir import inline_into
 from thunder_fn.rules import Split
 from thunder_fn.structured.bodies import expand
 from thunder_fn.structured.checkpoint import alone as checkpointed
 from thunder_fn.structured.policies import check_policy
+from thunder_fn.structured.roll import roll, unroll
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
@@ -42,7 +50,7 @@ from thunder_fn.testing.laws.comparing import (
 from thunder_fn.testing.laws.losses import emit, scalarised
 from thunder_fn.testing.laws.unfolding import unfolded
 from thunder_fn.testing.programs import static_shape
-from thunder_fn.trace import Equation, TensorType, Trace, TraceBuilder, Var, subtraces
+from thunder_fn.trace import Equation, Expr, Source, TensorType, Trace, TraceBuilder, Var, subtraces
 
 aten = torch.ops.aten
 
@@ -55,14 +63,15 @@ class Interpreter:
     """A function from a trace to the traces that it makes.
 
     `keeps_values` says that the only trace it makes computes what the trace did, bitwise; `idempotent` that a second
-    application changes nothing; `keeps_memory` that outputs lie in the memory of what they did; `covers` which traces it
-    takes.
+    application changes nothing; `keeps_memory` that outputs lie in the memory of what they did; `carries` that constraints,
+    sources and ownership stay, which a text or an FX graph does not hold; `covers` which traces it takes.
     """
 
     run: Callable[[Trace], tuple[Trace, ...]]
     keeps_values: bool = False
     idempotent: bool = False
     keeps_memory: bool = False
+    carries: bool = True
     covers: Callable[[Trace], bool] = lambda trace: True
 
 
@@ -132,12 +141,20 @@ def batch(trace: Trace, in_dims: InDims | None = None) -> Trace:
     dims = batchings(trace)[-1] if in_dims is None else in_dims
     new, out_dims = batching.vmap(trace, dims, SIZE, "different")
     builder = TraceBuilder(new.name)
-    results = simplify.inline_into(builder, new, tuple(builder.input(type) for type in new.input_types))
+    results = inline_into(builder, new, tuple(builder.input(type) for type in new.input_types))
     wide = (
         expand(builder, atom, SIZE) if dim is None and isinstance(atom, Var) else atom
         for atom, dim in zip(results, out_dims, strict=True)
     )
     return builder.build(tuple(wide))
+
+
+def known_and_rest(trace: Trace) -> tuple[Trace, ...]:
+    """The trace in two: what follows from every other input, and the rest."""
+    known = tuple(position % 2 == 0 for position in range(len(trace.inputs)))
+    found = follows_from(trace, known)
+    outputs = tuple(not isinstance(atom, Var) or atom.index in found for atom in trace.outputs)
+    return partial_eval(trace, known, outputs)
 
 
 def whole_checkpoint(trace: Trace) -> Trace:
@@ -184,10 +201,12 @@ INTERPRETERS: dict[str, Interpreter] = {
         lambda t: (autocast(t, torch.bfloat16, silent_policy),), keeps_values=True, idempotent=True, keeps_memory=True
     ),
     "unfold": Interpreter(_alone(unfolded), keeps_values=True),
-    "recapture": Interpreter(_alone(recapture), keeps_values=True),
-    "recapture nested": Interpreter(_alone(recapture_nested), keeps_values=True),
-    "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True),
-    "fx": Interpreter(lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True, covers=is_flat),
+    "recapture": Interpreter(_alone(recapture), keeps_values=True, carries=False),
+    "recapture nested": Interpreter(_alone(recapture_nested), keeps_values=True, carries=False),
+    "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True, carries=False),
+    "fx": Interpreter(
+        lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True, carries=False, covers=is_flat
+    ),
     "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
     "split_vjp, fused": Interpreter(lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)),
     "vjp": Interpreter(_alone(pull)),
@@ -195,6 +214,12 @@ INTERPRETERS: dict[str, Interpreter] = {
     "jvp": Interpreter(_alone(push)),
     "vmap": Interpreter(_alone(batch)),
     "checkpoint": Interpreter(_alone(whole_checkpoint), keeps_values=True),
+    "claims": Interpreter(lambda t: (claim(t).trace,)),
+    "schedule": Interpreter(lambda t: (overlapped(t, 2),), keeps_values=True, idempotent=True),
+    "represent": Interpreter(lambda t: (represent(t, (None,) * len(t.inputs)),), keeps_values=True),
+    "roll": Interpreter(_alone(roll), keeps_values=True),
+    "unroll": Interpreter(_alone(unroll), keeps_values=True),
+    "partial_eval": Interpreter(known_and_rest, covers=lambda t: not any(map(simplify.is_kept, t.equations))),
     "vjp of vjp": Interpreter(lambda t: (pull(pull(t)),)),
 }
 """Every function from trace to trace, by name."""
@@ -205,11 +230,12 @@ UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx"})
 
 def forget() -> None:
     """Empty every memo of the interpreters, of `derive` and of rewrites, so that the next call works anew."""
-    packages = tuple(f"thunder_fn.{name}" for name in ("interpreters", "derive", "structured", "rewrites"))
+    packages = tuple(f"thunder_fn.{name}" for name in ("ir", "interpreters", "derive", "structured", "rewrites"))
     for name, module in list(sys.modules.items()):
         if name.startswith(packages):
             for value in vars(module).values():
-                if callable(value) and (clear := getattr(value, "cache_clear", None)):
+                clear = None if isinstance(value, type) else getattr(value, "cache_clear", None)
+                if callable(clear):
                     clear()
 
 
@@ -227,6 +253,72 @@ def interpreter_gives_checked_traces(interpreter: Interpreter) -> Law:
                 raise LawBroken(f"check fails: {error}\n\ntrace:\n{trace}\n\nmade:\n{new}") from error
 
     return law
+
+
+_OPENED = frozenset(("scan", "while_loop", "cond", "switch", "checkpoint", "call"))
+"""Structured ops whose bodies all run under every transform."""
+
+
+def marked(trace: Trace) -> tuple[Trace, Expr, frozenset[Expr]]:
+    """Return the trace with a constraint of its own in it and in each body, and a line of its own for each equation.
+
+    Returns:
+        The trace; its own constraint; and those of all bodies that run.
+    """
+    found: dict[Trace, tuple[Trace, Expr]] = {}
+    needed: set[Expr] = set()
+
+    def mark(trace: Trace) -> tuple[Trace, Expr]:
+        if trace not in found:
+            number = len(found)
+            mine = Expr(sympy.Symbol(f"mark{number}", integer=True) > number)
+            found[trace] = trace, mine
+            equations = tuple(with_bodies(equation) for equation in trace.equations)
+            new = dataclasses.replace(trace, equations=equations, constraints=(*trace.constraints, mine))
+            found[trace] = new, mine
+        return found[trace]
+
+    def with_bodies(equation: Equation) -> Equation:
+        pairs = [mark(body) for body in equation.bodies]
+        if equation.op.kind == "composite" or equation.op.name in _OPENED:
+            needed.update(own for _, own in pairs)
+        source = Source("law.py", 1 + sum(len(one.equations) for one, _ in found.values()), equation.op.name)
+        return dataclasses.replace(equation, bodies=tuple(body for body, _ in pairs), source=source)
+
+    new, own = mark(trace)
+    return new, own, frozenset(needed)
+
+
+def interpreter_carries_facts(interpreter: Interpreter, *, whole: bool = True) -> Law:
+    """What guards a trace guards what is made of it, and a closed-over tensor stays the user's.
+
+    Every trace that is made has the constraints of the trace. With `whole`, one of them has those of each body that
+    runs, and every line is one of the trace.
+    """
+
+    def law(trace: Trace, inputs: Inputs) -> None:
+        given, own, inside = marked(simplify.dce(trace))
+        made = interpreter.run(given)
+        carried = [{one for inner in subtraces(new) for one in inner.constraints} for new in made]
+        mine = {id(c.tensor) for inner in subtraces(given) for c in inner.constants if not c.owned}
+        known = {source for inner in subtraces(given) for source in _places(inner)}
+        for new, constraints in zip(made, carried, strict=True):
+            holds(own in constraints, f"the constraint {own} is lost. {_CARRY}", trace=given, made=new)
+            wrong = [c for inner in subtraces(new) for c in inner.constants if c.owned == (id(c.tensor) in mine)]
+            holds(not wrong, f"a closed-over tensor changed its owner. {_CARRY}", trace=given, made=new)
+            strange = {source for inner in subtraces(new) for source in _places(inner)} - known
+            holds(not whole or not strange, f"lines that are not of the trace: {strange}", trace=given, made=new)
+        lost = inside - set[Expr]().union(*carried)
+        holds(not whole or not lost, f"constraints of bodies are lost: {sorted(map(str, lost))}", trace=given)
+
+    return law
+
+
+_CARRY = "Make the new trace with `walk`, `rewritten` or `cut` (thunder_fn.ir), which carry what a trace carries."
+
+
+def _places(trace: Trace) -> set[str]:
+    return {equation.source.place for equation in trace.equations if equation.source is not None}
 
 
 def interpreter_is_pure(interpreter: Interpreter) -> Law:
@@ -324,6 +416,8 @@ def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
 def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
     """The laws that an interpreter must keep, by name."""
     laws = {"gives checked traces": interpreter_gives_checked_traces, "is pure": interpreter_is_pure}
+    if interpreter.carries:
+        laws["carries facts"] = interpreter_carries_facts
     if interpreter.keeps_values:
         laws |= {"keeps values": interpreter_keeps_values, "keeps gradients": interpreter_keeps_gradients}
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone

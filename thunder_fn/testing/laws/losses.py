@@ -13,7 +13,7 @@ from thunder_fn.testing.laws.comparing import (
     wanted_outputs,
 )
 from thunder_fn.testing.programs import as_arg
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var, subtraces
 
 aten = torch.ops.aten
 
@@ -44,6 +44,8 @@ def is_complex(var: Var) -> bool:
 def scalarised(trace: Trace) -> Trace:
     """A loss: half the sum of the squares of the differentiable outputs, by a composite call of the trace."""
     builder = TraceBuilder(f"loss_of_{trace.name}")
+    for inner in subtraces(trace):  # also where the loss depends on nothing, and the call is dropped
+        builder.require(inner.constraints)
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     op = ops.composite("Model")
     outputs = builder.add(op, inputs, trace.output_types, bodies=(trace,))

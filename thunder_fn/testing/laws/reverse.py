@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from thunder_fn.interpreters import simplify, vjp as reverse
+from thunder_fn.interpreters import vjp as reverse
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir import inline_into
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Values,
@@ -156,7 +157,7 @@ def law_unused_inputs_get_zeros(trace: Trace, inputs: Inputs) -> None:
     builder = TraceBuilder(trace.name)
     arguments = tuple(builder.input(type) for type in trace.input_types)
     builder.input(extra)
-    wider = builder.build(simplify.inline_into(builder, trace, arguments))
+    wider = builder.build(inline_into(builder, trace, arguments))
     cotangents, count = random_like(trace), len(trace.outputs)
     found = run(pull(wider), (*inputs, torch.ones(2, dtype=torch.float64), *cotangents))[count:]
     want = run(pull(trace), (*inputs, *cotangents))[count:]
@@ -171,7 +172,7 @@ def law_stop_gradient_stops(trace: Trace, inputs: Inputs) -> None:
         builder = TraceBuilder(trace.name)
         arguments: list[Atom] = [builder.input(type) for type in trace.input_types]
         arguments[stopped] = emit(builder, aten.detach.default, arguments[stopped])
-        new = builder.build(simplify.inline_into(builder, trace, tuple(arguments)))
+        new = builder.build(inline_into(builder, trace, tuple(arguments)))
         found = run(pull(new), (*inputs, *cotangents))[count:]
         rank = positions.index(stopped)
         agree((found[rank],), (torch.zeros_like(inputs[stopped]),), "behind a detach the gradient", trace=new)

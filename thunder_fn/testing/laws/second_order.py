@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from thunder_fn.interpreters import simplify, vjp as reverse
+from thunder_fn.interpreters import vjp as reverse
+from thunder_fn.ir import inline_into
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     chosen,
@@ -36,7 +37,7 @@ def directional(trace: Trace, wanted: tuple[bool, ...]) -> Trace:
     builder = TraceBuilder("directional")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     directions = tuple(builder.input(var.type) for var in chosen(trace.inputs, wanted))
-    found = simplify.inline_into(builder, gradient, inputs)
+    found = inline_into(builder, gradient, inputs)
     total: Var | None = None
     for direction, atom in zip(directions, found, strict=False):
         if isinstance(atom, Var):

@@ -13,27 +13,61 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from thunder_fn.capture import capture
+from thunder_fn.api.checkpoint import checkpoint
+from thunder_fn.capture import capture, composite
 from thunder_fn.capture.numbers import symbolic_leaves
 from thunder_fn.check import check
 from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import lower
+from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.interpreters.clean import simplify
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.jvp import jvp
-from thunder_fn.interpreters.vjp import grad_and_value
+from thunder_fn.interpreters.partial import partial_eval
+from thunder_fn.interpreters.simplify import inline
+from thunder_fn.interpreters.vjp import grad_and_value, vjp
 from thunder_fn.interpreters.vmap import vmap
+from thunder_fn.ir import inline_into
 from thunder_fn.jit import jit
-from thunder_fn.structured.cond import cond
+from thunder_fn.rules import Mask
+from thunder_fn.structured.checkpoint import alone
+from thunder_fn.structured.cond import cond, switch
+from thunder_fn.structured.custom_jvp import custom_jvp
+from thunder_fn.structured.custom_vjp import custom_vjp
 from thunder_fn.structured.loops import scan
+from thunder_fn.structured.policies import check_policy
+from thunder_fn.structured.roll import roll, unroll
+from thunder_fn.structured.while_loop import while_loop
 from thunder_fn.symbols import Symbol, specialize, symbols_in
 from thunder_fn.testing.laws.comparing import holds
-from thunder_fn.trace import Trace
+from thunder_fn.trace import TensorType, Trace, TraceBuilder, Type
 
 Tensor = torch.Tensor
 Step = Callable[[Tensor, Tensor, float], Tensor]
 Sizes = tuple[int, int, int]
 """Rows of x, rows of y, columns of both."""
+
+
+@composite
+def block(x: Tensor, k: int) -> Tensor:
+    """A layer whose equations hold for one number."""
+    return (x.sin() + 1.5) ** k
+
+
+def own_backward(x: Tensor, k: int) -> Tensor:
+    """A function with a backward of its own, both of which hold for one number."""
+    f: Any = custom_vjp(lambda x: x.sin() ** k)
+    f.defvjp(lambda x: (x.sin() ** k, x), lambda x, ct: (ct * k * x.sin() ** (k - 1) * x.cos(),))
+    return f(x)
+
+
+def own_tangent(x: Tensor, k: int) -> Tensor:
+    """A function with a tangent of its own, both of which hold for one number."""
+    f: Any = custom_jvp(lambda x: x.sin() ** k)
+    f.defjvp(lambda xs, ts: (xs[0].sin() ** k, ts[0] * k * xs[0].sin() ** (k - 1) * xs[0].cos()))
+    return f(x)
+
 
 STEPS: dict[str, Step] = {
     "sin": lambda x, y, n: x.sin(),
@@ -59,6 +93,22 @@ STEPS: dict[str, Step] = {
     "choice of masks": lambda x, y, n: (
         x + cond(x.sum() > 0, lambda x: x[x[:, 0] > 0] * n, lambda x: x[x[:, 0] < 0].exp(), (x,)).sum(0)
     ),
+    "power": lambda x, y, n: (x.tanh() + 2) ** n,
+    "whole power": lambda x, y, n: (x / 4) ** y.shape[0],
+    "alpha": lambda x, y, n: torch.sub(torch.add(x, y.mean(0), alpha=n), y.sum(0), alpha=y.shape[0]),
+    "dim": lambda x, y, n: x + x.cumsum(y.shape[0] % 2),
+    "order": lambda x, y, n: x + torch.linalg.vector_norm(x, ord=y.shape[0], dim=1, keepdim=True),
+    "wide pad": lambda x, y, n: torch.nn.functional.pad(x, (0, 0, y.shape[0], 1))[y.shape[0] : -1],
+    "every other": lambda x, y, n: x + x[:: y.shape[0]].sum(0),
+    "while": lambda x, y, n: while_loop(lambda c, k: k < 3, lambda c, k: (c.cos() ** y.shape[0], k + 1), (x, 0))[0],
+    "switch": lambda x, y, n: switch(
+        (x.sum() > 0).long(), [lambda x: x.sin() ** y.shape[0], lambda x: x * x.shape[0]], (x,)
+    ),
+    "remembered": lambda x, y, n: checkpoint(lambda x: (x.sin() * n) ** y.shape[0])(x),
+    "own backward": lambda x, y, n: own_backward(x, y.shape[0]),
+    "own tangent": lambda x, y, n: own_tangent(x, y.shape[0]),
+    "scan of powers": lambda x, y, n: scan(lambda c, row: ((c * row.cos()) ** y.shape[0], c * n), y.sum(0), x)[1],
+    "blocks": lambda x, y, n: block(block(block(x, y.shape[0]), y.shape[0]), y.shape[0]),
 }
 """What a program does to x, given a second tensor and a number."""
 
@@ -112,15 +162,57 @@ def _vmap(trace: Trace) -> Trace:
     return vmap(trace, (0, *(None for _ in trace.inputs[1:])), 2)[0]
 
 
+def _floats(types: Sequence[Type]) -> Mask:
+    return tuple(isinstance(type, TensorType) and type.dtype.is_floating_point for type in types)
+
+
+def _vjp(trace: Trace) -> Trace:
+    return vjp(trace, _floats(trace.input_types), _floats(trace.output_types))
+
+
+def _linearize(trace: Trace) -> Trace:
+    """The jvp as two programs, one after the other: what the primals decide, and what is linear in the tangents."""
+    active = (True, True, False, *(False for _ in trace.inputs[3:]))
+    pushed, count = jvp(trace, active), len(trace.outputs)
+    known = tuple(place < len(trace.inputs) for place in range(len(pushed.inputs)))
+    outputs = tuple(place < count for place in range(len(pushed.outputs)))
+    first, second = partial_eval(pushed, known, outputs)
+    builder = TraceBuilder("linearized")
+    inputs = [builder.input(type) for type in pushed.input_types]
+    results = inline_into(builder, first, inputs[: len(trace.inputs)])
+    tangents = inline_into(builder, second, (*results[count:], *inputs[len(trace.inputs) :]))
+    return builder.build((*results[:count], *tangents))
+
+
+def _checkpoint(trace: Trace) -> Trace:
+    return alone(trace, check_policy(None))
+
+
 TRANSFORMS: dict[str, Callable[[Trace], Trace]] = {
     "trace": lambda trace: trace,
     "grad": _grad,
     "jvp": _jvp,
     "vmap": _vmap,
+    "vjp": _vjp,
+    "linearize": _linearize,
+    "checkpoint": _checkpoint,
+    "simplify": simplify,
+    "inline": inline,
+    "roll": roll,
+    "unroll": unroll,
+    "autocast": lambda trace: autocast(trace, torch.float64, lambda equation: "promote"),
 }
 CHAINS = (
     *((name,) for name in TRANSFORMS),
-    *(("grad", "jvp"), ("grad", "vmap"), ("jvp", "vmap"), ("vmap", "jvp")),
+    *(("grad", "jvp"), ("grad", "vmap"), ("jvp", "vmap"), ("vmap", "jvp"), ("grad", "vjp"), ("checkpoint", "grad")),
+    *(
+        ("inline", "linearize"),
+        ("vjp", "linearize"),
+        ("roll", "grad"),
+        ("linearize", "vjp"),
+        ("checkpoint", "vjp", "jvp"),
+    ),
+    *(("vjp", "vjp"), ("vmap", "vjp"), ("grad", "checkpoint", "linearize"), ("roll", "vmap", "vjp"), ("jvp", "unroll")),
 )
 
 
@@ -231,7 +323,7 @@ def law_jit_is_eager(case: Calls) -> None:
 
 # ---- what planted bugs are looked for in ----
 
-_DECIDING = ("norm", "branch", "halves", "number")
+_DECIDING = ("norm", "branch", "halves", "number", "whole power")
 RESIZED = tuple(
     Resized((name,), (4, 3, 2), second, (2.5, 0.5)) for name in _DECIDING for second in ((3, 4, 2), (5, 5, 3))
 )

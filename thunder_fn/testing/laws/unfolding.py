@@ -14,10 +14,11 @@ import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import put, walk
 from thunder_fn.structured.loop import Loop
 from thunder_fn.structured.while_parts import COUNT, While
 from thunder_fn.testing.laws.losses import emit
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, canonical, static_shape
+from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, static_shape
 
 aten = torch.ops.aten
 MAX_STEPS = 8
@@ -39,20 +40,16 @@ def unfolded(trace: Trace) -> Trace:
 
 
 def _write_out(builder: TraceBuilder, trace: Trace, arguments: Atoms, known: Known) -> Atoms:
-    env: dict[int, Atom] = {var.index: atom for var, atom in zip(trace.inputs, arguments, strict=True)}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
-        operands = tuple(env[var.index] for var in equation.operands)
+    def step(equation: Equation, operands: Atoms) -> Atoms:
         written = WRITTEN_OUT.get(equation.op.name, _body if equation.op.kind == "composite" else _none)
         results: Atoms | None = written(builder, equation, operands, known)
         if results is None:
-            bodies = tuple(map(unfolded, equation.bodies))
-            results = builder.copy(equation, lambda var: env[var.index], bodies=bodies)
+            results = put(builder, equation, operands, bodies=tuple(map(unfolded, equation.bodies)))
         if equation.op.name == "aten.full.default" and equation.args[0] == () and isinstance(results[0], Var):
             known[results[0].index] = equation.args[1].value if isinstance(equation.args[1], Literal) else None
-        env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+        return results
+
+    return walk(builder, trace, arguments, step)
 
 
 def _none(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
@@ -131,7 +128,7 @@ def _of_counter(trace: Trace, position: int) -> Callable[[torch.Tensor], torch.T
     constants = {constant.var.index for constant in trace.constants}
     if need & (others | constants) or any(map(is_kept, kept)) or trace.inputs[position].type != COUNT:
         return None
-    small = canonical((trace.inputs[position],), tuple(reversed(kept)), trace.outputs[:1])
+    small = cut(trace, inputs=(trace.inputs[position],), equations=reversed(kept), outputs=trace.outputs[:1])
     return lambda counter: evaluate(small, (counter,))[0]
 
 

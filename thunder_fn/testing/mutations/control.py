@@ -76,9 +76,9 @@ CONTROL = (
     ),
     Mutation(
         "tangents of scan's carries stand in the wrong order",
-        f"{SCAN}:_jvp_body",
-        "(*carry, *carry_tangents, *ys, *ys_tangents)",
-        "(*carry, *carry_tangents[::-1], *ys, *ys_tangents)",
+        "thunder_fn.interpreters.jvp:_on_slots",
+        "outputs += (tangent,) if tangent is not None",
+        "outputs[-1:] = (tangent, primal) if tangent is not None",
         "jvp is PyTorch's",
     ),
     # while_loop
@@ -148,9 +148,9 @@ CONTROL = (
     ),
     Mutation(
         "a tangent that only one branch has is dropped",
-        f"{COND}:cond_activity_rule",
-        "union(",
-        "(lambda masks: masks[0])(",
+        "thunder_fn.ir.flow:Flow.ports",
+        "enumerate(equation.bodies)",
+        "enumerate(equation.bodies[:1])",
         "vjp is autograd",
     ),
     # custom rules

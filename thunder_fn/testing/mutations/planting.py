@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import sys
 import textwrap
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 from thunder_fn.errors import ThunderError
-from thunder_fn.rules import STRUCTURED, StructuredOp
+from thunder_fn.ir import Flow
+from thunder_fn.rules import Rules
 from thunder_fn.testing.laws import forget
 
 
@@ -35,7 +37,7 @@ class Mutation:
 
 @contextmanager
 def planted(mutation: Mutation) -> Generator[None]:
-    """Run with a bug, wherever the package knows the function: in modules, in their tables, and in that of structured ops."""
+    """Run with a bug, wherever the package knows the function: in modules and in their tables."""
     module_name, _, path = mutation.function.partition(":")
     module = importlib.import_module(module_name)
     *owners, name = path.split(".")
@@ -46,13 +48,11 @@ def planted(mutation: Mutation) -> Generator[None]:
     new = _edited(mutation, module, original, name)
     holders = [owner] if owners else [m for m in _modules() if vars(m).get(name) is original]
     tables = [] if owners else _tables_of(original)
-    ops = {key: _with_rule(op, original, new) for key, op in STRUCTURED.items()}
     with ExitStack() as stack:
         for holder in holders:
             stack.enter_context(mock.patch.object(holder, name, new))
         for table, keys in tables:
             stack.enter_context(mock.patch.dict(table, dict.fromkeys(keys, new)))
-        stack.enter_context(mock.patch.dict(STRUCTURED, ops))
         stack.callback(forget)
         forget()
         yield
@@ -63,19 +63,21 @@ def _modules() -> list[Any]:
 
 
 def _tables_of(original: Any) -> list[tuple[dict[Any, Any], list[Any]]]:
-    """The dicts of modules that have the function among their values, and its keys."""
-    tables = {id(table): table for module in _modules() for table in vars(module).values() if isinstance(table, dict)}
+    """Find the dicts and tables of rules that hold the function, and its keys there."""
+    values = [value for module in _modules() for value in vars(module).values()]
+    rules = [value.rules if isinstance(value, Flow) else value for value in values]
+    tables = {
+        id(table): table
+        for table in (value.by_name if isinstance(value, Rules) else value for value in rules)
+        if isinstance(table, dict)
+    }
     found = ((table, [key for key, value in table.items() if value is original]) for table in tables.values())
     return [(table, keys) for table, keys in found if keys]
 
 
-def _with_rule(op: StructuredOp, original: Callable[..., Any], new: Callable[..., Any]) -> StructuredOp:
-    return replace(op, **{field.name: new for field in fields(op) if getattr(op, field.name) is original})
-
-
 def _edited(mutation: Mutation, module: Any, original: Any, name: str) -> Any:
     """The function with the bug, in a namespace that sees the module's own."""
-    source = textwrap.dedent(inspect.getsource(original))
+    source = re.sub(r"^@[\w.]+\.rule\(.*\)\n", "", textwrap.dedent(inspect.getsource(original)), flags=re.MULTILINE)
     if mutation.before not in source:
         raise OutdatedMutation(
             f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the edit"

@@ -101,7 +101,7 @@ REWRITING = (
     ),
     Mutation(
         "autocast takes one cast of a shard for any other",
-        "thunder_fn.interpreters.autocast:_Walk.cast",
+        "thunder_fn.interpreters.autocast:_Casting.cast",
         "key = (atom.index, dtype)",
         "key = (0, dtype)",
         WHOLE,

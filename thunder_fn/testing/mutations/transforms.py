@@ -17,16 +17,16 @@ TRANSFORMS = (
     # jvp
     Mutation(
         "tangents of operands are swapped",
-        f"{JVP}:_push_equation",
-        "*(tangents[var.index] for var in equation.operands if var.index in tangents),",
-        "*[tangents[var.index] for var in equation.operands if var.index in tangents][::-1],",
+        f"{JVP}:_push",
+        "tuple(tangent for _, tangent in operands if tangent is not None)",
+        "tuple(tangent for _, tangent in operands[::-1] if tangent is not None)",
         "jvp is PyTorch's",
     ),
     Mutation(
         "the tangent of an op with two results goes to the last one",
-        f"{JVP}:_push_equation",
-        "for var, flag in zip(equation.outputs, rule.active_outputs, strict=True) if flag)",
-        "for var, flag in zip(equation.outputs[::-1], rule.active_outputs, strict=True) if flag)",
+        f"{JVP}:_push",
+        "zip(results, rule.active_outputs, strict=False)",
+        "zip(results, rule.active_outputs[::-1], strict=False)",
         "jvp is PyTorch's",
     ),
     Mutation(
@@ -47,8 +47,8 @@ TRANSFORMS = (
     Mutation(
         "a batch of results passes for one result",
         f"{VMAP}:_batch_equation",
-        "flags[var.index] = flag and isinstance(var.type, TensorType)",
-        "flags[var.index] = flag and isinstance(var.type, TensorType) and not var.type.dtype.is_floating_point",
+        "(isinstance(var.type, TensorType) for",
+        "(isinstance(var.type, TensorType) and not var.type.dtype.is_floating_point for",
         "vmap is a loop",
     ),
     Mutation(
@@ -90,14 +90,14 @@ TRANSFORMS = (
     # autocast
     Mutation(
         "autocast changes the types of carries",
-        f"{AUTOCAST}:_Walk._keeping_types",
+        f"{AUTOCAST}:_Casting._keeping_types",
         "ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)",
         "_retyped(b, b.input_types, self.dtype, inner)",
         "autocast gives checked traces",
     ),
     Mutation(
         "autocast takes one cast of a value for any other",
-        f"{AUTOCAST}:_Walk.cast",
+        f"{AUTOCAST}:_Casting.cast",
         "key = (atom.index, dtype)",
         "key = (0, dtype)",
         "autocast and dce",

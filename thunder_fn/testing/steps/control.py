@@ -25,7 +25,7 @@ from thunder_fn.testing.laws.comparing import draws
 from thunder_fn.testing.programs import Draft, Program, Skip, Step, dtype_of, shape_of, tensor_type
 from thunder_fn.testing.steps.enter import structured
 from thunder_fn.testing.suits import both, has_dims, has_elements, has_rank, is_any, is_inexact, is_mask, is_real
-from thunder_fn.trace import Op, TensorType, Trace, Var
+from thunder_fn.trace import Op, TensorType, Var, cut
 
 aten = torch.ops.aten
 
@@ -241,7 +241,7 @@ def _custom_vjp(d: Draft, step: Step) -> None:
     found = split.residual_values(split.forward.inputs, results)
     outputs = (*results[: len(body.outputs)], *found)
     forward = split.forward
-    own = Trace(forward.inputs, forward.equations, outputs, forward.constants, forward.constraints, "fwd")
+    own = cut(forward, outputs=outputs, name="fwd")
     supply = iter(split.gradients)
     places = tuple(next(supply) if flag else None for flag in wanted)
     options = {"rule": DerivedRule(), "gradients": places}
