@@ -275,6 +275,7 @@ class Watch:
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
 
     def reach_class(self, cls: type) -> None:
+        """The methods of a class are known by their code."""
         for base in cls.__mro__[:-1]:
             for item in () if base.__module__.startswith(("torch.", "builtins")) else base.__dict__.values():
                 item = getattr(item, "__func__", getattr(item, "fget", getattr(item, "func", item)))
@@ -287,6 +288,7 @@ class Watch:
         return isinstance(value, types.ModuleType) or id(value) in self.outside
 
     def path(self, value: Any, otherwise: str) -> str:
+        """How a value is written, as it was reached."""
         return self.outside[id(value)][1] if id(value) in self.outside else otherwise
 
     def edge(self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False) -> Any:
@@ -438,12 +440,15 @@ class Watch:
         return found
 
     def values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """What an expression may be, by the rule of its kind."""
         return RULES[source[0]](self, source, frame, memo)
 
     def const_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """A constant."""
         return iter(source[1:])
 
     def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """What a closure holds."""
         name = source[1]
         cell = frame.cells.get(name)
         if cell is not None:
@@ -452,24 +457,29 @@ class Watch:
             yield from (given[name] for given in frame.locals if name in given)
 
     def any_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """One of several."""
         for part in source[1]:
             yield from self.value(part, frame, memo)
 
     def same_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """What another expression gives."""
         yield from self.value(source[1], frame, memo)
 
     def unless_constant(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """Reads in the argument of a call that is not `constant`."""
         if not any(callee is constant for callee in self.value(source[1], frame, memo)):
             self.value(source[2], frame, memo)
         return iter(())
 
     def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """All of what an expression gives counts."""
         for value in self.value(source[1], frame, memo):
             if not self.is_data(value):
                 self.whole(value, text(source[1]))
         return iter(())
 
     def given_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """An argument of a call to code that is not seen."""
         _, target, of = source
         for value in filter(self.is_outside, self.value(of, frame, memo)):
             if any(map(_is_unseen, self.value(target, frame, memo))):
@@ -477,14 +487,17 @@ class Watch:
         return iter(())
 
     def field_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """What the attributes of an object hold."""
         for value in self.value(source[1], frame, memo):
             yield from (fields_of(value) or {}).values()
 
     def each_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """What a loop over a value gives."""
         for value in self.value(source[1], frame, memo):
             yield from self.items(value, f"{text(source[1])}[...]")
 
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """An attribute, by any of its names."""
         _, of, key = source
         for value in self.value(of, frame, memo):
             if self.is_data(value):
@@ -494,6 +507,7 @@ class Watch:
                     yield from self.attribute(value, name, of, frame)
 
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """An item, by any of its keys."""
         _, of, key = source
         for value in self.value(of, frame, memo):
             if not self.is_data(value):
@@ -525,6 +539,7 @@ class Watch:
         return iter(())
 
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """A global, or what is built in."""
         name = source[1]
         if name not in frame.globals:
             builtins = frame.globals.get("__builtins__")
@@ -569,6 +584,7 @@ class Watch:
             self.attribute_of_class(callee, "__call__")
 
     def attribute_of_class(self, value: Any, name: str) -> None:
+        """A method that its class has for an operator counts."""
         cls = type(value)
         if isinstance(look("class", cls, name), types.FunctionType) and not _is_ours(cls.__module__):
             self.edge("class", cls, name, f"{cls.__name__}.{name}")
@@ -619,6 +635,7 @@ class Watch:
         return [key for key in found if isinstance(key, _KEYS)] or None
 
     def item(self, value: Any, key: Source, path: str, frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+        """What a key gives, and the edge to it."""
         if isinstance(value, contextvars.ContextVar):
             yield self.reach(self.edge("context", value, None, path), path)
             return
@@ -653,6 +670,7 @@ class Watch:
                 yield self.reach(self.edge(kind, value, name, written), written)
 
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Iterator[Any]:
+        """What a name gives, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{name}"
         if isinstance(value, torch.nn.Module):
             yield from self.module_attribute(value, name, path)
@@ -674,6 +692,7 @@ class Watch:
             yield from self.object_attribute(value, name, path, frame)
 
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Iterator[Any]:
+        """An attribute of an object, of its own or of its class."""
         of_class, held = look("class", type(value), name), getattr(value, "__dict__", None)
         if isinstance(value, CONTAINERS) and (held is None or (name not in held and not _is_python(of_class))):
             if isinstance(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
@@ -722,6 +741,7 @@ class Watch:
             yield self.reach(found, path)
 
     def global_attribute(self, module: types.ModuleType, name: str, path: str) -> Iterator[Any]:
+        """What a module has under a name. Those of libraries are constants but for flags."""
         held = vars(module)
         if name in held:
             is_flag = isinstance(held[name], (bool, int, float, str, type(None)))

@@ -166,6 +166,7 @@ class ModuleCheck:
         return [list(self.module.__dict__[name].values()) for name in internals.HOOKS]
 
     def quick_check(self) -> Callable[[], bool]:
+        """A check of the versions of its dicts."""
         own = tuple(self.module.__dict__[name] for name in internals.HOOKS)
         reading = module_state.Reading(self.reading.layout, self.reading.tensors, (*self.reading.dicts, *own))
         return module_state.unchanged(reading, self.reads, 0)
