@@ -279,6 +279,16 @@ def _has(config: Any, key: str) -> bool:
     return True
 
 
+@functools.cache
+def compiles_for(device: str) -> bool:
+    """Inductor has a compiler for a type of device: for CUDA that is Triton."""
+    if device != "cuda":
+        return device == "cpu"
+    from torch.utils._triton import has_triton
+
+    return torch.cuda.is_available() and has_triton()
+
+
 def inductor_backend() -> Callable[..., Any]:
     """What `torch.compile` compiles graphs with."""
     from torch._inductor.compile_fx import compile_fx

@@ -11,7 +11,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
+from thunder_fn.capture import (
+    frames,
+    keys as _keys,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
+)
 from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
@@ -38,10 +41,14 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(self, *args, **kwargs)
-        _refuse_backward_hooks(self)
-        path = module_path(recorder, self)
-        recorder.modules.watch(self, path)
-        recorder.source = user_source(recorder) or _definition(type(self).forward)
+        watching = frames.pause()
+        try:
+            _refuse_backward_hooks(self)
+            path = module_path(recorder, self)
+            recorder.modules.watch(self, path)
+            recorder.source = user_source(recorder) or _definition(type(self).forward)
+        finally:
+            frames.resume(watching)
         return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
 
     return __call__

@@ -127,7 +127,9 @@ def _built(codes: dict[Job, Code]) -> dict[Job, Function | Failed]:
     except (OSError, ImportError) as error:
         raise RegionError(f"{type(error).__name__}: {error}") from error
     for job, code in codes.items():
-        _known[job] = store.function_of(
-            code.text, {name: _kernels[kernel.key] for name, kernel in code.kernels}, dict(code.constants)
-        )
+        functions = {name: _kernels[kernel.key] for name, kernel in code.kernels}
+        try:
+            _known[job] = store.function_of(code.text, functions, dict(code.constants))
+        except Exception as error:  # kernels of a GPU are compiled here
+            raise RegionError(f"{type(error).__name__}: {error}") from error
     return {job: _known[job] for job in codes}
