@@ -40,6 +40,10 @@ EXPLAINED = [
         text=r"(\w+)\.masked_scatter_\([^\n]*\b\1\)",
     ),
     Explained(
+        "eager PyTorch keeps the gradient of a tensor that `logical_not_` writes to, a defect of it (ARCHITECTURE, issue 2)",
+        text=r"logical_not_|\bgt_\(",
+    ),
+    Explained(
         "`out=` of another size, which eager PyTorch resizes with a warning that it will not",
         why="expected src to have a size equal to the slice",
         text="out=",
