@@ -191,6 +191,10 @@ class RegionWarning(UserWarning):
     """An executor could not compile a region, which runs on the torch executor instead."""
 
 
+class OutsideWarning(UserWarning):
+    """A program has a value from outside as a constant, since no guard can look at it. Pass it, or write `constant`."""
+
+
 class HooksWarning(UserWarning):
     """A jitted module has a submodule whose hooks no trace has, so it runs as the module does."""
 

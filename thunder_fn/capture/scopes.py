@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import pytree
+from thunder_fn.capture import frames, pytree
 from thunder_fn.capture.indexing import getitem, setitem
 from thunder_fn.capture.instead import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.lookasides import original_of, replacement
@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _HERE = __file__.rsplit("/", 2)[0]
-_OUTER = tuple(f"{_HERE}/{part}" for part in ("demo", "benchmarks", "testing"))
+_OUTER = tuple(f"{_HERE}/{name.partition('.')[2]}" for name in frames.OWN_PROGRAMS)
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
@@ -146,6 +146,7 @@ class ScopeMode(TorchFunctionMode):
             return as_python(result) if recorder.symbolic and func in METADATA else result
         if func in READ and replacement(func) is None:
             return answer(recorder, READ[func], args[0], lambda: func(*args, **kwargs))
+        watching = frames.pause()
         try:
             given, (args, kwargs) = args, lift_call(recorder, args, kwargs)
             instead = replacement(func)
@@ -159,6 +160,8 @@ class ScopeMode(TorchFunctionMode):
         except ThunderError as error:
             recorder.refused = error
             raise
+        finally:
+            frames.resume(watching)
 
     def _scoped(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder

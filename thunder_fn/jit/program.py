@@ -39,6 +39,7 @@ from thunder_fn.jit.callpath import Namespace, put_together, skeleton
 from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
 from thunder_fn.jit.module_containers import Filling, filling
 from thunder_fn.jit.options import Options, calls_within
+from thunder_fn.jit.outside import Outside, watching
 from thunder_fn.jit.prologue import prologue_trace, structure_text
 from thunder_fn.trace import Source, Trace, Var, cut
 
@@ -49,10 +50,10 @@ class Entry:
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
     program. `grads_match` says of the tensors whether the gradients are those that the function
-    read, None if it read none; `reads_match` says so of other properties. `clash` says whether a tensor that is written
-    to may share memory with another, None if nothing is written; `check_clash` raises if it does. Where places of the call are
-    symbols, `symbolic` says which one each place has, and the program serves all calls with these answers to `decisions`.
-    `fills`: what `execute` gives is a `Filling`.
+    read, None if it read none; `reads_match` says so of other properties. `outside` guards what it read from outside.
+    `clash` says whether a tensor that is written to may share memory with another, None if nothing is written; `check_clash`
+    raises if it does. Where places of the call are symbols, `symbolic` says which one each place has, and the program serves all
+    calls with these answers to `decisions`. `fills`: what `execute` gives is a `Filling`.
     """
 
     execute: Callable[..., Any]
@@ -68,6 +69,7 @@ class Entry:
     symbolic: Symbolic | None = None
     decisions: tuple[Decision, ...] = ()
     fills: bool = False
+    outside: Outside | None = None
 
     def arguments(self, call: Call) -> list[Any]:
         """What `execute` takes of a call: its tensors, then the numbers and strides that are symbols."""
@@ -78,11 +80,15 @@ class Entry:
         """The closed-over tensors still have the dtype, shape and requires_grad that they were traced with."""
         return self.constants_match(*self.constants)
 
+    def is_inside(self) -> bool:
+        """What the function reads from outside is as it was."""
+        return self.outside is None or self.outside.matches()
+
     def serves(self, call: Call) -> bool:
         """A program that was found for a call is right for it: what it depends on besides is as it was."""
         tensors = [tensor for _, tensor in call.tensors]
         matches = (self.grads_match, self.reads_match)
-        return self.is_current() and all(match(*tensors) for match in matches if match is not None)
+        return self.is_inside() and self.is_current() and all(match(*tensors) for match in matches if match is not None)
 
 
 @no_collections()
@@ -102,7 +108,8 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         write_back(captured, tensors, evaluate(captured.trace, values))
 
     before = host_random.state()
-    captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got)
+    with watching(f) as read:
+        captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got)
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
     closed, constants = close_over(traces[-1])
@@ -128,6 +135,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         symbolic=symbolic,
         decisions=decisions,
         fills=captured.out_spec.type is Filling,
+        outside=read[0] if read else None,
     )
 
 
