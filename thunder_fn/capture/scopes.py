@@ -90,7 +90,16 @@ def _set_data(x: Tensor, value: Tensor) -> None:
                 fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
             )
         )
-    _recorder().history.set_data(x, value)
+    recorder = _recorder()
+    if recorder.inside and any(x is tracer for tracer in recorder.given):
+        raise UnsupportedCall(
+            located(
+                f"`.data` of a tensor from outside is set inside {recorder.inside}, where it only stands for the caller's tensor",
+                source=user_source(),
+                fix="Compute with the new value under a name of its own.",
+            )
+        )
+    recorder.history.set_data(x, value)
 
 
 def _detach_in_place(x: Tensor) -> Tensor:
