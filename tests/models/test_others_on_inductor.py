@@ -37,11 +37,7 @@ def image(*shape: int) -> Tensor:
 
 
 def timm_resnet() -> Made:
-    needed("timm")
-    models = needed("timm.models.resnet")
-    return models.ResNet(models.BasicBlock, (1, 1), channels=(8, 16), num_classes=3, stem_width=8), (
-        image(2, 3, 16, 16),
-    )
+    return needed("timm").create_model("test_resnet", num_classes=3), (image(2, 3, 32, 32),)
 
 
 def timm_vit() -> Made:
@@ -50,8 +46,7 @@ def timm_vit() -> Made:
 
 
 def timm_convnext() -> Made:
-    convnext = needed("timm.models.convnext").ConvNeXt
-    return convnext(depths=(1, 1), dims=(8, 16), num_classes=3, patch_size=2), (image(2, 3, 8, 8),)
+    return needed("timm").create_model("test_convnext", num_classes=3), (image(2, 3, 64, 64),)
 
 
 def torchvision_densenet() -> Made:
