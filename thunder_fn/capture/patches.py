@@ -90,6 +90,16 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
     return unwrap_dead_wrappers
 
 
+def _lifted_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """How a transform of torch.func wraps a tensor in a level; in captures a closed-over tensor becomes a tracer before."""
+
+    def wrap(tensor: Tensor, *args: Any) -> Any:
+        recorder = current()
+        return original(tensor if recorder is None else recorder.lift(tensor), *args)
+
+    return wrap
+
+
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     """Where the module sits in the outermost module that is being called."""
     if module not in recorder.module_paths:
@@ -99,7 +109,7 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     return recorder.module_paths[module]
 
 
-_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, SEEDS)
+_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEEDS)
 
 
 def module_scopes() -> AbstractContextManager[None]:
