@@ -36,6 +36,7 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
+from thunder_fn.nesting import make_room
 from thunder_fn.trace import Arg, Literal, Source, Var, as_dim, type_of_value
 
 P = ParamSpec("P")
@@ -249,6 +250,7 @@ def in_scope(
     """Run inside a new scope, which keeps the call as the user wrote it."""
     outer = recorder.scope
     scope = Scope(name, kind, outer, outer.depth + 1, recorder.source, module or outer.module)
+    make_room(recorder.level + scope.depth)
     if args is not None:
         scope.args, scope.kwargs = encode_call(recorder, args, kwargs or {})
         scope.is_cast = internals.is_autocast_on()

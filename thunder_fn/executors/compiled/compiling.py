@@ -14,7 +14,7 @@ from thunder_fn.executors.compiled import store
 from thunder_fn.executors.compiled.codegen import Code, Job, Kernel, RegionError, output_strides
 from thunder_fn.executors.compiled.loop_plan import is_loop
 from thunder_fn.executors.compiled.loops import generate
-from thunder_fn.executors.compiled.native import build, build_module, load
+from thunder_fn.executors.compiled.native import build, build_module, check_compiler, load
 from thunder_fn.executors.compiled.progress import Progress
 
 Function = Callable[..., Any]
@@ -90,7 +90,7 @@ def _functions_of(kernels: tuple[Kernel, ...]) -> Functions | Failed:
         with tempfile.TemporaryDirectory(prefix="thunder_fn_", ignore_cleanup_errors=True) as folder:
             path = build_module(kernels, Path(folder))
             store.write_kernels(kernels, path)
-            return load(path)
+            return load(path.read_bytes(), path.stem)
     except (OSError, ImportError, RegionError) as error:
         return Failed(f"{type(error).__name__}: {error}")
 
@@ -98,6 +98,10 @@ def _functions_of(kernels: tuple[Kernel, ...]) -> Functions | Failed:
 def _compile(jobs: Sequence[Job], progress: Progress) -> dict[Job, Function | Failed]:
     codes = dict[Job, Code]()
     results = dict[Job, Function | Failed]()
+    try:
+        check_compiler()
+    except RegionError as error:
+        return dict.fromkeys(jobs, Failed(str(error)))
     for job in jobs:
         try:
             codes[job] = generate(job)
@@ -131,7 +135,7 @@ def _built(codes: dict[Job, Code]) -> dict[Job, Function | Failed]:
             missing = {kernel: None for kernel in kernels if kernel.key not in places}
             places |= build(tuple(missing), Path(folder)) if missing else {}
             for path in sorted(set(places.values())):
-                functions = load(path)
+                functions = load(path.read_bytes(), path.stem)
                 _kernels.update({key: functions[key] for key, place in places.items() if place == path})
             for kernel in missing:
                 if kernel.alone:
