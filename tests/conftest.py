@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -66,6 +67,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def _same_random_numbers() -> None:
     """A test that draws from PyTorch's generator draws the same numbers whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections() -> None:
+    """What lives when a file's tests begin is not looked through by their `gc.collect()`: PyTorch alone is a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

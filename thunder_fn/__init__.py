@@ -4,7 +4,7 @@ A PyTorch program becomes an immutable trace; grad and the rest are pure functio
 any order; executors turn a trace into a program that runs.
 
 Functions in, functions out:
-    run              jit, compile, Recipe, Lookaside, Transform
+    run              jit, compile, constant, Recipe, Lookaside, Transform
     differentiate    grad, value_and_grad, grad_and_value, vjp, jvp, linearize, jacrev, jacfwd, hessian, stop_gradient
     batch and cast   vmap, autocast, autocast_policy
     control flow     cond, switch, scan, map, fori_loop, while_loop, associative_scan, roll, unroll
@@ -47,6 +47,7 @@ from thunder_fn.api.functional import (
 from thunder_fn.api.map import map as map
 from thunder_fn.capture import composite as composite
 from thunder_fn.capture.lookasides import Lookaside as Lookaside
+from thunder_fn.capture.outside import constant as constant
 from thunder_fn.check import check as check
 from thunder_fn.interpreters.clean import simplify as simplify
 from thunder_fn.interpreters.evaluate import evaluate as evaluate

@@ -21,7 +21,10 @@ class ThunderError(Exception):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """The error with a note that names its page: tracebacks show it, `str(error)` is the message alone."""
-        error = super().__new__(cls, *args, **kwargs)
+        try:
+            error = super().__new__(cls, *args, **kwargs)
+        except TypeError:  # of MemoryError, whose own is for its own instances alone
+            error = Exception.__new__(cls, *args, **kwargs)
         error.add_note(f"{LINK}{page_of(cls)}")
         return error
 
@@ -187,8 +190,16 @@ class HostRandomWarning(UserWarning):
     """A program has numbers of Python's or NumPy's random generator as constants. Draw them with PyTorch, or pass them."""
 
 
+class CacheWarning(UserWarning):
+    """Compiled code on disk is left alone, since somebody else may have written it."""
+
+
 class RegionWarning(UserWarning):
     """An executor could not compile a region, which runs on the torch executor instead."""
+
+
+class OutsideWarning(UserWarning):
+    """A program has a value from outside as a constant, since no guard can look at it. Pass it, or write `constant`."""
 
 
 class HooksWarning(UserWarning):

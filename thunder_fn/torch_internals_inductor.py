@@ -279,6 +279,16 @@ def _has(config: Any, key: str) -> bool:
     return True
 
 
+@functools.cache
+def compiles_for(device: str) -> bool:
+    """Inductor has a compiler for a type of device: for CUDA that is Triton."""
+    if device != "cuda":
+        return device == "cpu"
+    from torch.utils._triton import has_triton
+
+    return torch.cuda.is_available() and has_triton()
+
+
 def inductor_backend() -> Callable[..., Any]:
     """What `torch.compile` compiles graphs with."""
     from torch._inductor.compile_fx import compile_fx
@@ -305,6 +315,14 @@ def build_command(source: Path, target: Path) -> str:
             name=target.stem, sources=str(source), BuildOption=options, output_dir=str(target.parent)
         )
         return builder.get_command_line()
+
+
+def compilers() -> tuple[str, ...]:
+    """The C++ compilers that Inductor tries, in order."""
+    from torch._inductor import config
+
+    given = config.cpp.cxx
+    return tuple(name for name in (given if isinstance(given, (list, tuple)) else (given,)) if isinstance(name, str))
 
 
 def data_pointer_function() -> int:

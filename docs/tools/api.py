@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "Memory": ("What is kept for the backward.", "checkpoint checkpoint_name checkpoint_policies"),
     "Programs": (
         "From a trace to a program that runs, and what was made on the way.",
-        "jit compile Recipe Transform Lookaside functional_optimizer last_traces last_prologue_traces "
+        "jit compile constant Recipe Transform Lookaside functional_optimizer last_traces last_prologue_traces "
         "last_backward_traces cache_info explain_claims explain_misses",
     ),
     "Numbers and parameters": (

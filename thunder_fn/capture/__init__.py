@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import pytree
+from thunder_fn.capture import frames, pytree
 from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
 from thunder_fn.capture.host_random import untouched_by_refusals
 from thunder_fn.capture.lookasides import diverted
@@ -315,7 +315,7 @@ def _identifier(name: str) -> str:
 
 def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any) -> Any:
     try:
-        with torch.no_grad() if grad_off else nullcontext():
+        with torch.no_grad() if grad_off else nullcontext(), frames.running():
             return f(*args, **kwargs)
     except ThunderError:
         raise

@@ -53,6 +53,19 @@ def ctc_loss(
     return loss if log_probs.dim() == 3 else loss.squeeze(0)
 
 
+def dropout(x: Tensor, p: Any, train: bool) -> Tensor:
+    """PyTorch's; where it drops nothing it is its argument, of which PyTorch's rule for symbolic sizes makes a copy."""
+    return torch.dropout(x, p, train) if train and p != 0 else x
+
+
+def one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
+    """By a scatter, which refuses classes that there are not; PyTorch's own looks at values, or gives them rows of zeros."""
+    if (isinstance(num_classes, int) and num_classes <= 0) or x.dtype != torch.int64:
+        return torch.nn.functional.one_hot(x, num_classes)
+    zeros = torch.zeros((*x.shape, num_classes), dtype=torch.int64, device=x.device)
+    return zeros.scatter(-1, x.unsqueeze(-1), 1)
+
+
 def tensor(
     data: Any, *, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:
@@ -373,6 +386,8 @@ divert("positive definite", _is_definite)
 divert("positive semidefinite", _is_definite)
 
 REWRITTEN: dict[Any, Callable[..., Any]] = {
+    torch.dropout: dropout,
+    torch.nn.functional.one_hot: one_hot,
     **VIEWS_IN_PLACE,
     **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
     Tensor.__deepcopy__: deepcopy,

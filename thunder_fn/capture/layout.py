@@ -8,6 +8,7 @@ ops whose result or derivative depends on strides are recorded behind a contiguo
 - `linalg.det`, `slogdet` and `solve` factor the matrix or its transpose, whichever is contiguous, and their derivatives
   ask again which it was.
 - `view_as_complex` takes pairs of neighbours.
+- The backward of efficient attention reads the output as its forward lays it out, whatever its strides (halves on a GPU).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ READS_MEMORY = {
 }
 """Ops that read arguments, by position, as if they were contiguous."""
 
+READS_OUTPUT = "aten._scaled_dot_product_efficient_attention_backward.default"
+
 HIDDEN = ops.leaf(aten.as_strided_copy.default)
 """An `as_strided` that reads memory which does not belong to the tensor."""
 
@@ -50,6 +53,8 @@ def with_plain_layout(
         return _factor(recorder, name, args, kwargs, result)
     if name in READS_MEMORY:
         return _on_clones(recorder, name, args, kwargs, result)
+    if name == READS_OUTPUT:
+        return _with_output_as_computed(recorder, args, kwargs, result)
     if name == "aten.view_as_complex.default":
         base = _clone(recorder, recorder.read(args[0]), args[0].shape, args[0])
         return (_emit(recorder, aten.view_as_complex.default, (base,), result.shape, result),)
@@ -84,6 +89,21 @@ def _clone(recorder: Recorder, var: Var, shape: Any, like: torch.Tensor) -> Var:
 def _record_as_is(recorder: Recorder, args: tuple[Any, ...], result: torch.Tensor) -> tuple[Var, ...]:
     """An op that reads memory beyond the tensor's elements: it runs, but nothing can be derived from it."""
     return recorder.emit(HIDDEN, tuple(map(recorder.encode, args)), (type_of_value(result),), ())
+
+
+def _with_output_as_computed(
+    recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[Var, ...]:
+    """Efficient attention's backward on an output whose heads lie side by side: a copy where the forward's was moved."""
+    new, place = [recorder.encode(arg) for arg in args], 5
+    out = args[place]
+    batch, heads, length, size = out.shape
+    turned = _emit(recorder, aten.transpose.int, (new[place], 1, 2), (batch, length, heads, size), out)
+    (laid,) = recorder.emit(ops.CONTIGUOUS, (turned,), (turned.type,), ())
+    new[place] = _emit(recorder, aten.transpose.int, (laid, 1, 2), out.shape, out)
+    types = tuple(type_of_value(value) for value in ops.flatten_result(result))
+    options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
+    return recorder.emit(ops.leaf(ops.overload_named(READS_OUTPUT)), tuple(new), types, options)
 
 
 def _on_clones(

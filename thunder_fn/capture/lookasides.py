@@ -372,6 +372,11 @@ _trampolines: dict[types.FunctionType, _Trampoline] = {}
 _numbered: list[_Trampoline] = []
 
 
+def is_diverted(fn: types.FunctionType) -> bool:
+    """The function's code is, or was, exchanged for a trampoline."""
+    return fn in _trampolines
+
+
 def _trampoline(fn: types.FunctionType) -> _Trampoline:
     with _lock:
         if fn not in _trampolines:

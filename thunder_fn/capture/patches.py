@@ -11,9 +11,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
+from thunder_fn.capture import (
+    frames,
+    keys as _keys,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
+)
 from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.refusals import script_error
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.capture.seeds import FUNCTIONS as SEEDS
 from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
@@ -38,17 +42,26 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(self, *args, **kwargs)
-        _refuse_backward_hooks(self)
-        path = module_path(recorder, self)
-        recorder.modules.watch(self, path)
-        recorder.source = user_source(recorder) or _definition(type(self).forward)
+        watching = frames.pause()
+        try:
+            _refuse_backward_hooks(self)
+            path = module_path(recorder, self)
+            recorder.modules.watch(self, path)
+            recorder.source = user_source(recorder) or _definition(type(self).forward)
+        finally:
+            frames.resume(watching)
         return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
 
     return __call__
 
 
 def _refuse_backward_hooks(module: torch.nn.Module) -> None:
-    """Hooks of autograd's backward would not run: differentiation here is of the trace."""
+    """Hooks of autograd's backward would not run: differentiation here is of the trace.
+
+    TorchScript reads a module's tensors in C++, where no capture sees that they come from outside.
+    """
+    if isinstance(module, torch.jit.ScriptModule) and (*module.parameters(), *module.buffers()):
+        raise script_error(f"{kind_of(module)} of `torch.jit` was called", user_source())
     if internals.has_backward_hooks(module):
         raise UnsupportedCall(
             located(
@@ -77,6 +90,16 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
     return unwrap_dead_wrappers
 
 
+def _lifted_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """How a transform of torch.func wraps a tensor in a level; in captures a closed-over tensor becomes a tracer before."""
+
+    def wrap(tensor: Tensor, *args: Any) -> Any:
+        recorder = current()
+        return original(tensor if recorder is None else recorder.lift(tensor), *args)
+
+    return wrap
+
+
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     """Where the module sits in the outermost module that is being called."""
     if module not in recorder.module_paths:
@@ -86,7 +109,7 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     return recorder.module_paths[module]
 
 
-_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, SEEDS)
+_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEEDS)
 
 
 def module_scopes() -> AbstractContextManager[None]:

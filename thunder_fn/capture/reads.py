@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import frames
 from thunder_fn.trace import Literal
 
 Reads = dict[tuple[torch.nn.Module, str], Any]
@@ -26,15 +27,17 @@ Reads = dict[tuple[torch.nn.Module, str], Any]
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}  # hooks and sections, which are no plain attributes
-_reads: ContextVar[dict[tuple[torch.nn.Module, str], tuple[Any, Any]] | None] = ContextVar(
+_reads: ContextVar[tuple[dict[tuple[torch.nn.Module, str], tuple[Any, Any]], int] | None] = ContextVar(
     "thunder_fn_reads", default=None
 )
 _written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, range, slice, type(Ellipsis))
 _TORCH_SCALARS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+PLAIN = (*_SCALARS, *_TORCH_SCALARS)
+"""Plain data, which is compared by value."""
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
-_CONTAINERS = (list, tuple, set, frozenset, dict)
-_DEPTH, _LONG = 4, 256
+CONTAINERS = (list, tuple, set, frozenset, dict, deque)
+DEPTH, LONG = 4, 256
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
@@ -46,7 +49,7 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
 def of_class(cls: type, name: str) -> Any:
     """Plain data that a class holds under a name."""
     value = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
-    return value if isinstance(value, (*_SCALARS, *_TORCH_SCALARS, *_CONTAINERS)) else ABSENT
+    return value if isinstance(value, (*PLAIN, *CONTAINERS)) else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +61,15 @@ class Tracked:
 
 
 @contextmanager
-def tracked() -> Generator[Tracked]:
+def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     """Which attributes, other than tensors, are read inside, in this thread, and which ones are written.
 
     What the code inside reads and then changes itself is another one in the next call: no call finds what is noted of it.
+    Values are described to a depth: 0 leaves what objects and containers hold to others.
     """
     found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
     result = Tracked()
-    token, written = _reads.set(found), _written.set(result.written)
+    token, written = _reads.set((found, depth)), _written.set(result.written)
     try:
         with _patch.applied():
             yield result
@@ -75,18 +79,20 @@ def tracked() -> Generator[Tracked]:
         for key, (value, before) in found.items():
             now = attribute(*key)
             if not isinstance(value, torch.Tensor) and not isinstance(now, torch.Tensor):
-                result.reads[key] = before if seen(now) == before else Changed(key[1])
+                result.reads[key] = before if seen(now, depth) == before else Changed(key[1])
 
 
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattribute__(self: torch.nn.Module, name: str) -> Any:
-        found = _reads.get()
-        if found is not None and name not in _OWN and not name.startswith("__"):
-            key = (self, name)
+        reads = _reads.get()
+        if reads is not None and name not in _OWN and not name.startswith("__"):
+            (found, depth), key = reads, (self, name)
             if key not in found:
+                watching = frames.pause()
                 value = original(self, "__dict__").get(name, ABSENT)
                 value = of_class(type(self), name) if value is ABSENT else value
-                found[key] = value, seen(value)
+                found[key] = value, seen(value, depth)
+                frames.resume(watching)
         return original(self, name)
 
     return __getattribute__
@@ -129,17 +135,22 @@ class Changed:
     name: str
 
 
-def seen(value: Any, depth: int = _DEPTH) -> Any:
+def seen(value: Any, depth: int = DEPTH) -> Any:
     """A value as a program may depend on it: numbers by value and type, containers by content, objects by identity and
     by the plain values that they hold."""
-    if isinstance(value, (*_SCALARS, *_TORCH_SCALARS)):
+    if isinstance(value, PLAIN):
         return type(value), Literal(value)
     if isinstance(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
         return Same(value)
-    if isinstance(value, _CONTAINERS):
-        items = _content(value)
-        each = (seen(item, depth - 1) for item in items) if len(items) <= _LONG else map(Same, items)
-        return type(value), tuple(each)
+    if isinstance(value, CONTAINERS):
+        items = content_of(value)
+        if len(items) > LONG:
+            return type(value), tuple(
+                map(Same, (part for pair in items for part in pair) if isinstance(value, dict) else items)
+            )
+        return type(value), tuple(seen(item, depth - 1) for item in items)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return type(value), value.shape, value.dtype, value.tobytes() if value.nbytes <= 4096 else Same(value)
     fields = fields_of(value)
     if fields is None:
         return Same(value)
@@ -151,14 +162,14 @@ def holds_tensor(value: Any, depth: int) -> bool:
     """The value is a tensor or a container of some: data of a computation, and nothing that decides on it."""
     if isinstance(value, torch.Tensor):
         return True
-    if depth == 0 or not isinstance(value, _CONTAINERS) or len(items := _content(value)) > _LONG:
+    if depth == 0 or not isinstance(value, CONTAINERS) or len(items := content_of(value)) > LONG:
         return False
     return any(holds_tensor(item[1] if isinstance(value, dict) else item, depth - 1) for item in items)
 
 
-def _content(value: Any) -> list[Any]:
+def content_of(value: Any) -> list[Any]:
     """What a container holds, pairs of a dict, by the methods of its builtin class: those of a subclass may do what they like."""
-    kind: Any = next(kind for kind in (OrderedDict, *_CONTAINERS) if isinstance(value, kind))
+    kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if isinstance(value, kind))
     return list(kind.items(value) if isinstance(value, dict) else kind.__iter__(value))
 
 
@@ -168,7 +179,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     names = [name for cls in type(value).__mro__ for name in _slots(cls)]
     if type(fields) is not dict:
         fields = {} if names else None
-    if fields is None or len(fields) > _LONG:
+    if fields is None or len(fields) > LONG:
         return None
     return {**fields, **{name: getattr(value, name) for name in names if hasattr(value, name)}} if names else fields
 
@@ -199,23 +210,23 @@ class Items:
     value: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_content(self.value))
+        return iter(content_of(self.value))
 
     def __len__(self) -> int:
-        return len(_content(self.value))
+        return len(content_of(self.value))
 
 
-def parts_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
+def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
     """The containers that decide what `seen` says of a value."""
-    if isinstance(value, (*_SCALARS, *_TORCH_SCALARS, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
+    if isinstance(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, CONTAINERS):
         if isinstance(value, dict):
             yield value
         elif not isinstance(value, (tuple, frozenset)):
             yield value if type(value) in (list, set) else Items(value)
-        items = _content(value)
-        for item in items if len(items) <= _LONG else ():
+        items = content_of(value)
+        for item in items if len(items) <= LONG else ():
             yield from parts_of(item[1] if isinstance(value, dict) else item, depth - 1)
         return
     fields = fields_of(value)

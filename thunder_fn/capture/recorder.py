@@ -40,6 +40,7 @@ from thunder_fn.capture.supported import (
     is_wrapped,
 )
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
+from thunder_fn.nesting import make_room
 from thunder_fn.pure_twins import pure_call
 from thunder_fn.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
 
@@ -76,6 +77,8 @@ class Recorder:
         self.track_no_grad = track_no_grad
         self.root = Scope("", "root", None, 0, module=outer.scope.module if outer is not None else "")
         self.scope = self.root
+        self.level: int = 0 if outer is None else outer.level + outer.scope.depth + 1
+        make_room(self.level)
         self.inputs: list[Var] = []
         self.constants: list[Constant] = []
         self.detaching = False

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import pytree
+from thunder_fn.capture import frames, pytree
 from thunder_fn.capture.indexing import getitem, setitem
 from thunder_fn.capture.instead import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.lookasides import original_of, replacement
@@ -36,6 +36,7 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
+from thunder_fn.nesting import make_room
 from thunder_fn.trace import Arg, Literal, Source, Var, as_dim, type_of_value
 
 P = ParamSpec("P")
@@ -43,7 +44,7 @@ R = TypeVar("R")
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _HERE = __file__.rsplit("/", 2)[0]
-_OUTER = tuple(f"{_HERE}/{part}" for part in ("demo", "benchmarks", "testing"))
+_OUTER = tuple(f"{_HERE}/{name.partition('.')[2]}" for name in frames.OWN_PROGRAMS)
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
@@ -147,6 +148,7 @@ class ScopeMode(TorchFunctionMode):
         if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
             result = func(*args, **kwargs)
             return as_python(result) if recorder.symbolic and func in METADATA else result
+        watching = frames.pause()
         try:
             given, (args, kwargs) = args, lift_call(recorder, args, kwargs)
             instead = replacement(func)
@@ -160,6 +162,8 @@ class ScopeMode(TorchFunctionMode):
         except ThunderError as error:
             recorder.refused = error
             raise
+        finally:
+            frames.resume(watching)
 
     def _scoped(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
@@ -255,6 +259,7 @@ def in_scope(
     """Run inside a new scope, which keeps the call as the user wrote it."""
     outer = recorder.scope
     scope = Scope(name, kind, outer, outer.depth + 1, recorder.source, module or outer.module)
+    make_room(recorder.level + scope.depth)
     if args is not None:
         scope.args, scope.kwargs = encode_call(recorder, args, kwargs or {})
         scope.is_cast = internals.is_autocast_on()

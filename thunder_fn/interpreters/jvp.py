@@ -129,7 +129,9 @@ def _zero_tangent(builder: TraceBuilder, atom: Atom) -> tuple[Atom, ...]:
     return (zeros(builder, type_of_cotangent(atom)),)
 
 
-TANGENTS = Companion(ACTIVE, _on_slots, _zero_tangent, lambda type: (type,))
+TANGENTS = Companion(
+    ACTIVE, lambda trace, active, wanted: _on_slots(trace, active, wanted), _zero_tangent, lambda type: (type,)
+)
 """Forward mode through structured ops: a tangent of the primal's own type beside each active value."""
 
 

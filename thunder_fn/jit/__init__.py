@@ -125,10 +125,10 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether one is passed twice, other
     arguments by type and value, but a size or number that changes between calls becomes a symbol of the program.
-    Tensors that f closes over are used by reference; any other value that f takes from outside, such as a global number
-    or a module's `training`, is baked in when f is traced. What f does to Python's own objects, such as
-    `print` or an attribute that it sets, it does when it is traced. Lists and dicts among the arguments of a function are copies;
-    those of a module get what `forward` puts into them or takes out.
+    Tensors that f closes over are used by reference. Where another value that f reads from outside changes, such as a global
+    number or a module's `training`, f is traced again, and both programs are kept; `constant(value)` bakes it in. What f does to
+    Python's own objects, such as `print` or an attribute that it sets, it does when it is traced. Lists and dicts among the
+    arguments of a function are copies; those of a module get what `forward` puts into them or takes out.
 
     Args:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
@@ -224,12 +224,13 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         cache.count_miss()
         cache.prefer(CallPath(_never, entry))
         return _execute(entry, call)
-    entry = cache.get(key)
-    if entry is None and jitted.options.is_dynamic:
-        entry = dynamic.find(cache, call, key)
-    if entry is None or not entry.serves(call):
+    known = cache.get(key)
+    if not known and jitted.options.is_dynamic:
+        known = dynamic.find(cache, call, key)
+    entry = next((one for one in known if one.serves(call)), None)
+    if entry is None:
         with watched_by(cache):
-            entry = dynamic.build_for(jitted.traced, jitted.options, cache, call, key, entry)
+            entry = dynamic.build_for(jitted.traced, jitted.options, cache, call, key, known)
     else:
         cache.count_hit()
     cache.prefer(_path(jitted, entry, call, key), sketch(args, kwargs))
@@ -244,7 +245,7 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
     """The call path for calls like this one: the one that was made before, if it is in use or near."""
-    kind = key if entry.symbolic is None else (id(entry), family_key(call, key))
+    kind = id(entry), key if entry.symbolic is None else family_key(call, key)
     cache, where = jitted.programs, (kind, torch.get_num_threads())
     known = cache.get_path(where)
     if known is not None and known.entry is entry:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thunder_fn.jit.families import Families
+from thunder_fn.jit.families import Families, beside
 
 MAXSIZE = 256
 """How many programs a jitted function keeps."""
@@ -72,27 +72,27 @@ class Cache:
         self.misses: deque[Any] = deque(maxlen=maxsize)
         self.count_hit = itertools.count(1).__next__
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, Any] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[Any, ...]] = OrderedDict()
         self._known_paths: OrderedDict[Hashable, CallPath] = OrderedDict()
         self._probes, self._misses = 0, 0
         self.generation = 0
 
-    def get(self, key: Hashable) -> Any:
-        """The program for a key, or None."""
+    def get(self, key: Hashable) -> tuple[Any, ...]:
+        """The programs for a key, one for each state of what the function reads from outside, the latest first."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
+            entries = self._entries.get(key, ())
+            if entries:
                 self._entries.move_to_end(key)
-            return entry
+            return entries
 
-    def put(self, key: Hashable, entry: Any, *, replace: Any = None) -> Any:
-        """Keep a program; the one that is kept, which is another thread's if that was faster."""
+    def put(self, key: Hashable, entry: Any, *, known: tuple[Any, ...] = ()) -> Any:
+        """Keep a program beside those that were known; the one that is kept, which is another thread's if that was faster."""
         with self._lock:
             self._misses += 1
-            known = self._entries.get(key)
-            if known is not None and known is not replace:
-                return known
-            self._entries[key] = entry
+            current = self._entries.get(key, ())
+            if current and current is not known and current[0].is_inside():
+                return current[0]
+            self._entries[key] = beside(entry, known)
             self._entries.move_to_end(key)
             while len(self._entries) > self.maxsize:
                 self._entries.popitem(last=False)
@@ -149,4 +149,5 @@ class Cache:
             # a counter that counts without a lock can only be read by counting on
             self._probes += 1
             hits = self.count_hit() - self._probes
-            return CacheInfo(hits, self._misses, len(self._entries) + self.families.size, self.maxsize)
+            size = sum(map(len, self._entries.values())) + self.families.size
+            return CacheInfo(hits, self._misses, size, self.maxsize)

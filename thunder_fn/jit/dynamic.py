@@ -54,20 +54,20 @@ GRAD_READ = Miss("the `.grad` that the function reads of a tensor is another ten
 """A program reads gradients where they were when it was traced."""
 
 
-def find(cache: Cache, call: Call, key: Any) -> Entry | None:
-    """The program with symbols that serves a call."""
+def find(cache: Cache, call: Call, key: Any) -> tuple[Entry, ...]:
+    """The programs with symbols for a call."""
     return cache.families.of(call, key).find(call)
 
 
 def build_for(
-    f: Callable[..., Any], options: Options, cache: Cache, call: Call, key: Any, stale: Entry | None
+    f: Callable[..., Any], options: Options, cache: Cache, call: Call, key: Any, known: tuple[Entry, ...]
 ) -> Entry:
     """A new program for a call, for calls with other sizes and numbers too where those have changed between calls."""
     family = cache.families.of(call, key)
-    miss = _reason(cache, family, call, key, stale)
+    miss = _reason(cache, family, call, key, known)
     entry = _with_symbols(f, options, family, call) if options.is_dynamic else None
     if entry is None:
-        entry = cache.put(key, build(f, options, call), replace=stale)
+        entry = cache.put(key, build(f, options, call), known=known)
     else:
         cache.count_miss()
     _tell(f, cache, family, miss)
@@ -107,11 +107,13 @@ def _name(f: Callable[..., Any]) -> str:
 # ---- why ----
 
 
-def _reason(cache: Cache, family: Family, call: Call, key: Any, stale: Entry | None) -> Miss | None:
+def _reason(cache: Cache, family: Family, call: Call, key: Any, known: tuple[Entry, ...]) -> Miss | None:
     """Why a call finds no program; None for the first one."""
-    if stale is not None and stale.is_current():
+    if known and (outside := known[0].outside) is not None and (change := outside.change()) is not None:
+        return Miss(*change)
+    if known and known[0].is_current():
         return GRAD_READ
-    if stale is not None:
+    if known:
         return Miss("a tensor that the function closes over has another dtype, shape, layout or requires_grad")
     if family.count:
         return _number_reason(family, call)

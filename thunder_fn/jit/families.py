@@ -17,6 +17,7 @@ way, however many programs there are.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import OrderedDict
@@ -35,6 +36,14 @@ from thunder_fn.trace import Literal, Source
 
 MAX_PROGRAMS = 1024
 """How many programs a class keeps."""
+
+MAX_STATES = 8
+"""How many programs are kept that differ in what the function read from outside only, such as train and eval."""
+
+
+def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
+    """A new program in front of those that are for other values from outside; what else was known it replaces."""
+    return program, *[other for other in known if not other.is_inside()][: MAX_STATES - 1]
 
 
 # ---- what a call is, sizes and numbers aside ----
@@ -107,50 +116,78 @@ class Question:
 
 
 @dataclass(slots=True)
+class Holder:
+    """The place of a tree's root."""
+
+    node: Any
+
+    def put(self, node: Any) -> None:
+        """Another root."""
+        self.node = node
+
+
+@dataclass(slots=True)
 class Class:
-    """The programs of calls that differ in the values of their symbols only."""
+    """The programs of calls that differ in the values of their symbols only.
+
+    A function asks other questions where it read other values from outside: there is a tree for each such state.
+    """
 
     places: tuple[Place, ...]
     names: tuple[str, ...]
-    root: Any = None
+    roots: tuple[Any, ...] = ()
     size: int = 0
 
     def find(self, leaves: Sequence[Any]) -> Any:
-        """The program for these leaves of a call; the question that has no such answer; None if there is nothing."""
-        node = self.root
-        if not isinstance(node, Node):
-            return node
+        """The programs for these leaves of a call; a question that has no such answer; None if there is nothing."""
         values = [value_at(leaves, place) for place in self.places]
-        while isinstance(node, Node):
-            try:
-                answer = node.ask(*values)
-            except (ArithmeticError, ValueError) as error:
-                answer = repr(error)
-            known, node = node, node.children.get((type(answer), answer))
-            if node is None:
-                return Question(known.text, tuple(value for _, value in known.children), answer, known.source)
-        return node
+        found = [followed(root, values) for root in self.roots]
+        programs = tuple(program for one in found if isinstance(one, tuple) for program in one)
+        return programs or next(iter(found), None)
 
     def insert(self, decisions: Sequence[Decision], program: Any) -> None:
-        """Put a program where its decisions lead."""
+        """Put a program where its decisions lead, in the first tree that asks the same."""
         self.size += 1
         if self.size > MAX_PROGRAMS:
-            self.root, self.size = None, 1
-        if not decisions:
-            self.root = program
-            return
-        store: Callable[[Any], None] = lambda node: setattr(self, "root", node)
-        node = self.root
+            self.roots, self.size = (), 1
+        holder = Holder(next((root for root in self.roots if _asks(root, decisions)), None))
+        others = tuple(root for root in self.roots if root is not holder.node)
+        put = holder.put
+        node = holder.node
         for decision in decisions:
             text = str(decision.question)
-            if not isinstance(node, Node) or node.text != text:
+            if not isinstance(node, Node):
                 node = Node(text, question(self.names, text), decision.source)
-                store(node)
+                put(node)
             key = (type(decision.answer), decision.answer)
-            children = node.children
-            store = lambda node, children=children, key=key: children.__setitem__(key, node)
-            node = children.get(key)
-        store(program)
+            put = functools.partial(node.children.__setitem__, key)
+            node = node.children.get(key)
+        put(beside(program, node or ()))
+        self.roots = (holder.node, *others[: MAX_STATES - 1])
+
+
+def followed(node: Any, values: Sequence[Any]) -> Any:
+    """Where the answers lead in a tree: programs, a question that has no such answer, or None."""
+    while isinstance(node, Node):
+        try:
+            answer = node.ask(*values)
+        except (ArithmeticError, ValueError) as error:
+            answer = repr(error)
+        known, node = node, node.children.get((type(answer), answer))
+        if node is None:
+            return Question(known.text, tuple(value for _, value in known.children), answer, known.source)
+    return node
+
+
+def _asks(node: Any, decisions: Sequence[Decision]) -> bool:
+    """A tree asks these questions, as far as it goes the way of their answers."""
+    for decision in decisions:
+        if node is None:
+            return True
+        if not isinstance(node, Node) or node.text != str(decision.question):
+            return False
+        node = node.children.get((type(decision.answer), decision.answer))
+    return node is None or isinstance(node, tuple)
 
 
 @lru_cache(maxsize=4096)
@@ -171,13 +208,13 @@ class Family:
         self.refusal = ""
         self.classes: OrderedDict[Any, Class] = OrderedDict()
 
-    def find(self, call: Call) -> Any:
-        """The program for a call, or None."""
+    def find(self, call: Call) -> tuple[Any, ...]:
+        """The programs for a call."""
         found = self.unanswered(call)
-        return None if isinstance(found, Question) else found
+        return found if isinstance(found, tuple) else ()
 
     def unanswered(self, call: Call) -> Any:
-        """The program for a call, or the question that it answers in a new way."""
+        """The programs for a call, or the question that it answers in a new way."""
         known = self._class(call)
         return known.find(call.leaves) if known is not None else None
 

@@ -24,6 +24,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers import Symbolic, is_number
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
+from thunder_fn.jit.outside import FAILURES
 from thunder_fn.jit.program import Entry
 from thunder_fn.jit.prologue import Repeated
 from thunder_fn.rules import memo
@@ -39,6 +40,7 @@ def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trustin
     lines = ["def call(args, kwargs):", *_unpack(call, names)]
     if not trusting:
         lines += [f"    if not ({condition}): return MISS" for condition in _conditions(entry, call, names)]
+        lines += _outside(entry, names)
     extra = entry.symbolic.inputs if entry.symbolic is not None else ()
     tensors = ", ".join((*(f"l{position}" for position, _ in call.tensors), *(str(symbol) for symbol, _ in extra)))
     if entry.symbolic is not None:
@@ -47,6 +49,19 @@ def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trustin
         lines.append(f"    if {names.bind(entry.clash, 'clash')}({tensors}): return MISS")
     lines += ["    count_hit()", f"    return execute({tensors})", ""]
     return names.function("call", lines)
+
+
+def _outside(entry: Entry, names: Namespace) -> Iterator[str]:
+    """Lines that return MISS where what the function reads from outside has changed."""
+    if entry.outside is None:
+        return
+    conditions = " and ".join(f"({condition})" for condition in entry.outside.conditions(names))
+    if not entry.outside.may_fail:
+        yield f"    if not ({conditions}): return MISS"
+        return
+    yield "    try:"
+    yield f"        if not ({conditions}): return MISS"
+    yield f"    except {FAILURES}: return MISS"
 
 
 @memo(4096)

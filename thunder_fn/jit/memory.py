@@ -42,7 +42,12 @@ def give_away(*tensors: torch.Tensor) -> None:
 
 
 def write(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a mutated tensor its new value. A leaf that requires grad was changed where gradients were off."""
+    """Give a mutated tensor its new value, which may be a view of it.
+
+    A leaf that requires grad was changed where gradients were off.
+    """
+    if value is not target and value.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
+        value = value.clone()
     if target.requires_grad and target.is_leaf:
         with torch.no_grad():
             target.copy_(value)

@@ -11,6 +11,7 @@ import copy
 import functools
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +27,11 @@ from thunder_fn.capture.reads import Changed, Reads, tracked
 from thunder_fn.errors import JitError, ThunderError, located
 from thunder_fn.jit import Jitted
 from thunder_fn.jit.cache import MAXSIZE, CacheInfo
-from thunder_fn.jit.dynamic import RetraceWarning
+from thunder_fn.jit.dynamic import Miss, RetraceWarning
 from thunder_fn.jit.module_containers import Filled, fill, filled, held_in
 from thunder_fn.jit.module_forward import SLOT, Forward
 from thunder_fn.jit.module_hooks import HookEffect, HooksOutside, check_unchanged, held_by_hooks
-from thunder_fn.jit.module_state import Layout, Reading, matches, read, unchanged
+from thunder_fn.jit.module_state import Layout, Reading, changed_attribute, matches, read, unchanged
 from thunder_fn.jit.options import Options
 
 STATE = "__state__"
@@ -141,6 +142,7 @@ class ModuleJit:
     retired: tuple[CacheInfo, ...] = ()
     hooks: HooksOutside = field(default_factory=HooksOutside)
     counting: int = 0
+    misses: deque[Miss] = field(default_factory=lambda: deque(maxlen=MAXSIZE))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         latest = self.latest
@@ -226,7 +228,16 @@ class ModuleJit:
                 self.counts(changed)
 
         variant = Variant(layout, Jitted(self.traced(on_reads, layout), self.options), {})
+        variant.jitted.programs.misses = self.misses
+        if self.variants:
+            self.misses.append(Miss(self._change(self.variants[0], layout)))
         return variant
+
+    def _change(self, before: Variant, layout: Layout) -> str:
+        """What about the module is not as it was for the latest variant."""
+        if layout == before.layout and (name := changed_attribute(self.module, before.reads)) is not None:
+            return f"{type(self.module).__name__}.{name} has changed"
+        return f"the parameters, buffers, parts or hooks of {type(self.module).__name__} have changed"
 
     def counts(self, name: str) -> None:
         """The traced code changed a plain attribute that it had read, so the next call is traced again."""

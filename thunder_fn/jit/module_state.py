@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.reads import ABSENT, Reads, attribute, of_class, parts_of, seen
+from thunder_fn.capture.reads import ABSENT, DEPTH, Reads, attribute, of_class, parts_of, seen
 from thunder_fn.errors import JitError, kind_of, located
 
 Tensor = torch.Tensor
@@ -111,9 +111,34 @@ def matches(reads: Reads) -> bool:
     return all(seen(attribute(*key)) == value for key, value in reads.items())
 
 
-def unchanged(reading: Reading, reads: Reads) -> Callable[[], bool]:
+def changed_attribute(module: torch.nn.Module, reads: Reads, depth: int = DEPTH) -> str | None:
+    """How one writes the first attribute that does not hold what it held, such as `0.training`; None if all do."""
+    paths = {part: path for path, part in module.named_modules()}
+    for (part, name), value in reads.items():
+        if part in paths and (now := seen(attribute(part, name), depth)) != value:
+            return ".".join(filter(None, (paths[part], name, difference(value, now))))
+    return None
+
+
+def difference(before: Any, now: Any) -> str:
+    """The path to the first attribute or entry in which two descriptions of a value by `seen` differ; empty if it has no name."""
+    match before, now:
+        case (kind, tuple(old)), (other, tuple(new)) if kind == other:
+            for one, two in zip(old, new, strict=False):
+                if one != two:
+                    match one, two:
+                        case (str(name), was), (str(), found) if one[0] == two[0]:
+                            return ".".join(filter(None, (name, difference(was, found))))
+                        case _:
+                            return ""
+        case _:
+            pass
+    return ""
+
+
+def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[], bool]:
     """A quick check that the module is as it was read, and the attributes as they are now."""
-    parts = {id(part): part for key in reads for part in parts_of(attribute(*key))}
+    parts = {id(part): part for key in reads for part in parts_of(attribute(*key), depth)}
     dicts = {
         id(value): value for value in (*reading.dicts, *(part for part in parts.values() if isinstance(part, dict)))
     }

@@ -37,6 +37,7 @@ from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
 from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
 from thunder_fn.jit.options import Options, calls_within
+from thunder_fn.jit.outside import Outside, watching
 from thunder_fn.jit.prologue import prologue_trace, structure_text
 from thunder_fn.trace import Source, Trace, Var, cut
 
@@ -47,7 +48,8 @@ class Entry:
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
     program. `grads_match` says of the tensors whether the gradients are those that the function
-    read, None if it read none. `clash` says whether a tensor that is written to may share memory with another, None if nothing is
+    read, None if it read none. `outside` guards what it read from outside.
+    `clash` says whether a tensor that is written to may share memory with another, None if nothing is
     written; `check_clash` raises if it does. Where places of the call are symbols, `symbolic` says which one each place
     has, and the program serves all calls with these answers to `decisions`.
     """
@@ -63,6 +65,7 @@ class Entry:
     check_clash: Callable[[Sequence[torch.Tensor]], None]
     symbolic: Symbolic | None = None
     decisions: tuple[Decision, ...] = ()
+    outside: Outside | None = None
 
     def arguments(self, call: Call) -> list[Any]:
         """What `execute` takes of a call: its tensors, then the numbers and strides that are symbols."""
@@ -73,9 +76,17 @@ class Entry:
         """The closed-over tensors still have the dtype, shape and requires_grad that they were traced with."""
         return self.constants_match(*self.constants)
 
+    def is_inside(self) -> bool:
+        """What the function reads from outside is as it was."""
+        return self.outside is None or self.outside.matches()
+
     def serves(self, call: Call) -> bool:
         """A program that was found for a call is right for it: what it depends on besides is as it was."""
-        return self.is_current() and (self.grads_match is None or self.grads_match(*(x for _, x in call.tensors)))
+        return (
+            self.is_inside()
+            and self.is_current()
+            and (self.grads_match is None or self.grads_match(*(x for _, x in call.tensors)))
+        )
 
 
 @no_collections()
@@ -95,7 +106,8 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         write_back(captured, tensors, evaluate(captured.trace, values))
 
     before = host_random.state()
-    captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got)
+    with watching(f) as read:
+        captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got)
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
     closed, constants = close_over(traces[-1])
@@ -119,6 +131,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
         check_clash=partial(_check_clash, captured, source_of(f)),
         symbolic=symbolic,
         decisions=decisions,
+        outside=read[0] if read else None,
     )
 
 

@@ -313,7 +313,27 @@ def _nearest(x: torch.Tensor, output_size: Any, *scales: Any, **named: Any) -> A
     return x.new_empty([*x.shape[:2], *output_size])
 
 
+def _group_norm_backward(
+    cotangent: torch.Tensor,
+    x: torch.Tensor,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    n: Any,
+    channels: Any,
+    rest: Any,
+    *others: Any,
+) -> Any:
+    """Of no elements: PyTorch's formula divides by their number."""
+    if type(rest) is not int or type(channels) is not int or rest * channels:
+        return NotImplemented
+    _, mask = others
+    parts = torch.empty_like(x), x.new_empty((channels,)), x.new_empty((channels,))
+    return tuple(part if wanted else None for part, wanted in zip(parts, mask, strict=True))
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _loss_backward,
     aten.huber_loss_backward.default: _loss_backward,
     aten.smooth_l1_loss_backward.default: _loss_backward,

@@ -248,13 +248,27 @@ CUSTOM_OPS = "torch._library.autograd"
 
 
 def calls_patch(
-    module_call: Callable[[Any], Any], function_inputs: Callable[[Any], Any], random: dict[str, Callable[[Any], Any]]
+    module_call: Callable[[Any], Any],
+    function_inputs: Callable[[Any], Any],
+    wrapped: Callable[[Any], Any],
+    random: dict[str, Callable[[Any], Any]],
 ) -> Patch:
-    """`nn.Module.__call__`, what `autograd.Function.apply` does to its inputs, and functions of `torch.random`, as ours."""
+    """What a capture replaces in calls: each is made of what it replaces.
+
+    `module_call` is `nn.Module.__call__`, `function_inputs` what `autograd.Function.apply` does to its inputs, `wrapped` how
+    torch.func's transforms wrap a tensor in a level, and `random` are functions of `torch.random`.
+    """
     utils = torch._functorch.utils
+    levels = (
+        (torch._functorch.vmap, "_add_batch_dim", wrapped),
+        (torch._functorch.eager_transforms, "_wrap_for_grad", wrapped),
+    )
     generator = [(owner, name, make) for name, make in random.items() for owner in (torch, torch.random)]
     return Patch(
-        (torch.nn.Module, "__call__", module_call), (utils, "unwrap_dead_wrappers", function_inputs), *generator
+        (torch.nn.Module, "__call__", module_call),
+        (utils, "unwrap_dead_wrappers", function_inputs),
+        *levels,
+        *generator,
     )
 
 

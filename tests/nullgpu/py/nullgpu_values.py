@@ -664,6 +664,7 @@ def interpret():
     special = torch.special
     known = {
         "fabs": torch.abs,
+        **{f"{op}_rn": getattr(torch, op) for op in ("add", "sub", "mul", "div")},
         "rint": torch.round,
         "nearbyint": torch.round,
         "llrint": lambda x: torch.round(x).long(),

@@ -1,4 +1,4 @@
-"""The inductor executor: regions of a trace become C++ (on CPU) through Inductor, without Dynamo and AOTAutograd.
+"""The inductor executor: regions of a trace become C++ or, on CUDA, Triton through Inductor, without Dynamo and AOTAutograd.
 
     jit(f, executors=[inductor()])                  compiled before the first call is answered
     jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
@@ -16,6 +16,7 @@ from __future__ import annotations
 import types
 from dataclasses import replace
 
+from thunder_fn import torch_internals_inductor as internals
 from thunder_fn.executors.base import RunFunction
 from thunder_fn.executors.compiled.added_rows import AddedRows, added_rows, is_added_rows
 from thunder_fn.executors.compiled.backends import Backend, backend
@@ -43,9 +44,9 @@ class Inductor(RegionCompiler):
         return super().supports(equation)
 
     def refused(self, var: Var) -> str | None:
-        """Regions are compiled for the CPU."""
-        if isinstance(var.type, TensorType) and var.type.device.type != "cpu":
-            return f"tensors on {var.type.device.type}: regions are compiled for the CPU"
+        """Regions are compiled for the CPU, by a C++ compiler, and for CUDA devices, by Triton."""
+        if isinstance(var.type, TensorType) and not internals.compiles_for(var.type.device.type):
+            return f"tensors on {var.type.device.type}: Inductor has no compiler for them here"
         if isinstance(var.type, TensorType) and var.type.dtype.is_complex:
             return "Inductor does not compile complex numbers"
         if isinstance(var.type, TensorType) and 0 in var.type.shape:
@@ -58,11 +59,11 @@ class Inductor(RegionCompiler):
 
     def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
         """Rows that are added to a matrix: where that lies decides how."""
-        return added_rows(trace)
+        return added_rows(trace) if _is_on_cpu(trace) else ()
 
     def fuse(self, region: Trace) -> RunFunction:
         """The region: compiled when a program that has it knows its layouts."""
-        if is_added_rows(region):
+        if is_added_rows(region) and _is_on_cpu(region):
             return AddedRows(region)
         found = Region(region)
         return found.on_torch if found.has_private_outputs() else found
@@ -70,6 +71,8 @@ class Inductor(RegionCompiler):
     def fuse_loop(self, loop: Trace) -> RunFunction | None:
         """The loop as compiled code, so that no step runs Python."""
         (equation,) = loop.equations
+        if not _is_on_cpu(loop):  # loops are C++
+            return None
         results = [atom for body in equation.bodies for atom in body.outputs]
         atoms = (*equation.operands, *equation.outputs, *results)
         if not all(isinstance(atom, Var) and self.refused(atom) is None for atom in atoms):
@@ -94,6 +97,12 @@ class Inductor(RegionCompiler):
             else equation.op.name.startswith((f"{self.name}::", "aten.", "prims."))
             for equation in trace.equations
         )
+
+
+def _is_on_cpu(trace: Trace) -> bool:
+    """All tensors of the trace are, those inside of bodies aside."""
+    variables = (*trace.inputs, *(var for equation in trace.equations for var in equation.outputs))
+    return all(var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType))
 
 
 def _chooses(trace: Trace) -> bool:

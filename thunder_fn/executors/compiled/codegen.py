@@ -123,15 +123,7 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
     """
     if job.symbols:
         return _symbolic_code(job)
-    types = [var.type for var in job.region.inputs]
-    layouts = [
-        (static_shape(type), strides, type.dtype, type.device)
-        for type, strides in zip(types, job.static_strides, strict=True)
-        if isinstance(type, TensorType)
-    ]
-    if len(layouts) != len(types):
-        raise RegionError("an input is a number, and regions take tensors only")
-    fakes = internals.strided_fakes(layouts)
+    fakes = _static_fakes(job)
     plan = _planned(job, fakes, None)
     if not plan.layouts:
         return _only_views(job, plan)
@@ -141,6 +133,29 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
     found = wrapper.products if own_products and is_faster_here() else {}
     products = {name: given for name, call in found.items() if (given := arguments_of(call, job.threads))}
     return cut_out(wrapper, plan, products, donated)
+
+
+def output_strides(job: Job) -> tuple[Any, ...]:
+    """The strides of the outputs of a region without symbols; None for what is no tensor."""
+    outputs = _planned(job, _static_fakes(job), None).outputs
+    return tuple(None if output.layout is None else output.layout.strides for output in outputs)
+
+
+def _static_fakes(job: Job) -> list[Any]:
+    """Inputs without values.
+
+    Raises:
+        RegionError: an input is a number.
+    """
+    types = [var.type for var in job.region.inputs]
+    layouts = [
+        (static_shape(type), strides, type.dtype, type.device)
+        for type, strides in zip(types, job.static_strides, strict=True)
+        if isinstance(type, TensorType)
+    ]
+    if len(layouts) != len(types):
+        raise RegionError("an input is a number, and regions take tensors only")
+    return internals.strided_fakes(layouts)
 
 
 def _symbolic_code(job: Job) -> Code:
@@ -169,7 +184,7 @@ def _only_views(job: Job, plan: Plan) -> Code:
     symbols = _places_of_symbols(job)
     names = [f"arg{place}" for place in range(len(job.region.inputs) + len(job.extra_symbols))]
     body = returned(ast.parse("return ()").body, names, plan, (), (), {key: names[at] for key, at in symbols.items()})
-    return Code(f"{internals.REINTERPRET}{ast.unparse(_function(names, body))}\n", (), ())
+    return Code(f"{internals.REINTERPRET}{ast.unparse(_function(names, body, []))}\n", (), ())
 
 
 def fakes_of_job(job: Job) -> tuple[list[Any], Numbers]:
@@ -323,9 +338,9 @@ def cut_out(
     call = next((node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
     if call is None:
         raise RegionError("Inductor's module has no function `call`")
-    names, body = _spread(Products(products).visit(call))
+    names, body, device = _spread(Products(products).visit(call))
     given = {symbol: names[place] for symbol, place in symbols.items()}
-    function = _function(names, returned(body, names, plan, wrapper.strides, donated, given))
+    function = _function(names, returned(body, names, plan, wrapper.strides, donated, given), device)
     used = _names(function)
     defined: list[ast.stmt] = []
     for node in reversed(module.body):
@@ -337,8 +352,8 @@ def cut_out(
     body = ast.Module([*reversed(defined), function], [])
     plain = _Plain()
     new = ast.unparse(ast.fix_missing_locations(plain.visit(body)))
-    if "async_compile" in new:
-        raise RegionError("Inductor's module has kernels that are not C++")
+    if "async_compile" in new:  # kernels that are not C++: all that the text names are compiled at once
+        new += "\nasync_compile.wait(globals())"
     if "extern_kernels" not in {node.id for node in ast.walk(ast.parse(new)) if isinstance(node, ast.Name)}:
         new = "\n".join(line for line in new.splitlines() if not line.endswith(" import extern_kernels"))
     return Code(
@@ -361,25 +376,30 @@ def _kernels(module: ast.Module) -> Iterator[tuple[str, Kernel]]:
                 pass
 
 
-def _spread(call: ast.FunctionDef) -> tuple[list[str], list[ast.stmt]]:
-    """`def call(args): a, b = args; args.clear(); ...` as its parameters, `a, b`, and the rest."""
-    names: list[str] = []
-    rest: list[ast.stmt] = []
+def _spread(call: ast.FunctionDef) -> tuple[list[str], list[ast.stmt], list[ast.withitem]]:
+    """`def call(args): a, b = args; args.clear(); ...` as its parameters, `a, b`, the rest, and the device that it is on."""
+    names, rest, device = list[str](), list[ast.stmt](), list[ast.withitem]()
     for statement in call.body:
         match statement:
             case ast.Assign(targets=[ast.Tuple(elts=elements)], value=ast.Name(id="args")):
                 names = [element.id for element in elements if isinstance(element, ast.Name)]
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="args"), attr="clear"))):
                 pass
+            case ast.With(items=items, body=inside) if not device:  # the return stands inside or behind
+                rest += inside
+                device = items
+            case ast.With():
+                raise RegionError("Inductor's function runs on several devices")
             case _:
                 rest.append(statement)
     if "args" in _names(ast.Module(rest, [])):
         raise RegionError("Inductor's function uses its arguments as a list")
-    return names, rest
+    return names, rest, device
 
 
-def _function(names: Sequence[str], body: list[ast.stmt]) -> ast.FunctionDef:
+def _function(names: Sequence[str], body: list[ast.stmt], device: list[ast.withitem]) -> ast.FunctionDef:
     parameters = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+    body = [ast.With(device, body)] if device else body
     return ast.fix_missing_locations(ast.FunctionDef("region", parameters, body, [], None))
 
 

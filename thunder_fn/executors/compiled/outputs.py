@@ -36,6 +36,7 @@ class Layout:
     sizes: Sizes
     strides: Sizes
     dtype: torch.dtype
+    device: str
     offset: Dim = 0
 
 
@@ -111,7 +112,7 @@ def _layout(value: torch.Tensor, base: torch.Tensor) -> Layout:
     is_known = all(isinstance(number, int) for number in numbers) and value.numel() > 0
     if is_known and (offset < 0 or (offset + _reach(value)) * value.itemsize > _reach(base) * base.itemsize):
         raise RegionError("a view of memory beyond the tensor that it is taken of")
-    return Layout(sizes, strides, value.dtype, offset)
+    return Layout(sizes, strides, value.dtype, value.device.type, offset)
 
 
 def _reach(value: torch.Tensor) -> int:
@@ -150,7 +151,7 @@ def returned(
         if layout is None or found is None:
             made.append(_Made(ast.unparse(value), None))
         elif home in taken or not _is_alike(layout, found):
-            lines.append(f"out{number} = empty_strided_cpu({_where(layout)}, {layout.dtype})")
+            lines.append(f"out{number} = empty_strided_{layout.device}({_where(layout)}, {layout.dtype})")
             lines.append(f"out{number}.copy_({ast.unparse(value)})")
             made.append(_Made(f"out{number}", layout))
         else:
@@ -197,11 +198,12 @@ class _Made:
             return f"reinterpret_tensor({self.name}, {_where(wanted)}, {begin})"
         size, other = self.layout.dtype.itemsize, wanted.dtype.itemsize
         begin = f"({self.name}.storage_offset() + {self.begin}) * {size} // {other} + {wanted.offset}"
-        return f"torch.empty(0, dtype={wanted.dtype}).set_({self.name}.untyped_storage(), {begin}, {_where(wanted)})"
+        empty = f"torch.empty(0, dtype={wanted.dtype}, device={wanted.device!r})"
+        return f"{empty}.set_({self.name}.untyped_storage(), {begin}, {_where(wanted)})"
 
 
 def _layout_of_input(var: Var) -> Layout | None:
-    return Layout((), (), var.type.dtype) if isinstance(var.type, TensorType) else None
+    return Layout((), (), var.type.dtype, var.type.device.type) if isinstance(var.type, TensorType) else None
 
 
 def _deletes(statement: ast.stmt, names: Collection[str]) -> bool:

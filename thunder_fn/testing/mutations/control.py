@@ -84,9 +84,9 @@ CONTROL = (
     # while_loop
     Mutation(
         "while_loop looks at one step to know which carries are active",
-        "thunder_fn.structured.while_parts:active_carry",
-        "return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask)), carry)",
-        "return carry",
+        "thunder_fn.ir.flow:Flow.ports",
+        "if len(marked) == before:",
+        "if True:",
         "jvp is PyTorch's",
     ),
     Mutation(

@@ -15,7 +15,7 @@ SYMBOLIC = (
     Mutation("values are off by one", f"{SYMBOLS}:_items", "as_dim(value))", "as_dim(value + 1))", STATIC),
     Mutation(
         "a decision is taken for its opposite",
-        f"{FAMILIES}:Class.find",
+        f"{FAMILIES}:followed",
         "(type(answer), answer)",
         "(bool, True)",
         EAGER,

@@ -1,0 +1,65 @@
+"""Regions that Inductor compiles to Triton, beside the same functions on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+
+
+def fused(x: Tensor, w: Tensor) -> Tensor:
+    return F.layer_norm(F.gelu(x @ w).softmax(-1) * 2 + x.sin(), (x.shape[-1],)).cos().sum()
+
+
+def several(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Results that are views of each other, and one that is an input."""
+    y = (x @ w).sin() * 2 + x
+    return y, y.t(), y[1:], x, y.sum(0).exp()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"grad": tfn.grad(fused), "several results": several}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_regions_are_right(name: str) -> None:
+    f, x, w = FUNCTIONS[name], torch.randn(6, 32), torch.randn(32, 32)
+    jitted = tfn.jit(f, executors=["inductor"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [jitted(x.cuda(), w.cuda()) for _ in range(2)]
+    assert "by inductor" in str(tfn.last_traces(jitted)[-1])
+    for found in results:
+        for mine, wanted in zip(
+            *(value if isinstance(value, tuple) else (value,) for value in (found, f(x, w))), strict=True
+        ):
+            torch.testing.assert_close(mine.cpu(), wanted, rtol=1e-4, atol=1e-5)
+            assert mine.stride() == wanted.stride()
+
+
+def test_a_step_that_gives_its_arguments_away() -> None:
+    """Parameters are updated where they lie, with step counts on the CPU."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 16))
+    adamw, x = tfn.functional_optimizer(torch.optim.AdamW, lr=1e-2), torch.randn(4, 16)
+
+    def step(p: Any, state: Any, x: Tensor) -> tuple[Any, Any]:
+        grads = tfn.grad(lambda p: torch.func.functional_call(model, p, (x,)).square().sum())(p)
+        return adamw.update(p, grads, state)
+
+    def trained(device: str, run: Any) -> dict[str, Tensor]:
+        p = {name: value.detach().clone().to(device) for name, value in model.named_parameters()}
+        state = adamw.init(p)
+        for _ in range(3):
+            p, state = run(p, state, x.to(device))
+        return p
+
+    mine = trained("cuda", tfn.jit(step, executors=["inductor"], donate_argnums=(0, 1)))
+    for name, wanted in trained("cpu", step).items():
+        torch.testing.assert_close(mine[name].cpu(), wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,2026 @@
+"""Kinds of values that a function reads from outside, each as a function and a change after which it computes something else.
+
+Every row is a class of reads: a test that a new kind of read is guarded begins with a row here.
+"""
+
+# ruff: noqa: B007, B905, C417, E741, F841, RUF059, UP028, RUF015  # the rows are written in the many ways in which users write
+
+from __future__ import annotations
+
+import abc
+import collections
+import contextvars
+import copy
+import dataclasses
+import enum
+import functools
+import itertools
+import json
+import operator
+import os
+import string
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace as ns
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import thunder_fn as tfn
+
+Row = Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]
+ROWS: list[Row] = []
+X = torch.tensor([1.5, 2.0, 0.5])
+G = G2 = None
+
+
+def row(make: Row) -> Row:
+    ROWS.append(make)
+    return make
+
+
+@row
+def global_number():
+    global G
+    G = 2.0
+
+    def change():
+        global G
+        G = 3.0
+
+    return (lambda x: x * G), change
+
+
+@row
+def cell():
+    k = 2.0
+
+    def change():
+        nonlocal k
+        k = 3.0
+
+    return (lambda x: x * k), change
+
+
+@row
+def default():
+    def f(x, k=2.0):
+        return x * k
+
+    def change():
+        f.__defaults__ = (3.0,)
+
+    return f, change
+
+
+@row
+def kwdefault():
+    def f(x, *, k=2.0):
+        return x * k
+
+    def change():
+        f.__kwdefaults__ = {"k": 3.0}
+
+    return f, change
+
+
+@row
+def helper_default():
+    def g(x, k=2.0):
+        return x * k
+
+    def change():
+        g.__defaults__ = (3.0,)
+
+    return (lambda x: g(x)), change
+
+
+@row
+def attribute():
+    o = ns(k=2.0)
+    return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def nested_attribute():
+    o = ns(a=ns(k=2.0))
+    return (lambda x: x * o.a.k), lambda: setattr(o.a, "k", 3.0)
+
+
+@row
+def getattr_default():
+    o = ns()
+    return (lambda x: x * getattr(o, "k", 2.0)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def hasattr_():
+    o = ns()
+    return (lambda x: x * (3.0 if hasattr(o, "k") else 2.0)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def dict_entry():
+    d = {"k": 2.0}
+    return (lambda x: x * d["k"]), lambda: d.update(k=3.0)
+
+
+@row
+def dict_get():
+    d = {}
+    return (lambda x: x * d.get("k", 2.0)), lambda: d.update(k=3.0)
+
+
+@row
+def dict_in():
+    d = {}
+    return (lambda x: x * (3.0 if "k" in d else 2.0)), lambda: d.update(k=3.0)
+
+
+@row
+def dict_loop_keys():
+    d = {"a": 2.0, "b": 3.0, "c": 1.0}
+
+    def f(x):
+        for k in ("a", "b", "c"):
+            x = x * d[k]
+        return x
+
+    return f, lambda: d.update(a=5.0)
+
+
+@row
+def dict_items():
+    d = {"a": 2.0}
+
+    def f(x):
+        for k, v in d.items():
+            x = x * v
+        return x
+
+    return f, lambda: d.update(b=5.0)
+
+
+@row
+def list_item():
+    d = [1.0, 2.0]
+    return (lambda x: x * d[1]), lambda: d.__setitem__(1, 3.0)
+
+
+@row
+def list_loop():
+    d = [1.0, 2.0]
+
+    def f(x):
+        for v in d:
+            x = x * v
+        return x
+
+    return f, lambda: d.append(3.0)
+
+
+@row
+def list_objects():
+    d = [ns(k=1.0), ns(k=2.0)]
+
+    def f(x):
+        for v in d:
+            x = x * v.k
+        return x
+
+    return f, lambda: setattr(d[0], "k", 3.0)
+
+
+@row
+def comprehension_objects():
+    d = [ns(k=1.0), ns(k=2.0)]
+    return (lambda x: x * sum([v.k for v in d])), lambda: setattr(d[0], "k", 3.0)
+
+
+@row
+def genexpr_objects():
+    d = [ns(k=1.0), ns(k=2.0)]
+    return (lambda x: x * sum(v.k for v in d)), lambda: setattr(d[0], "k", 3.0)
+
+
+@row
+def zip_objects():
+    d = [ns(k=1.0), ns(k=2.0)]
+
+    def f(x):
+        for a, i in zip(d, range(2)):
+            x = x * (a.k + i)
+        return x
+
+    return f, lambda: setattr(d[0], "k", 3.0)
+
+
+@row
+def linked():
+    a = ns(k=1.0, next=ns(k=2.0, next=ns(k=3.0, next=ns(k=4.0, next=None))))
+
+    def f(x):
+        n = a
+        while n is not None:
+            x = x * n.k
+            n = n.next
+        return x
+
+    return f, lambda: setattr(a.next.next.next, "k", 5.0)
+
+
+@row
+def tuple_rebound():
+    o = ns(t=(1, 2))
+    return (lambda x: x * o.t[1]), lambda: setattr(o, "t", (1, 3))
+
+
+@row
+def set_():
+    s = {1}
+    return (lambda x: x * (2.0 if 2 in s else 3.0)), lambda: s.add(2)
+
+
+@row
+def deque_():
+    s = collections.deque([1.0])
+    return (lambda x: x * sum(s)), lambda: s.append(2)
+
+
+@row
+def slots():
+    class S:
+        __slots__ = ("k",)
+
+    o = S()
+    o.k = 2.0
+    return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def dataclass_():
+    @dataclasses.dataclass
+    class C:
+        k: float = 2.0
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def dataclass_replace():
+    @dataclasses.dataclass
+    class C:
+        k: float = 2.0
+
+    o = C()
+    return (lambda x: x * dataclasses.replace(o).k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def copied():
+    o = ns(k=2.0)
+    return (lambda x: x * copy.copy(o).k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def deepcopied():
+    o = {"a": ns(k=2.0)}
+    return (lambda x: x * copy.deepcopy(o)["a"].k), lambda: setattr(o["a"], "k", 3.0)
+
+
+@row
+def itemgetter():
+    o = {"a": ns(k=2.0)}
+    g = operator.itemgetter("a")
+    return (lambda x: x * g(o).k), lambda: setattr(o["a"], "k", 3.0)
+
+
+@row
+def attrgetter():
+    o = ns(a=ns(k=2.0))
+    g = operator.attrgetter("a.k")
+    return (lambda x: x * g(o)), lambda: setattr(o.a, "k", 3.0)
+
+
+@row
+def max_of_objects():
+    o = [ns(k=2.0), ns(k=1.0)]
+    return (lambda x: x * max(o, key=lambda a: a.k).k), lambda: setattr(o[0], "k", 3.0)
+
+
+@row
+def map_getter():
+    o = [ns(k=2.0), ns(k=1.0)]
+    return (lambda x: x * sum(map(lambda a: a.k, o))), lambda: setattr(o[0], "k", 3.0)
+
+
+@row
+def class_attribute():
+    class C:
+        k = 2.0
+
+    return (lambda x: x * C.k), lambda: setattr(C, "k", 3.0)
+
+
+@row
+def inherited():
+    class B:
+        k = 2.0
+
+    class C(B):
+        pass
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(C, "k", 3.0)
+
+
+@row
+def method_replaced():
+    class C:
+        def m(self, x):
+            return x * 2
+
+    o = C()
+    return (lambda x: o.m(x)), lambda: setattr(C, "m", lambda self, x: x * 3)
+
+
+@row
+def method_on_instance():
+    class C:
+        def m(self, x):
+            return x * 2
+
+    o = C()
+    return (lambda x: o.m(x)), lambda: setattr(o, "m", lambda x: x * 3)
+
+
+@row
+def call_replaced():
+    class C:
+        def __call__(self, x):
+            return x * 2
+
+    o = C()
+    return (lambda x: o(x)), lambda: setattr(C, "__call__", lambda self, x: x * 3)
+
+
+@row
+def property_():
+    class C:
+        def __init__(s):
+            s._k = 2.0
+
+        @property
+        def k(s):
+            return s._k
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(o, "_k", 3.0)
+
+
+@row
+def property_replaced():
+    class C:
+        @property
+        def k(s):
+            return 2.0
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(C, "k", property(lambda s: 3.0))
+
+
+@row
+def getattr_method():
+    class C:
+        def __init__(s):
+            s.d = {"k": 2.0}
+
+        def __getattr__(s, n):
+            return s.d[n]
+
+    o = C()
+    return (lambda x: x * o.k), lambda: o.d.update(k=3.0)
+
+
+@row
+def getitem_method():
+    class C:
+        def __init__(s):
+            s.d = {"k": 2.0}
+
+        def __getitem__(s, n):
+            return s.d[n]
+
+    o = C()
+    return (lambda x: x * o["k"]), lambda: o.d.update(k=3.0)
+
+
+@row
+def dunder_mul():
+    class C:
+        k = 2.0
+
+        def __rmul__(s, x):
+            return s.k * x
+
+        @classmethod
+        def __torch_function__(cls, *a):
+            return NotImplemented
+
+    o = C()
+    return (lambda x: o.__rmul__(x)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def object_made_inside():
+    cfg = ns(k=2.0)
+
+    class B:
+        def __init__(s, c):
+            s.c = c
+
+        def run(s, x):
+            return x * s.c.k
+
+    return (lambda x: B(cfg).run(x)), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def list_made_inside():
+    a, b = ns(k=2.0), ns(k=1.0)
+
+    def f(x):
+        l = [a, b]
+        for o in l:
+            x = x * o.k
+        return x
+
+    return f, lambda: setattr(a, "k", 3.0)
+
+
+@row
+def dict_made_inside():
+    a, b = ns(k=2.0), ns(k=1.0)
+
+    def f(x):
+        l = {"a": a, "b": b}
+        return x * l["a"].k
+
+    return f, lambda: setattr(a, "k", 3.0)
+
+
+@row
+def returned_by_helper():
+    cfg = ns(k=2.0)
+
+    def get():
+        return cfg
+
+    def f(x):
+        c = get()
+        return x * c.k
+
+    return f, lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def returned_in_tuple():
+    cfg = ns(k=2.0)
+
+    def get():
+        return cfg, 1
+
+    def f(x):
+        c, _ = get()
+        return x * c.k
+
+    return f, lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def chained_return():
+    cfg = ns(k=2.0)
+
+    def get():
+        return cfg
+
+    return (lambda x: x * get().k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def passed_to_helper():
+    cfg = ns(k=2.0)
+
+    def h(x, c):
+        return x * c.k
+
+    return (lambda x: h(x, cfg)), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def passed_as_kwargs():
+    cfg = ns(k=2.0)
+
+    def h(x, **o):
+        return x * o["c"].k
+
+    return (lambda x: h(x, c=cfg)), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def passed_as_args():
+    cfg = ns(k=2.0)
+
+    def h(x, *o):
+        return x * o[0].k
+
+    return (lambda x: h(x, cfg)), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def star_dict():
+    o = {"k": 2.0}
+
+    def h(x, k):
+        return x * k
+
+    return (lambda x: h(x, **o)), lambda: o.update(k=3.0)
+
+
+@row
+def star_list():
+    o = [2.0]
+
+    def h(x, k):
+        return x * k
+
+    return (lambda x: h(x, *o)), lambda: o.__setitem__(0, 3.0)
+
+
+@row
+def partial_():
+    def h(k, x):
+        return x * k
+
+    o = ns(f=functools.partial(h, 2.0))
+    return (lambda x: o.f(x)), lambda: setattr(o, "f", functools.partial(h, 3.0))
+
+
+@row
+def partial_kw():
+    def h(x, k):
+        return x * k
+
+    p = functools.partial(h, k=2.0)
+    return (lambda x: p(x)), lambda: p.keywords.update(k=3.0)
+
+
+@row
+def root_partial():
+    def h(x, c):
+        return x * c.k
+
+    c = ns(k=2.0)
+    return functools.partial(h, c=c), lambda: setattr(c, "k", 3.0)
+
+
+@row
+def root_bound():
+    class C:
+        k = 2.0
+
+        def m(s, x):
+            return x * s.k
+
+    o = C()
+    return o.m, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def root_object():
+    class C:
+        k = 2.0
+
+        def __call__(s, x):
+            return x * s.k
+
+    o = C()
+    return o, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def decorated():
+    cfg = ns(k=2.0)
+
+    def deco(f):
+        @functools.wraps(f)
+        def w(*a):
+            return f(*a)
+
+        return w
+
+    @deco
+    def f(x):
+        return x * cfg.k
+
+    return f, lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def decorator_cell():
+    def deco(k):
+        def d(f):
+            def w(x):
+                return f(x) * k[0]
+
+            return w
+
+        return d
+
+    k = [2.0]
+    f = deco(k)(lambda x: x + 1)
+    return f, lambda: k.__setitem__(0, 3.0)
+
+
+@row
+def function_replaced():
+    o = ns(f=lambda x: x * 2)
+    return (lambda x: o.f(x)), lambda: setattr(o, "f", lambda x: x * 3)
+
+
+@row
+def function_code():
+    def h(x):
+        return x * 2
+
+    def g(x):
+        return x * 3
+
+    return (lambda x: h(x)), lambda: setattr(h, "__code__", g.__code__)
+
+
+@row
+def own_code():
+    def h(x):
+        return x * 2
+
+    def g(x):
+        return x * 3
+
+    return h, lambda: setattr(h, "__code__", g.__code__)
+
+
+@row
+def function_attribute():
+    def h(x):
+        return x * h.k
+
+    h.k = 2.0
+    return (lambda x: h(x)), lambda: setattr(h, "k", 3.0)
+
+
+@row
+def environ():
+    os.environ["TFN_K"] = "2"
+    return (lambda x: x * float(os.environ["TFN_K"])), lambda: os.environ.__setitem__("TFN_K", "3")
+
+
+@row
+def environ_get():
+    os.environ.pop("TFN_J", None)
+    return (lambda x: x * float(os.environ.get("TFN_J", 2))), lambda: os.environ.__setitem__("TFN_J", "3")
+
+
+@row
+def getenv():
+    os.environ.pop("TFN_L", None)
+    return (lambda x: x * float(os.getenv("TFN_L", "2"))), lambda: os.environ.__setitem__("TFN_L", "3")
+
+
+@row
+def contextvar():
+    v = contextvars.ContextVar("v")
+    v.set(2.0)
+    return (lambda x: x * v.get()), lambda: v.set(3.0)
+
+
+@row
+def contextvar_default():
+    v = contextvars.ContextVar("v")
+    return (lambda x: x * v.get(2.0)), lambda: v.set(3.0)
+
+
+@row
+def numpy_small():
+    a = np.array([2.0, 1.0])
+    return (lambda x: x * float(a[0])), lambda: a.__setitem__(0, 3.0)
+
+
+@row
+def numpy_in_dict():
+    d = {"a": np.array([2.0, 1.0])}
+    return (lambda x: x * torch.tensor(d["a"]).sum()), lambda: d["a"].__setitem__(0, 3.0)
+
+
+@row
+def numpy_scalar():
+    o = ns(a=np.float32(2.0))
+    return (lambda x: x * float(o.a)), lambda: setattr(o, "a", np.float32(3.0))
+
+
+@row
+def tensor_rebound():
+    o = ns(w=torch.ones(3))
+    return (lambda x: x * o.w), lambda: setattr(o, "w", torch.full((3,), 2.0))
+
+
+@row
+def tensor_inplace():
+    w = torch.ones(3)
+    return (lambda x: x * w), lambda: w.fill_(4.0)
+
+
+@row
+def tensor_data():
+    w = torch.ones(3)
+    return (lambda x: x * w), lambda: setattr(w, "data", torch.full((3,), 2.0))
+
+
+@row
+def tensor_in_list():
+    l = [torch.ones(3)]
+    return (lambda x: torch.stack(l).sum() * x), lambda: l.append(torch.ones(3))
+
+
+@row
+def module_training():
+    m = nn.Dropout(1.0)
+    return (lambda x: m(x)), lambda: m.eval()
+
+
+@row
+def module_attr():
+    m = nn.Dropout(1.0)
+    m.eval()
+
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.k = 2.0
+
+        def forward(s, x):
+            return x * s.k
+
+    m = M()
+    return (lambda x: m(x)), lambda: setattr(m, "k", 3.0)
+
+
+@row
+def module_config():
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.c = ns(k=2.0)
+
+        def forward(s, x):
+            return x * s.c.k
+
+    m = M()
+    return (lambda x: m(x)), lambda: setattr(m.c, "k", 3.0)
+
+
+@row
+def module_param():
+    m = nn.Linear(3, 3)
+    return (lambda x: m(x)), lambda: setattr(m, "weight", nn.Parameter(torch.ones(3, 3)))
+
+
+@row
+def module_hook():
+    m = nn.Linear(3, 3)
+    return (lambda x: m(x)), lambda: m.register_forward_hook(lambda m, i, o: o * 2)
+
+
+@row
+def module_child():
+    m = nn.Sequential(nn.Identity())
+    return (lambda x: m(x)), lambda: m.__setitem__(0, nn.Tanh())
+
+
+@row
+def module_in_dict():
+    d = {"m": nn.Identity()}
+    return (lambda x: d["m"](x)), lambda: d.update(m=nn.Tanh())
+
+
+@row
+def module_forward_replaced():
+    class M(nn.Module):
+        def forward(s, x):
+            return x * 2
+
+    m = M()
+    return (lambda x: m(x)), lambda: setattr(M, "forward", lambda s, x: x * 3)
+
+
+@row
+def module_method_replaced():
+    class M(nn.Module):
+        def h(s, x):
+            return x * 2
+
+        def forward(s, x):
+            return s.h(x)
+
+    m = M()
+    return (lambda x: m(x)), lambda: setattr(M, "h", lambda s, x: x * 3)
+
+
+@row
+def jitted_module_global():
+    class M(nn.Module):
+        def forward(s, x):
+            return x * G2.k
+
+    global G2
+    G2 = ns(k=2.0)
+    return M(), lambda: setattr(G2, "k", 3.0)
+
+
+@row
+def jitted_module_method():
+    class M(nn.Module):
+        def h(s, x):
+            return x * 2
+
+        def forward(s, x):
+            return s.h(x)
+
+    return M(), lambda: setattr(M, "h", lambda s, x: x * 3)
+
+
+@row
+def jitted_module_config():
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.c = ns(k=2.0)
+
+        def forward(s, x):
+            return x * s.c.k
+
+    m = M()
+    return m, lambda: setattr(m.c, "k", 3.0)
+
+
+@row
+def user_module():
+    mod = types.ModuleType("usermod")
+    sys.modules["usermod"] = mod
+    mod.K = 2.0
+    return (lambda x: x * mod.K), lambda: setattr(mod, "K", 3.0)
+
+
+@row
+def thread_local():
+    t = threading.local()
+    t.k = 2.0
+    return (lambda x: x * t.k), lambda: setattr(t, "k", 3.0)
+
+
+@row
+def enum_field():
+    class E(enum.Enum):
+        A = 2.0
+        B = 3.0
+
+    o = ns(e=E.A)
+    return (lambda x: x * o.e.value), lambda: setattr(o, "e", E.B)
+
+
+@row
+def namedtuple_():
+    P = collections.namedtuple("P", "k j")
+    o = ns(p=P(2.0, 1.0))
+    return (lambda x: x * o.p.k), lambda: setattr(o, "p", P(3.0, 1.0))
+
+
+@row
+def dtype_():
+    o = ns(d=torch.float32)
+    return (lambda x: x.to(o.d)), lambda: setattr(o, "d", torch.float64)
+
+
+@row
+def match_class():
+    class P:
+        __match_args__ = ("k",)
+
+        def __init__(s, k):
+            s.k = k
+
+    o = P(2.0)
+
+    def f(x):
+        match o:
+            case P(k=2.0):
+                return x * 2
+            case P(k):
+                return x * k
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def match_value():
+    o = ns(mode="a")
+
+    def f(x):
+        match o.mode:
+            case "a":
+                return x * 2
+            case _:
+                return x * 3
+
+    return f, lambda: setattr(o, "mode", "b")
+
+
+@row
+def match_mapping():
+    o = {"mode": "a"}
+
+    def f(x):
+        match o:
+            case {"mode": "a"}:
+                return x * 2
+            case _:
+                return x * 3
+
+    return f, lambda: o.update(mode="b")
+
+
+@row
+def dict_subclass():
+    class D(dict):
+        def __getattr__(s, n):
+            return s[n]
+
+    o = D(k=2.0)
+    return (lambda x: x * o.k), lambda: o.update(k=3.0)
+
+
+@row
+def userdict():
+    o = collections.UserDict(k=2.0)
+    return (lambda x: x * o["k"]), lambda: o.update(k=3.0)
+
+
+@row
+def defaultdict():
+    o = collections.defaultdict(lambda: 2.0)
+    return (lambda x: x * o["k"]), lambda: o.update(k=3.0)
+
+
+@row
+def chainmap():
+    d = {"k": 2.0}
+    o = collections.ChainMap({}, d)
+    return (lambda x: x * o["k"]), lambda: d.update(k=3.0)
+
+
+@row
+def ordered_dict():
+    d = collections.OrderedDict(k=2.0)
+    return (lambda x: x * d["k"]), lambda: d.update(k=3.0)
+
+
+@row
+def mapping_proxy():
+    d = {"k": 2.0}
+    p = types.MappingProxyType(d)
+    return (lambda x: x * p["k"]), lambda: d.update(k=3.0)
+
+
+@row
+def lru_cached():
+    o = ns(k=2.0)
+
+    def g():
+        return o
+
+    def f(x):
+        return x * functools.lru_cache(g)().k
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def torch_flag():
+
+    def change():
+        torch.backends.cudnn.benchmark = True
+
+    torch.backends.cudnn.benchmark = False
+    return (lambda x: x * (3.0 if torch.backends.cudnn.benchmark else 2.0)), change
+
+
+@row
+def vars_():
+    o = ns(k=2.0)
+    return (lambda x: x * vars(o)["k"]), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def dunder_dict():
+    o = ns(k=2.0)
+    return (lambda x: x * o.__dict__["k"]), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def fstring():
+    o = ns(k=2.0)
+    return (lambda x: x * float(f"{o.k}")), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def walrus():
+    o = ns(k=2.0)
+    return (lambda x: x * (c := o).k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def ternary():
+    a, b = ns(k=2.0), ns(k=1.0)
+    return (lambda x, s=1: x * (a if s else b).k), lambda: setattr(a, "k", 3.0)
+
+
+@row
+def or_():
+    a = ns(k=2.0)
+    b = None
+    return (lambda x: x * (b or a).k), lambda: setattr(a, "k", 3.0)
+
+
+@row
+def try_():
+    d = {}
+
+    def f(x):
+        try:
+            k = d["k"]
+        except KeyError:
+            k = 2.0
+        return x * k
+
+    return f, lambda: d.update(k=3.0)
+
+
+@row
+def with_():
+    class C:
+        k = 2.0
+
+        def __enter__(s):
+            return s
+
+        def __exit__(s, *a):
+            pass
+
+    o = C()
+
+    def f(x):
+        with o as c:
+            return x * c.k
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def generator_helper():
+    d = [ns(k=1.0), ns(k=2.0)]
+
+    def g():
+        for o in d:
+            yield o
+
+    def f(x):
+        for o in g():
+            x = x * o.k
+        return x
+
+    return f, lambda: setattr(d[1], "k", 3.0)
+
+
+@row
+def sorted_attr():
+    d = [ns(k=1.0), ns(k=2.0)]
+
+    def f(x):
+        for i, o in enumerate(sorted(d, key=lambda o: o.k)):
+            x = x * (o.k + i)
+        return x
+
+    return f, lambda: setattr(d[0], "k", 7.0)
+
+
+@row
+def inner_function():
+    o = ns(k=2.0)
+
+    def f(x):
+        def g(y):
+            return y * o.k
+
+        return g(x)
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def nonlocal_inner_cell():
+    k = 2.0
+
+    def f(x):
+        def g(y):
+            return y * k
+
+        return g(x)
+
+    def change():
+        nonlocal k
+        k = 3.0
+
+    return f, change
+
+
+@row
+def staticmethod_():
+    class C:
+        K = 2.0
+
+        @staticmethod
+        def h(x):
+            return x * C.K
+
+        @classmethod
+        def c(cls, x):
+            return x * cls.K
+
+    return (lambda x: C.h(x) + C.c(x)), lambda: setattr(C, "K", 3.0)
+
+
+@row
+def metaclass_():
+    class M(type):
+        @property
+        def k(cls):
+            return cls._k
+
+    class C(metaclass=M):
+        _k = 2.0
+
+    return (lambda x: x * C.k), lambda: setattr(C, "_k", 3.0)
+
+
+@row
+def super_():
+    class B:
+        k = 2.0
+
+        def h(s, x):
+            return x * s.k
+
+    class C(B):
+        def h(s, x):
+            return super().h(x)
+
+    o = C()
+    return (lambda x: o.h(x)), lambda: setattr(B, "h", lambda s, x: x * 5)
+
+
+@row
+def reduce_():
+    l = [2.0, 1.0]
+    return (lambda x: functools.reduce(lambda a, b: a * b, l, x)), lambda: l.append(3.0)
+
+
+@row
+def slice_():
+    l = [2.0, 1.0]
+    return (lambda x: x * sum(l[:1])), lambda: l.__setitem__(0, 3.0)
+
+
+@row
+def unpack():
+    l = [2.0, 1.0]
+
+    def f(x):
+        a, b = l
+        return x * a
+
+    return f, lambda: l.__setitem__(0, 3.0)
+
+
+@row
+def unpack_objects():
+    l = [ns(k=2.0), ns(k=1.0)]
+
+    def f(x):
+        a, b = l
+        return x * a.k
+
+    return f, lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def dict_of_modules():
+    m = nn.ModuleDict({"a": nn.Identity()})
+    return (lambda x: m["a"](x)), lambda: m.update({"a": nn.Tanh()})
+
+
+@row
+def isinstance_():
+    o = ns(v=1)
+    return (lambda x: x * (2 if isinstance(o.v, int) else 3)), lambda: setattr(o, "v", 1.0)
+
+
+@row
+def zero_sign():
+    o = ns(v=0.0)
+    return (lambda x: x / 1e-30 * 0 + torch.copysign(x, torch.tensor(o.v))), lambda: setattr(o, "v", -0.0)
+
+
+@row
+def prop_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        @property
+        def cfg(s):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o.cfg.k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def getattr_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __getattr__(s, n):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o.foo.k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def getitem_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __getitem__(s, n):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o[0].k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def iter_returns_objects():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __iter__(s):
+            yield cfg
+
+    o = C()
+
+    def f(x):
+        for c in o:
+            x = x * c.k
+        return x
+
+    return f, lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def call_returns_object():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __call__(s):
+            return cfg
+
+    o = C()
+    return (lambda x: x * o().k), lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def or_operator():
+    class C:
+        def __init__(s, k):
+            s.k = k
+
+        def __or__(s, o):
+            return s
+
+    a, b = C(2.0), C(1.0)
+    return (lambda x: x * (a | b).k), lambda: setattr(a, "k", 3.0)
+
+
+@row
+def len_of_user():
+    class C:
+        def __init__(s):
+            s.n = 2
+
+        def __len__(s):
+            return s.n
+
+    a = C()
+    return (lambda x: x * len(a)), lambda: setattr(a, "n", 3)
+
+
+@row
+def bool_of_user():
+    class C:
+        def __init__(s):
+            s.n = True
+
+        def __bool__(s):
+            return s.n
+
+    a = C()
+    return (lambda x: x * 2 if a else x), lambda: setattr(a, "n", False)
+
+
+@row
+def lt_of_user():
+    class C:
+        def __init__(s):
+            s.n = 1
+
+        def __lt__(s, o):
+            return s.n < o
+
+    a = C()
+    return (lambda x: x * 2 if a < 2 else x), lambda: setattr(a, "n", 5)
+
+
+@row
+def enter_other():
+    cfg = ns(k=2.0)
+
+    class C:
+        def __enter__(s):
+            return cfg
+
+        def __exit__(s, *a):
+            pass
+
+    o = C()
+
+    def f(x):
+        with o as c:
+            return x * c.k
+
+    return f, lambda: setattr(cfg, "k", 3.0)
+
+
+@row
+def nested_dict():
+    d = {"a": {"b": [ns(k=2.0)]}}
+    return (lambda x: x * d["a"]["b"][0].k), lambda: setattr(d["a"]["b"][0], "k", 3.0)
+
+
+@row
+def nested_rebound():
+    d = {"a": {"b": [2.0]}}
+    return (lambda x: x * d["a"]["b"][0]), lambda: d["a"].update(b=[3.0])
+
+
+@row
+def negative_index():
+    d = [1.0, 2.0]
+    return (lambda x: x * d[-1]), lambda: d.append(3.0)
+
+
+@row
+def key_from_global():
+    d = {"a": 2.0, "b": 3.0}
+    o = ns(name="a")
+    return (lambda x: x * d[o.name]), lambda: setattr(o, "name", "b")
+
+
+@row
+def key_computed():
+    d = {"a1": 2.0, "b": 3.0}
+    return (lambda x: x * d["a" + str(1)]), lambda: d.update(a1=5.0)
+
+
+@row
+def tuple_of_objects():
+    t = (ns(k=2.0), ns(k=1.0))
+    return (lambda x: x * t[0].k), lambda: setattr(t[0], "k", 3.0)
+
+
+@row
+def starred():
+    l = [ns(k=2.0), ns(k=1.0)]
+
+    def f(x):
+        a, *b = l
+        return x * a.k * b[0].k
+
+    return f, lambda: setattr(l[1], "k", 3.0)
+
+
+@row
+def dictcomp():
+    l = {"a": ns(k=2.0)}
+    return (lambda x: x * {k: v.k for k, v in l.items()}["a"]), lambda: setattr(l["a"], "k", 3.0)
+
+
+@row
+def nested_comp():
+    l = [[ns(k=2.0)], [ns(k=1.0)]]
+    return (lambda x: x * sum(o.k for r in l for o in r)), lambda: setattr(l[0][0], "k", 3.0)
+
+
+@row
+def any_all():
+    l = [ns(k=True)]
+    return (lambda x: x * (2 if all(o.k for o in l) else 3)), lambda: setattr(l[0], "k", False)
+
+
+@row
+def filter_():
+    l = [ns(k=True, v=2.0)]
+    return (lambda x: x * sum(o.v for o in filter(lambda o: o.k, l))), lambda: setattr(l[0], "v", 5.0)
+
+
+@row
+def reversed_():
+    l = [ns(k=2.0)]
+
+    def f(x):
+        for o in reversed(l):
+            x = x * o.k
+        return x
+
+    return f, lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def chain_():
+    l, m = [ns(k=2.0)], [ns(k=1.0)]
+
+    def f(x):
+        for o in itertools.chain(l, m):
+            x = x * o.k
+        return x
+
+    return f, lambda: setattr(m[0], "k", 3.0)
+
+
+@row
+def popped_copy():
+    l = [ns(k=2.0)]
+
+    def f(x):
+        c = list(l)
+        o = c.pop()
+        return x * o.k
+
+    return f, lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def next_iter():
+    l = [ns(k=2.0)]
+    return (lambda x: x * next(iter(l)).k), lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def dict_values_list():
+    d = {"a": ns(k=2.0)}
+    return (lambda x: x * list(d.values())[0].k), lambda: setattr(d["a"], "k", 3.0)
+
+
+@row
+def min_by():
+    l = [ns(k=2.0), ns(k=4.0)]
+    return (lambda x: x * min(l, key=operator.attrgetter("k")).k), lambda: setattr(l[0], "k", 3.0)
+
+
+@row
+def asdict():
+    @dataclasses.dataclass
+    class C:
+        k: float = 2.0
+
+    o = C()
+    return (lambda x: x * dataclasses.asdict(o)["k"]), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def json_dump():
+    d = {"a": {"b": 2.0}}
+    return (lambda x: x * json.loads(json.dumps(d))["a"]["b"]), lambda: d["a"].update(b=3.0)
+
+
+@row
+def formatted():
+    d = {"a": 2.0}
+    return (lambda x: x * float("{a}".format(**d))), lambda: d.update(a=3.0)
+
+
+@row
+def str_of_object():
+    class C:
+        k = 2.0
+
+        def __str__(s):
+            return str(s.k)
+
+    o = C()
+    return (lambda x: x * float(str(o))), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def float_of_object():
+    class C:
+        def __init__(s):
+            s.k = 2.0
+
+        def __float__(s):
+            return s.k
+
+    o = C()
+    return (lambda x: x * float(o)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def descriptor():
+    class D:
+        def __init__(s):
+            s.k = 2.0
+
+        def __get__(s, i, o):
+            return s.k
+
+    class C:
+        d = D()
+
+    o = C()
+    return (lambda x: x * o.d), lambda: setattr(C.__dict__["d"], "k", 3.0)
+
+
+@row
+def cached_prop():
+    class C:
+        def __init__(s):
+            s.k = 2.0
+
+        @functools.cached_property
+        def d(s):
+            return s.k
+
+    o = C()
+    return (lambda x: x * o.d), lambda: o.__dict__.update(d=3.0)
+
+
+@row
+def weak_ref():
+    class C:
+        pass
+
+    c = C()
+    c.k = 2.0
+    r = weakref.ref(c)
+    f = lambda x: x * r().k
+    f.keep = c
+    return f, lambda: setattr(c, "k", 3.0)
+
+
+@row
+def closure_in_closure():
+    k = [2.0]
+
+    def a():
+        def b(x):
+            def c(y):
+                return y * k[0]
+
+            return c(x)
+
+        return b
+
+    return a(), lambda: k.__setitem__(0, 3.0)
+
+
+@row
+def function_in_list():
+    fs = [lambda x: x * 2, lambda x: x * 3]
+
+    def f(x):
+        for g in fs:
+            x = g(x)
+        return x
+
+    return f, lambda: fs.append(lambda x: x * 5)
+
+
+@row
+def cell_in_listed_function():
+    o = ns(k=2.0)
+    fs = [lambda x: x * o.k]
+
+    def f(x):
+        for g in fs:
+            x = g(x)
+        return x
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def cell_value_in_listed_function():
+    k = 2.0
+    fs = {"a": lambda x: x * k}
+
+    def change():
+        nonlocal k
+        k = 3.0
+
+    def f(x):
+        return fs["a"](x)
+
+    return f, change
+
+
+@row
+def singledispatch():
+    o = ns(k=2.0)
+
+    @functools.singledispatch
+    def g(x):
+        return x
+
+    @g.register
+    def _(x: torch.Tensor):
+        return x * o.k
+
+    return (lambda x: g(x)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def partialmethod():
+    class C:
+        def m(s, x, k):
+            return x * k * s.j
+
+        h = functools.partialmethod(m, k=2.0)
+
+        def __init__(s):
+            s.j = 1.0
+
+    o = C()
+    return (lambda x: o.h(x)), lambda: setattr(o, "j", 3.0)
+
+
+@row
+def lru_global():
+    o = ns(k=2.0)
+
+    @functools.lru_cache
+    def g(n):
+        return o
+
+    return (lambda x: x * g(1).k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def abc_subclass():
+    class B(abc.ABC):
+        @property
+        @abc.abstractmethod
+        def k(s): ...
+
+    class C(B):
+        _k = 2.0
+
+        @property
+        def k(s):
+            return self_k(s)
+
+    def self_k(s):
+        return s._k
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(o, "_k", 3.0)
+
+
+@row
+def numpy_2d_index():
+    a = np.ones((2, 2))
+    return (lambda x: x * a[0, 1]), lambda: a.__setitem__((0, 1), 3.0)
+
+
+@row
+def numpy_sum():
+    a = np.ones(4)
+    return (lambda x: x * a.sum()), lambda: a.__setitem__(0, 3.0)
+
+
+@row
+def numpy_method_arg():
+    a = np.ones(4)
+    return (lambda x: x * float(np.mean(a))), lambda: a.__setitem__(0, 3.0)
+
+
+@row
+def numpy_in_object():
+    o = ns(a=np.ones(4))
+    return (lambda x: x * float(o.a.mean())), lambda: o.a.__setitem__(0, 3.0)
+
+
+@row
+def numpy_list_of():
+    l = [np.ones(2), np.ones(2)]
+    return (lambda x: x * float(np.stack(l).sum())), lambda: l[0].__setitem__(0, 3.0)
+
+
+@row
+def user_config_class():
+    class Config:
+        def __init__(s, **k):
+            s.__dict__.update(k)
+
+        def get(s, n, d=None):
+            return getattr(s, n, d)
+
+    o = Config(k=2.0)
+    return (lambda x: x * o.get("k")), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def optimizer_group():
+    p = nn.Parameter(torch.ones(3))
+    opt = torch.optim.SGD([p], lr=0.1)
+    return (lambda x: x * opt.param_groups[0]["lr"]), lambda: opt.param_groups[0].update(lr=0.5)
+
+
+@row
+def module_param_list():
+    m = nn.ParameterList([nn.Parameter(torch.ones(3))])
+    return (lambda x: x * m[0]), lambda: m.__setitem__(0, nn.Parameter(torch.zeros(3)))
+
+
+@row
+def module_attr_direct():
+    m = nn.Linear(3, 3)
+    m.k = 2.0
+    return (lambda x: x * m.k), lambda: setattr(m, "k", 3.0)
+
+
+@row
+def module_method_call():
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.k = 2.0
+
+        def h(s, x):
+            return x * s.k
+
+    m = M()
+    return (lambda x: m.h(x)), lambda: setattr(m, "k", 3.0)
+
+
+@row
+def module_parameters_loop():
+    m = nn.Linear(3, 3)
+    return (lambda x: x * sum(p.sum() for p in m.parameters())), lambda: setattr(
+        m, "weight", nn.Parameter(torch.ones(3, 3))
+    )
+
+
+@row
+def module_in_object():
+    o = ns(m=nn.Dropout(1.0))
+    return (lambda x: o.m(x)), lambda: o.m.eval()
+
+
+@row
+def module_in_object_list():
+    o = ns(ms=[nn.Dropout(1.0)])
+
+    def f(x):
+        for m in o.ms:
+            x = m(x)
+        return x
+
+    return f, lambda: o.ms[0].eval()
+
+
+@row
+def module_buffer():
+    m = nn.BatchNorm1d(3).eval()
+    return (lambda x: m(x[None])[0]), lambda: setattr(m, "running_mean", torch.ones(3))
+
+
+@row
+def module_forward_instance():
+    m = nn.Identity()
+    return (lambda x: m(x)), lambda: setattr(m, "forward", lambda x: x * 3)
+
+
+@row
+def functional_call():
+    m = nn.Dropout(1.0)
+    return (lambda x: torch.func.functional_call(m, {}, (x,))), lambda: m.eval()
+
+
+@row
+def grad_enabled_flag():
+    o = ns(on=True)
+
+    def f(x):
+        with torch.set_grad_enabled(o.on):
+            return x * (2 if torch.is_grad_enabled() else 3)
+
+    return f, lambda: setattr(o, "on", False)
+
+
+@row
+def custom_vjp_global():
+    o = ns(k=2.0)
+
+    @tfn.custom_vjp
+    def g(x):
+        return x * 2
+
+    g.defvjp(lambda x: (x * 2, x), lambda r, ct: (ct * o.k,))
+    return tfn.grad(lambda x: g(x).sum()), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def autograd_function():
+    o = ns(k=2.0)
+
+    class G(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * o.k
+
+    return tfn.grad(lambda x: G.apply(x).sum()), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def autograd_grad_inside():
+    o = ns(k=2.0)
+
+    class G(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * o.k
+
+    def f(x):
+        y = x.detach().requires_grad_()
+        with torch.enable_grad():
+            l = G.apply(y).sum()
+        return torch.autograd.grad(l, y)[0]
+
+    return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def torch_func_vmap():
+    o = ns(k=2.0)
+    return (lambda x: torch.func.vmap(lambda y: y * o.k)(x)), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def triplet():
+    o = ns(k=2.0)
+    return (
+        lambda x: torch.nn.functional.triplet_margin_with_distance_loss(
+            x[None], x[None] + 1, x[None] * 2, distance_function=lambda a, b: ((a - b).abs() * o.k).sum(-1)
+        )
+    ), lambda: setattr(o, "k", 9.0)
+
+
+@row
+def tree_map():
+    o = ns(k=2.0)
+    return (lambda x: torch.utils._pytree.tree_map(lambda t: t * o.k, [x])[0]), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def exec_made():
+    d = {}
+    exec("def g(x): return x * K", d)
+    d["K"] = 2.0
+    return (lambda x: d["g"](x)), lambda: d.update(K=3.0)
+
+
+@row
+def long_list():
+    l = list(range(500))
+    return (lambda x: x * sum(l)), lambda: l.__setitem__(400, 0)
+
+
+@row
+def long_list_of_objects():
+    l = [ns(k=1.0) for _ in range(300)]
+
+    def f(x):
+        s = 0
+        for o in l:
+            s += o.k
+        return x * s
+
+    return f, lambda: setattr(l[290], "k", 3.0)
+
+
+@row
+def deep_containers():
+    d = {"a": [[[[[2.0]]]]]}
+
+    def f(x):
+        def total(t):
+            return t if isinstance(t, float) else sum(map(total, t))
+
+        return x * total(d["a"])
+
+    return f, lambda: d["a"][0][0][0][0].__setitem__(0, 3.0)
+
+
+@row
+def string_template():
+    o = ns(k="2.0")
+    return (lambda x: x * float(string.Template("$k").substitute(vars(o)))), lambda: setattr(o, "k", "3.0")
+
+
+@row
+def type_name():
+    class A:
+        pass
+
+    class B:
+        pass
+
+    o = A()
+    return (lambda x: x * len(type(o).__name__ + ("" if type(o) is A else "zz"))), lambda: setattr(o, "__class__", B)
+
+
+@row
+def isinstance_class_changed():
+    class A:
+        pass
+
+    class B(A):
+        pass
+
+    o = A()
+    return (lambda x: x * (3 if isinstance(o, B) else 2)), lambda: setattr(o, "__class__", B)
+
+
+@row
+def int_enum():
+    class E(enum.IntEnum):
+        A = 1
+        B = 2
+
+    o = ns(e=E.A)
+    return (lambda x: x * int(o.e)), lambda: setattr(o, "e", E.B)
+
+
+@row
+def device_():
+    o = ns(d="cpu")
+    return (lambda x: x.to(o.d) if o.d == "cpu" else x * 3), lambda: setattr(o, "d", "meta")
+
+
+@row
+def global_function_rebound():
+    g = {"h": lambda x: x * 2}
+    exec("def f(x): return h(x)", g)
+    return g["f"], lambda: g.update(h=lambda x: x * 3)

@@ -1,0 +1,280 @@
+"""What a jitted function reads from outside: guarded, refused, or said to be a constant."""
+
+from __future__ import annotations
+
+import array
+import gc
+import sys
+import threading
+import warnings
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thunder_fn as tfn
+from tests.unit.outside_kinds import ROWS, Row, X
+from thunder_fn import cache_info, explain_misses, jit
+from thunder_fn.errors import OutsideWarning, UnsupportedCall
+
+FILLED_BY_THE_CALL = {"defaultdict"}
+"""Rows in which the first call changes what it reads, so that the second is traced too."""
+
+
+@pytest.fixture(autouse=True)
+def same_environment(monkeypatch: pytest.MonkeyPatch):
+    for name in ("TFN_K", "TFN_J", "TFN_L"):
+        monkeypatch.delenv(name, raising=False)
+    benchmark = torch.backends.cudnn.benchmark
+    yield
+    torch.backends.cudnn.benchmark = benchmark
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+def test_a_change_is_seen_and_nothing_else_is(row: Row) -> None:
+    f, change = row()
+    jitted, filled = jit(f), row.__name__ in FILLED_BY_THE_CALL
+    for _ in range(3):
+        assert torch.equal(jitted(X), f(X))
+    assert cache_info(jitted).misses == 1 + filled
+    change()
+    for _ in range(2):
+        found, expected = jitted(X), f(X)
+        assert torch.equal(found, expected) and torch.equal(found.signbit(), expected.signbit())
+        assert found.dtype == expected.dtype
+    assert cache_info(jitted).misses <= 2 + filled
+    assert len(explain_misses(jitted)) == cache_info(jitted).misses - 1
+
+
+# ---- reasons ----
+
+
+def test_a_miss_says_what_changed() -> None:
+    cfg, box, net = SimpleNamespace(lr=0.1, steps=[1]), {"w": torch.ones(3)}, nn.Dropout(0.5)
+    f = jit(lambda x: net(x) * cfg.lr * box["w"] + len(cfg.steps))
+    f(X)
+    cfg.lr = 0.2
+    f(X)
+    cfg.steps.append(2)
+    f(X)
+    box["w"] = torch.zeros(3)
+    f(X)
+    net.eval()
+    f(X)
+    assert [str(miss) for miss in explain_misses(f)] == [
+        "cfg.lr: it was 0.1, and is 0.2 now",
+        "the content of cfg.steps has changed",
+        "box['w'] is another Tensor",
+        "net.training has changed",
+    ]
+
+
+class Problem(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(problem_type="a", unused=[1])
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.fc(x) if self.config.problem_type == "a" else x
+
+
+def test_a_jitted_module_says_what_changed() -> None:
+    model = Problem()
+    jitted = jit(model)
+    jitted(X)
+    model.config.problem_type = "b"
+    assert torch.equal(jitted(X), X)
+    model.eval()
+    jitted(X)
+    model.fc = nn.Linear(3, 3, bias=False)
+    jitted(X)
+    assert [miss.what for miss in explain_misses(jitted)] == [
+        "Problem.config.problem_type has changed",
+        "the parameters, buffers, parts or hooks of Problem have changed",
+    ]
+
+
+# ---- several programs ----
+
+
+def test_train_and_eval_in_turns_are_two_programs() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0))
+    f = jit(lambda x: model(x))
+    for _ in range(5):
+        for mode in (True, False):
+            model.train(mode)
+            assert torch.equal(f(X), model(X))
+    assert cache_info(f).misses == 2 and cache_info(f).size == 2
+
+
+def test_states_in_turns_with_symbols() -> None:
+    cfg = SimpleNamespace(k=2)
+    f = jit(lambda x: x * cfg.k if x.shape[0] % cfg.k == 0 else x.sin())
+    for _ in range(2):
+        for k in (2, 3):
+            cfg.k = k
+            for size in (4, 5, 6, 9, 8, 7):
+                x = torch.ones(size)
+                assert torch.equal(f(x), x * k if size % k == 0 else x.sin())
+    assert cache_info(f).misses <= 10
+
+
+def test_a_number_that_always_changes_keeps_few_programs() -> None:
+    cfg = SimpleNamespace(k=0)
+    f = jit(lambda x: x * cfg.k)
+    with pytest.warns(tfn.jit.__globals__["RetraceWarning"], match="cfg.k"):
+        for k in range(40):
+            cfg.k = k
+            assert torch.equal(f(X), X * k)
+    assert cache_info(f).size <= 8
+
+
+# ---- what cannot be guarded ----
+
+
+def test_iterators_are_refused() -> None:
+    numbers, endless, pairs = iter([1.0, 2.0]), (n for n in (1.0, 2.0)), zip([1.0], [2.0], strict=True)
+    for f, name in (
+        (lambda x: x * next(numbers), "draws from numbers, a list_iterator"),
+        (lambda x: x * next(endless), "draws from endless, a generator"),
+        (lambda x: x * sum(next(pairs)), "draws from pairs, a zip"),
+    ):
+        with pytest.raises(UnsupportedCall, match=name):
+            jit(f)(X)
+
+
+def test_files_are_refused() -> None:
+    with open(__file__) as file, pytest.raises(UnsupportedCall, match="draws from file, a TextIOWrapper"):
+        jit(lambda x: x * len(file.readline()))(X)
+
+
+def test_large_arrays_are_refused() -> None:
+    table = np.ones(1000)
+    with pytest.raises(UnsupportedCall, match="reads table, an array of NumPy of 8000 bytes"):
+        jit(lambda x: x * torch.from_numpy(table).sum())(X)
+    assert torch.equal(jit(lambda x: x * torch.from_numpy(tfn.constant(table)).sum())(X), X * 1000)
+
+
+def test_what_no_guard_can_look_into_is_said_once() -> None:
+    steps = array.array("d", [2.0])
+    f = jit(lambda x: x * steps[0])
+    with pytest.warns(OutsideWarning, match=r"jit: steps in test_outside.py:\d+ is taken as a constant"):
+        f(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(X)
+        assert torch.equal(jit(lambda x: x * tfn.constant(steps[0]))(X), X * 2)
+
+
+def test_a_constant_is_not_looked_at() -> None:
+    cfg = SimpleNamespace(a=SimpleNamespace(k=2.0), j=1.0)
+    f = jit(lambda x: x * tfn.constant(cfg.a.k) + cfg.j)
+    f(X)
+    cfg.a.k = 3.0
+    assert torch.equal(f(X), X * 2 + 1) and cache_info(f).misses == 1
+    cfg.j = 2.0
+    assert torch.equal(f(X), X * 3 + 2) and cache_info(f).misses == 2
+
+
+# ---- what is written ----
+
+
+def test_what_is_only_written_is_not_read() -> None:
+    log, cfg = [], SimpleNamespace(calls=0)
+
+    def f(x):
+        log.append(x.shape)
+        cfg.calls += 1
+        return x * 2
+
+    jitted = jit(f)
+    for _ in range(3):
+        jitted(X)
+    assert cache_info(jitted).misses == 1 and cfg.calls == 1
+
+
+def test_a_flag_that_the_function_sets_is_as_it_was_before() -> None:
+    cfg = SimpleNamespace(busy=False)
+
+    def f(x):
+        assert not cfg.busy
+        cfg.busy = True
+        y = x * (2 if cfg.busy else 3)
+        cfg.busy = False
+        return y
+
+    jitted = jit(f)
+    for _ in range(3):
+        assert torch.equal(jitted(X), X * 2)
+    assert cache_info(jitted).misses == 1
+
+
+def test_a_memo_that_the_first_call_fills() -> None:
+    memo: dict[int, float] = {}
+
+    def f(x):
+        if 3 not in memo:
+            memo[3] = 2.0
+        return x * memo[3]
+
+    jitted = jit(f)
+    for _ in range(4):
+        assert torch.equal(jitted(X), X * 2)
+    assert cache_info(jitted).misses == 2
+
+
+# ---- around it ----
+
+
+def test_a_profiler_goes_on() -> None:
+    seen: list[str] = []
+
+    def profile(frame, event, arg):
+        seen.append(event)
+
+    f = jit(lambda x: x * 2)
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        f(X)
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(before)
+
+
+def test_other_threads_are_not_watched() -> None:
+    cfg, other = SimpleNamespace(k=2.0), SimpleNamespace(k=1.0)
+
+    def elsewhere() -> None:
+        torch.ones(2) * other.k
+
+    def f(x):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return x * cfg.k
+
+    jitted = jit(f)
+    jitted(X)
+    other.k = 3.0
+    jitted(X)
+    assert cache_info(jitted).misses == 1
+
+
+def test_what_a_program_reads_is_let_go_with_it() -> None:
+    class Config:
+        k = 2.0
+
+    def made():
+        cfg, net = Config(), nn.Linear(3, 3)
+        jitted = jit(lambda x: net(x) * cfg.k)
+        jitted(X)
+        return weakref.ref(cfg), weakref.ref(net), weakref.ref(jitted)
+
+    references = made()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
