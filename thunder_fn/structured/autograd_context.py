@@ -28,6 +28,7 @@ class Context:
 
     @needs_input_grad.setter
     def needs_input_grad(self, value: Mask) -> None:
+        """Set it, as PyTorch lets its users do."""
         self._needs = value
 
     @property
