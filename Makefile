@@ -42,10 +42,9 @@ test: $(VENV)/.test
 	$(bin)/lint-imports --no-logo
 	$(bin)/python -m pytest -n $(JOBS)
 
-# With values, and without: then launches are counted and kernels compiled. On a real GPU: `python -m pytest tests/gpu`.
+# On a real GPU: `python -m pytest tests/gpu`.
 test-gpu: $(NULLGPU)
-	OMP_NUM_THREADS=1 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu -m "not launches"
-	OMP_NUM_THREADS=1 NULLGPU_VALUES=0 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu -m launches
+	OMP_NUM_THREADS=1 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu
 
 $(NULLGPU): $(VENV_GPU)/.test-gpu $(wildcard tests/nullgpu/*.c tests/nullgpu/*.cpp tests/nullgpu/py/*.py) \
             tests/nullgpu/build.sh tests/nullgpu/nullgpu
