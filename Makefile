@@ -2,7 +2,8 @@
 # make test      everything that CI runs: style, types, layers, tests (under 20 minutes)
 # make docs      the documentation site in build/site, its examples and tutorials run
 # make test-gpu  tests/gpu on a simulated GPU (Linux, x86-64; downloads the CUDA build of PyTorch, about 5 GB)
-# make thorough  the laws with many more random traces, hours of the fuzzer; make bench: the benchmarks
+# make thorough  the laws with many more random traces, hours of the fuzzer, models of others; make bench: the benchmarks
+# make spoiled   laws and models with memory that is filled with NaN before it is written (THUNDER_FN_CHECK=1)
 # make machines  what computes, as other processors and thread counts run it; make golden: rewrite the golden traces
 #
 # Needs Python 3.11 or newer and nothing else. PYTHON=... picks one, VENV=... the folder that everything is installed into.
@@ -19,11 +20,15 @@ NULLGPU := build/nullgpu/nullgpu
 MACHINES ?=
 FUZZ_SECONDS ?= 7200
 
-.PHONY: help demo test test-gpu docs thorough machines bench golden clean
+SPOILED := tests/executors/test_inductor_laws.py tests/executors/test_compiled_loops.py tests/unit/test_torch_executor.py \
+	tests/unit/test_given_memory.py tests/unit/test_spoiling.py tests/laws/test_aliases.py tests/models/test_models.py \
+	tests/models/test_others_on_inductor.py
+
+.PHONY: help demo test test-gpu docs thorough machines spoiled bench golden clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -6
+	@sed -n 's/^# //p' Makefile | head -7
 
 # Threads that wait passively lose little on an idle machine and save a busy one from crawling.
 demo: export OMP_WAIT_POLICY ?= passive
@@ -37,10 +42,9 @@ test: $(VENV)/.test
 	$(bin)/lint-imports --no-logo
 	$(bin)/python -m pytest -n $(JOBS)
 
-# With values, and without: then launches are counted and kernels compiled. On a real GPU: `python -m pytest tests/gpu`.
+# On a real GPU: `python -m pytest tests/gpu`.
 test-gpu: $(NULLGPU)
-	OMP_NUM_THREADS=1 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu -m "not launches"
-	OMP_NUM_THREADS=1 NULLGPU_VALUES=0 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu -m launches
+	OMP_NUM_THREADS=1 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu
 
 $(NULLGPU): $(VENV_GPU)/.test-gpu $(wildcard tests/nullgpu/*.c tests/nullgpu/*.cpp tests/nullgpu/py/*.py) \
             tests/nullgpu/build.sh tests/nullgpu/nullgpu
@@ -61,12 +65,17 @@ docs: export NO_MKDOCS_2_WARNING ?= 1
 docs: $(VENV)/.docs
 	$(bin)/python -m mkdocs build --strict
 
-thorough: $(VENV)/.test
+thorough: $(VENV)/.test $(VENV)/.others
 	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws
 	$(bin)/python -m tests.fuzz --programs 1000000 --seconds $(FUZZ_SECONDS) --folder build/fuzz
+	$(bin)/python -m pytest -n $(JOBS) tests/models/test_others_on_inductor.py -rs
 
 machines: $(VENV)/.test
 	$(bin)/python -m tests.machines $(MACHINES) -- -n $(JOBS)
+
+# Memory is spoiled before it is written and after it is given away; every program runs three times.
+spoiled: $(VENV)/.test
+	THUNDER_FN_CHECK=1 $(bin)/python -m pytest -n $(JOBS) $(SPOILED)
 
 bench: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn benchmarks
@@ -88,7 +97,7 @@ $(VENV)/.python:
 	@touch $@
 
 # An extra is installed again only when the pins or the package's own metadata change.
-$(VENV)/.demo $(VENV)/.docs $(VENV)/.test: $(VENV)/.%: $(VENV)/.python pyproject.toml constraints.txt
+$(VENV)/.demo $(VENV)/.docs $(VENV)/.test $(VENV)/.others: $(VENV)/.%: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "installing thunder_fn[$*] into $(VENV)"
 	@$(bin)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@

@@ -86,7 +86,10 @@ FILLS = frozenset(
 
 NOT_BATCHED = frozenset(
     f"aten.{name}"
-    for name in ("as_strided_scatter.default", "index_fill.int_Tensor", "roll.default", "select_scatter.default")
+    for name in (
+        *("as_strided_scatter.default", "index_fill.int_Tensor", "linalg_lu_solve.default", "roll.default"),
+        "select_scatter.default",
+    )
 )
 """Ops whose batching rule in PyTorch is wrong in values or in what is differentiated of it. They are decomposed, if they can."""
 
@@ -197,6 +200,21 @@ def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, 
     return torch.complex(*parts)
 
 
+def remainder(self: Any, other: Tensor) -> Tensor:
+    """Of a number: PyTorch has no derivative of this overload."""
+    dtype = torch.result_type(other, self)
+    return aten.remainder.Tensor(torch.scalar_tensor(self, dtype=dtype, device=other.device), other.to(dtype))
+
+
+def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Any:
+    """functorch takes batches of the factors for those of the right sides where these have more dims."""
+    batch = torch.broadcast_shapes(LU.shape[:-2], B.shape[:-2])
+    if LU.shape[:-2] == batch == B.shape[:-2]:
+        return NotImplemented
+    wide = LU.expand(*batch, *LU.shape[-2:]), pivots.expand(*batch, -1), B.expand(*batch, *B.shape[-2:])
+    return aten.linalg_lu_solve(*wide, left=left, adjoint=adjoint)
+
+
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """functorch scatters each value many times over, so that what comes out right has a wrong derivative."""
     size = self.shape[dim]
@@ -246,6 +264,8 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._ctc_loss_backward.default": ctc_loss_backward,
     "aten.as_strided_scatter.default": as_strided_scatter,
     "aten.diagonal_scatter.default": diagonal_scatter,
+    "aten.linalg_lu_solve.default": lu_solve,
+    "aten.remainder.Scalar_Tensor": remainder,
     "aten.roll.default": roll,
     "aten.select_scatter.default": select_scatter,
     "aten.copy.default": copy,

@@ -21,9 +21,9 @@ from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.constraints import fixes_numbers, names_of, pinned, renamed
-from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, ONCE
+from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, NOT_PUSHED, ONCE
 from thunder_fn.errors import MissingRule, located
-from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.rules import Mask, Residual, Split, memo
 from thunder_fn.statistics import STATISTICS, with_own_statistics
 from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import (
@@ -173,6 +173,44 @@ def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
         return split
     rename = renamed(names)
     return replace(split, forward=rename(split.forward), backward=rename(split.backward))
+
+
+@memo(4096)
+def ruled(trace: Trace) -> Mask:
+    """For each equation: is it a leaf that autograd alone cannot differentiate, or not again, as its rule does?
+
+    Autograd has no derivative of most backwards (`silu_backward`), and wrong ones of some ops and of saved statistics.
+    """
+    return tuple(equation.op.kind == "leaf" and _is_ruled(alone(equation)) for equation in trace.equations)
+
+
+def _is_ruled(single: Trace) -> bool:
+    (equation,) = single.equations
+    if equation.op.name in _OTHERWISE:
+        return True
+    wanted = tuple(is_differentiable(var.type) for var in equation.operands)
+    followed = tuple(is_differentiable(var.type) for var in equation.outputs)
+    if not any(wanted) or not any(followed) or ops.is_random(equation.op):
+        return False
+    try:
+        _ask_autograd(single, wanted, followed, (), call_leaf)
+        return False
+    except MissingRule:
+        return False
+    except CANNOT:
+        return _has_rule(single, wanted, followed)
+
+
+def _has_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> bool:
+    try:
+        vjp_rule(single, wanted_inputs, wanted_outputs)
+    except MissingRule:
+        return False
+    return True
+
+
+_OTHERWISE = frozenset((ops.NO_GRAD.name, *DIFFERENTIABLE, *ONCE, *STATISTICS, *NOT_PUSHED))
+"""Ops whose rules are not autograd's first answer."""
 
 
 def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:

@@ -42,7 +42,7 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
         return meaning_of_attention(single)
     if not name.startswith("aten.") or name in NOT_PUSHED:
         return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
-    own = _own_statistics(single)
+    own = own_statistics(single)
     if own is not None:
         return own
     try:
@@ -54,7 +54,7 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     return decomposition(single) if _reads_statistics(single, active, rule.trace) else rule
 
 
-def _own_statistics(single: Trace) -> Trace | None:
+def own_statistics(single: Trace) -> Trace | None:
     """The backward of a normalization in other leaves, its statistics computed anew; None for other ops."""
     (equation,) = single.equations
     if equation.op.name not in STATISTICS:

@@ -68,7 +68,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
         return _of_one_size(single, batched)
     if ops.is_fill(equation.op):
         return VmapRule(_fill(single, batched, size, randomness))
-    if equation.op == ops.STOP_GRADIENT or _is_unary(equation):
+    if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or _is_unary(equation):
         return VmapRule(_of_whole_batch(single, size))
     if equation.op.name in NOT_BATCHED:
         parts = decomposition(single)

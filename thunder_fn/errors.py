@@ -21,7 +21,10 @@ class ThunderError(Exception):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """The error with a note that names its page: tracebacks show it, `str(error)` is the message alone."""
-        error = super().__new__(cls, *args, **kwargs)
+        try:
+            error = super().__new__(cls, *args, **kwargs)
+        except TypeError:  # of MemoryError, whose own is for its own instances alone
+            error = Exception.__new__(cls, *args, **kwargs)
         error.add_note(f"{LINK}{page_of(cls)}")
         return error
 
@@ -185,6 +188,10 @@ class GraphBreakWarning(UserWarning):
 
 class HostRandomWarning(UserWarning):
     """A program has numbers of Python's or NumPy's random generator as constants. Draw them with PyTorch, or pass them."""
+
+
+class CacheWarning(UserWarning):
+    """Compiled code on disk is left alone, since somebody else may have written it."""
 
 
 class RegionWarning(UserWarning):

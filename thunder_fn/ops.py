@@ -17,6 +17,9 @@ from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.trace import Arg, Literal, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
+NO_GRAD = Op("leaf", "aten.alias.default")
+"""What was computed under `no_grad`, read where gradients are on: constant to reverse mode, and not to forward mode, as in
+torch.func. Nothing else in a trace is an `alias`."""
 RESHAPE = Op("leaf", "aten.reshape.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
@@ -138,11 +141,11 @@ def is_fill(op: Op) -> bool:
 
 @cache
 def is_constant(op: Op) -> bool:
-    """Its floating results have no derivative: it draws numbers, or makes a tensor like another."""
+    """Its floating results have no derivative in reverse mode: it draws numbers, or makes a tensor like another."""
     if op.kind != "leaf":
         return False
     name = op.name.split(".")[1]
-    return op == STOP_GRADIENT or name in _DRAWS or name.endswith("_like") or name.startswith("new_")
+    return op in (STOP_GRADIENT, NO_GRAD) or name in _DRAWS or name.endswith("_like") or name.startswith("new_")
 
 
 @cache

@@ -239,9 +239,7 @@ class FunctionalOptimizer:
         new = [leaf.clone() for leaf in leaves]
         for leaf, gradient in zip(new, gradients, strict=True):
             leaf.grad = gradient
-        optimizer = self._made(new)
-        if follows:
-            _follow(optimizer)
+        optimizer = self._made(new, follows=follows)
         (own,) = optimizer.param_groups
         own.update(_cloned(dict(group)))
         own.update(_known(dict(changed), own, optimizer))
@@ -260,10 +258,18 @@ class FunctionalOptimizer:
         entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in new]
         return new, entries, {key: value for key, value in own.items() if key in written | set(group)}
 
-    def _made(self, leaves: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """The optimizer. It checks numbers when it is made; tensors among its options are set afterwards."""
+    def _made(self, leaves: list[torch.Tensor], *, follows: bool = False) -> torch.optim.Optimizer:
+        """The optimizer. It checks numbers when it is made; tensors among its options are set afterwards.
+
+        Raises:
+            OptimizerError: a derivative is to go through its steps, and it cannot do that.
+        """
         tensors = {key: value for key, value in self.options if isinstance(value, torch.Tensor)}
-        optimizer = self.make(leaves, **{key: value for key, value in self.options if key not in tensors})
+        options = {key: value for key, value in self.options if key not in tensors}
+        if follows:
+            _check_follows(self.make)
+            options["differentiable"] = True
+        optimizer = self.make(leaves, **options)
         for group in optimizer.param_groups:
             plain = {key: False for key in IMPLEMENTATIONS if key in group}
             if self.make in DECIDE_BY_VALUES and current() is not None:
@@ -295,18 +301,12 @@ def _is_computed(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
-def _follow(optimizer: torch.optim.Optimizer) -> None:
-    """Have a derivative go through the steps.
-
-    Raises:
-        OptimizerError: the optimizer cannot do that.
-    """
-    if "differentiable" not in optimizer.defaults:
-        name = type(optimizer).__name__
+def _check_follows(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """Raise an error if no derivative goes through the steps of such an optimizer."""
+    if "differentiable" not in inspect.signature(make).parameters:
+        name = make.__name__
         what = f"functional_optimizer: the derivative of a step of {name} is asked for, which has no option `differentiable`"
         raise OptimizerError(f"{what}\nDetach what the step is given, or write the step as a function of tensors.")
-    for options in (optimizer.defaults, *optimizer.param_groups):
-        options["differentiable"] = True
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -317,6 +317,14 @@ def build_command(source: Path, target: Path) -> str:
         return builder.get_command_line()
 
 
+def compilers() -> tuple[str, ...]:
+    """The C++ compilers that Inductor tries, in order."""
+    from torch._inductor import config
+
+    given = config.cpp.cxx
+    return tuple(name for name in (given if isinstance(given, (list, tuple)) else (given,)) if isinstance(name, str))
+
+
 def data_pointer_function() -> int:
     """The address of a C function that gives the data pointer of a tensor as a PyObject."""
     return torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr

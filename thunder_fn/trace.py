@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from thunder_fn.errors import InvalidTrace, kind_of
+from thunder_fn.nesting import make_room
 
 if TYPE_CHECKING:
     import sympy
@@ -324,12 +325,17 @@ class Trace:
     name: str = "program"
     origin: int = field(default=0, init=False, repr=False)
     """A hash of what equality leaves out: names and sources. Memos of interpreters tell traces apart by it."""
+    depth: int = field(default=0, init=False, repr=False)
+    """How many levels of bodies are inside of each other."""
     _hash: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_numbering(self)
         parts = (self.inputs, self.equations, self.outputs, self.constants, self.constraints)
         object.__setattr__(self, "_hash", hash(parts))
+        depth = max((body.depth + 1 for equation in self.equations for body in equation.bodies), default=0)
+        object.__setattr__(self, "depth", depth)
+        make_room(depth)
         inside = tuple(body.origin for equation in self.equations for body in equation.bodies)
         sources = tuple(equation.source for equation in self.equations)
         object.__setattr__(self, "origin", hash((self.name, sources, inside)))

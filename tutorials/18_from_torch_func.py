@@ -105,6 +105,19 @@ difference = (tfn.grad(attention)(q + eps) - tfn.grad(attention)(q - eps)) / (2 
 torch.testing.assert_close(tangent, difference, atol=1e-2, rtol=1e-2)
 
 # %% [markdown]
+# ## Grad modes mean the same
+#
+# Reverse mode sees the `no_grad` inside a function, whatever is around it. Forward mode goes on there, and stops at `detach`.
+
+# %%
+x = torch.tensor([1.0, 2.0])
+half = lambda x: (x * torch.no_grad()(torch.square)(x)).sum()
+with torch.no_grad():
+    torch.testing.assert_close(tfn.grad(half)(x), torch.func.grad(half)(x))
+torch.testing.assert_close(tfn.jacfwd(half)(x), torch.func.jacfwd(half)(x))
+torch.testing.assert_close(tfn.hessian(half)(x), torch.func.hessian(half)(x))
+
+# %% [markdown]
 # ## They mix
 #
 # A transform of `torch.func` may be inside a traced function, and a traced function inside one of `torch.func`'s.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -22,9 +26,9 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn import evaluate, executors, inspect, optim, torch_internals as internals
-from thunder_fn.errors import ExecutorError, RegionWarning, UnknownOption
+from thunder_fn.errors import CacheWarning, ExecutorError, RegionWarning, UnknownOption
 from thunder_fn.executors import backend, bisect, claims, compiled, inductor, lower
-from thunder_fn.executors.compiled import codegen, compiling, native, region_calls, store, worker
+from thunder_fn.executors.compiled import codegen, compiling, native, region_calls, store, trusted, worker
 from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
 from thunder_fn.executors.compiled.parts import join, parts_of
 from thunder_fn.executors.compiled.programs import Staged
@@ -635,7 +639,144 @@ def test_a_full_disk_costs_the_cache_only(folder: Path, monkeypatch: pytest.Monk
     assert not list(folder.rglob("*.*"))
 
 
+# ---- files that others may have written ----
+
+
+@pytest.fixture
+def kept(folder: Path) -> Job:
+    """A region that is on disk, and not in memory."""
+    job = job_of(lambda x: x.sin() * 3 + 4, torch.randn(3))
+    compiling.forget()
+    compiling.compile_jobs([job])
+    compiling.forget()
+    trusted._warn.cache_clear()
+    return job
+
+
+def test_what_others_may_write_is_left_alone(folder: Path, kept: Job) -> None:
+    files = [*folder.rglob("*.json"), *folder.rglob("*.so")]
+    assert len(files) == 2
+    for path in (*files, files[0].parent):
+        mode = path.stat().st_mode
+        for right in (0o020, 0o002):
+            path.chmod(mode | right)
+            trusted._warn.cache_clear()
+            with pytest.warns(CacheWarning, match=rf"{path.name} may be written by others"):
+                assert compiling.find([kept]) == {}
+        path.chmod(mode)
+    assert callable(compiling.find([kept])[kept])
+
+
+def test_files_of_another_user_are_left_alone(folder: Path, kept: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(trusted.os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.warns(CacheWarning, match=f"belongs to user {os.getuid()}"):
+            assert compiling.find([kept]) == {}
+        with pytest.warns(CacheWarning, match="belongs to user"):
+            store.write(kept, codegen.Code("", (), ()), {})
+    assert callable(compiling.find([kept])[kept])
+
+
+def test_entries_are_signed_by_the_user(folder: Path, kept: Job) -> None:
+    """Anybody can compute a digest, and so write an entry that looks whole. Only the user has the key that signs one."""
+    (path,) = folder.rglob("*.json")
+    whole = path.read_text()
+    code, _, text = whole.partition("\n")
+    forged = text.replace("def region", "import sys; sys.forged = 1\\ndef region")
+    assert forged != text
+    digest = hashlib.sha256(forged.encode()).hexdigest()
+    for one in (f"{digest}\n{forged}", f"{code}\n{forged}", f"\n{forged}", forged):
+        path.write_text(one)
+        assert compiling.find([kept]) == {}
+    path.write_text(whole)
+    name = f"{path.parent.name}/{path.name}"
+    assert trusted.opened(name, whole) == text
+    with pytest.raises(trusted.Untrusted):
+        trusted.opened(f"{name}x", whole)  # an entry that was renamed is another region's
+    assert callable(compiling.find([kept])[kept])
+    assert not hasattr(sys, "forged")
+
+
+def test_the_key_is_made_once_and_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trusted.Path, "home", lambda: tmp_path)
+    first = trusted._kept_key()
+    assert len(first) == trusted.SIZE and trusted._kept_key() == first
+    (path,) = tmp_path.rglob("key")
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    trusted._warn.cache_clear()
+    path.chmod(0o666)
+    with pytest.warns(CacheWarning, match="key may be written by others"):
+        assert trusted._kept_key() != first
+    path.unlink()
+    path.write_bytes(b"short")
+    path.chmod(0o600)
+    assert trusted._kept_key() != trusted._kept_key()
+
+
+def test_a_library_that_is_cut_is_not_loaded(folder: Path, kept: Job) -> None:
+    """The loader would map it all the same, and the process die when it reads what is not there."""
+    (module,) = folder.rglob("*.so")
+    code = module.read_bytes()
+    assert native.load(code, module.stem)
+    for length in (0, 3, 63, 64, 4096, len(code) // 2, len(code) - 1):
+        with pytest.raises(ImportError, match="is cut short"):
+            native.load(code[:length], module.stem)
+
+
 # ---- compilers that fail ----
+
+
+@pytest.mark.parametrize("command", ["sh -c 'sleep 60'", "sh -c 'sleep 60 & sleep 60'"])
+def test_a_compiler_that_hangs_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr("thunder_fn.torch_internals_inductor.build_command", lambda source, target: command)
+    monkeypatch.setattr(compiling, "check_compiler", lambda: None)
+    monkeypatch.setenv("THUNDER_FN_COMPILE_SECONDS", "0.3")
+    x, start = torch.randn(3), time.monotonic()
+    with pytest.warns(RegionWarning, match=r"(?s)did not end within 0.3 s.*THUNDER_FN_COMPILE_SECONDS sets"):
+        assert torch.equal(jit(lambda x: (x.sin() * 5 + 2).tanh())(x), (x.sin() * 5 + 2).tanh())
+    assert time.monotonic() - start < 50
+
+
+def test_a_compiler_that_never_says_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor asks for it, and waits."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nsleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr("thunder_fn.torch_internals_inductor.compilers", lambda: ("/nonexistent", str(compiler)))
+    monkeypatch.setenv("THUNDER_FN_COMPILE_SECONDS", "0.3")
+    with pytest.raises(codegen.RegionError, match="did not end within"):
+        native.check_compiler.__wrapped__()
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "nan", ""])
+def test_the_time_that_a_compiler_has_is_a_number(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("THUNDER_FN_COMPILE_SECONDS", given)
+    with pytest.raises(ExecutorError, match="THUNDER_FN_COMPILE_SECONDS is a positive number of seconds, given"):
+        native.seconds_to_compile()
+    monkeypatch.setenv("THUNDER_FN_COMPILE_SECONDS", "inf")
+    assert native.seconds_to_compile() == threading.TIMEOUT_MAX
+
+
+def test_the_worker_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
+    """Neither the current folder nor PYTHONPATH hides a module of Python's, or one that is installed."""
+    for name in ("queue", "json", "struct", "sympy"):
+        (tmp_path / f"{name}.py").write_text("import os; os.write(2, b'RAN'); os._exit(3)")
+    roots = [str(Path(module.__file__ or "").parents[1]) for module in (tfn, torch)]
+    lines = (
+        f"import sys; sys.path = [one for one in sys.path if one != {str(tmp_path)!r}] + {roots!r}",
+        "from thunder_fn.executors.compiled.worker import WORKER",
+        "WORKER.start()",
+        "WORKER.process.stdin.close(); print('code', WORKER.process.wait())",
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "RAN" not in done.stderr and "code 0" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_missing_compiler_is_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -445,3 +446,35 @@ def test_in_place_changes_of_shape_keep_views_and_gradients() -> None:
     expected = torch.autograd.functional.vjp(f, x)
     torch.testing.assert_close(tfn.grad(f)(x), expected[1])
     torch.testing.assert_close(torch.autograd.functional.vjp(tfn.jit(f), x), expected)
+
+
+# ---- TorchScript ----
+
+
+def test_torchscript_is_traced_or_refused_by_name() -> None:
+    """A script module reads its weights in C++, where no capture sees them. A function of arguments alone is traced."""
+    x, linear = torch.ones(1, 2), torch.nn.Linear(2, 2)
+    with warnings.catch_warnings(action="ignore"):
+        scripted, traced = torch.jit.script(linear), torch.jit.trace(linear, x)
+        function = torch.jit.script(_scripted)
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = scripted
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    for f in (scripted.__call__, traced.__call__, lambda x: scripted(x) * 2, scripted.forward, Own().forward):
+        for g in (tfn.jit(lambda x, f=f: f(x)), tfn.grad(lambda x, f=f: f(x).sum()), tfn.vmap(lambda x, f=f: f(x))):
+            with pytest.raises(tfn.errors.UnsupportedCall, match=r"TorchScript has compiled cannot be traced"):
+                g(x)
+    torch.testing.assert_close(tfn.jit(lambda x: function(x))(x), function(x))
+    torch.testing.assert_close(
+        tfn.grad(lambda x: function(x).sum())(x), torch.func.grad(lambda x: function(x).sum())(x)
+    )
+
+
+def _scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2

@@ -434,7 +434,15 @@ def raises(error: Any) -> Any:
 
 
 RAISED = (
-    *(ValueError("no"), KeyError("a"), OSError(2, "gone", "file"), Strange(1, code=7), Silent(7), StopIteration(3)),
+    *(
+        ValueError("no"),
+        KeyError("a"),
+        OSError(2, "gone", "file"),
+        Strange(1, code=7),
+        Silent(7),
+        StopIteration(3),
+        MemoryError("full"),
+    ),
     *(UnicodeDecodeError("utf8", b"\xff", 0, 1, "bad"), ExceptionGroup("many", [ValueError(1)]), NotImplementedError()),
     *(
         AssertionError("FakeTensor"),

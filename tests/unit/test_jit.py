@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import thunder_fn as tfn
 from thunder_fn.errors import (
     ArgnumError,
     JitError,
@@ -445,3 +446,58 @@ def test_calls_that_look_alike_get_their_own_programs() -> None:
                 mine = f(x, options)
                 assert torch.equal(mine, x.t() * options[0]) and mine.dtype == (x.t() * options[0]).dtype
     assert cache_info(f).misses == 12 + 4
+
+
+# ---- arguments whose own code fails ----
+
+
+def _failing(name: str) -> Any:
+    def fails(self: object, *args: object) -> object:
+        raise RuntimeError(f"hostile {name}")
+
+    return type("Failing", (), {name: fails, **({"__hash__": object.__hash__} if name == "__eq__" else {})})()
+
+
+@pytest.mark.parametrize("name", ["__eq__", "__hash__", "__len__", "__bool__", "__repr__", "__iter__", "__getattr__"])
+def test_objects_whose_own_code_fails(name: str) -> None:
+    """They are used as they are, or refused by name, wherever they come in; the next call is as good as any."""
+    x, bad = torch.ones(3), _failing(name)
+
+    class Holds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad = bad
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2 if self.bad is bad else 3)
+
+    calls = (
+        lambda: tfn.jit(lambda x, bad: x * 2)(x, bad),
+        lambda: tfn.jit(lambda x, bad: x * 2, static_argnums=1)(x, bad),
+        lambda: tfn.grad(lambda x, bad: (x * x).sum())(x, bad),
+        lambda: tfn.jit(Holds())(x),
+        lambda: tfn.jit(lambda x: (x * 2, bad))(x)[0],
+    )
+    for call in calls:
+        try:
+            result = call()
+        except tfn.errors.ThunderError:
+            pass
+        else:
+            torch.testing.assert_close(result, x * 2)
+        torch.testing.assert_close(tfn.jit(torch.sin)(x), x.sin())
+
+
+def test_containers_that_hold_themselves() -> None:
+    x, around, named = torch.ones(3), [], {}
+    around.append(around)
+    named["again"] = named
+    for tree in (around, named, (around,)):
+        for call in (
+            lambda: tfn.jit(lambda x, t: x)(x, tree),
+            lambda: tfn.jit(lambda x: (x, tree))(x),
+            lambda: tfn.trace(torch.sin, tree),
+        ):
+            with pytest.raises(tfn.errors.ThunderError, match="holds itself"):
+                call()
+        torch.testing.assert_close(tfn.jit(torch.sin)(x), x.sin())

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.apply import apply_inside, tensors_of, write_back
+from thunder_fn.capture.apply import tensors_of, write_back
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import GradError, JitError, kind_of, located
 from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit import Jitted
+from thunder_fn.structured.bind import bind_composite
 from thunder_fn.text import shown
 from thunder_fn.trace import TensorType, Trace
 
@@ -25,7 +26,7 @@ def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any,
     recorder = current()
     if recorder is None:
         return evaluate(new, inputs)
-    return apply_inside(recorder, new, inputs, ops.composite(name))
+    return bind_composite(recorder, name, new, inputs)
 
 
 class Transformed:

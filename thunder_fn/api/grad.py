@@ -34,7 +34,7 @@ class Grad(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
-        captured = capture(self.fn, args, kwargs)
+        captured = capture(self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt))
         check_loss(captured, self.has_aux, self.fn, self.__name__)
         inputs = tensors_of(captured, args, kwargs)
         wanted = input_mask(captured, args, kwargs, wrt)
@@ -155,6 +155,12 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
             text = f"{name}: args[{number}] has no tensor to differentiate: it is {shown(args[number], 40)}"
             raise NotDifferentiable(located(text, source=user_source(), fix="Leave the argument out of argnums."))
     return set(argnums)
+
+
+def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
+    """The leaves of the arguments at these positions, by their number among all leaves."""
+    owners = [position for position, arg in enumerate(args) for _ in pytree.flatten(arg)[0]]
+    return [number for number, position in enumerate(owners) if position in positions]
 
 
 def input_mask(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]) -> tuple[bool, ...]:

@@ -45,7 +45,7 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
     """
     leaves = check_primals(primals, "jvp")
     given = check_tangents(primals, tangents)
-    captured = capture(f, tuple(primals))
+    captured = capture(f, tuple(primals), inside="jvp")
     main = main_output(captured, has_aux, "jvp")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
     rule = push_forward(captured.trace, active)
@@ -72,12 +72,17 @@ def _arrange(
     result = captured.result(outputs)
     shown = main_only(captured) if has_aux else captured
     filled = tuple(
-        torch.zeros_like(value) if tangent is None else tangent
+        _zero_of(value) if tangent is None else tangent
         for value, tangent, flag in zip(outputs[:count], tangents, main, strict=True)
         if flag
     )
-    tangent_out = shown.result(filled)
+    tangent_out = shown.tangent(filled)
     return (result[0], tangent_out, result[1]) if has_aux else (result, tangent_out)
+
+
+def _zero_of(value: Any) -> Any:
+    """The tangent of what does not depend on the primals: a tensor, or a number that the trace computes."""
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
 
 
 def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
@@ -129,7 +134,7 @@ class Linear:
             next(supply) if flag else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
             for type, flag in zip(self.types, self.active_outputs, strict=True)
         )
-        return self.captured.result(filled)
+        return self.captured.tangent(filled)
 
 
 def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
@@ -140,7 +145,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     Source: torch.func.linearize for the signature; autodidax part 4 for the partial evaluation.
     """
     leaves = check_primals(primals, "linearize")
-    captured = capture(f, primals)
+    captured = capture(f, primals, inside="linearize")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
     rule = push_forward(captured.trace, active)
     count = len(captured.trace.outputs)

@@ -94,7 +94,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
-    captured = capture(f, primals)
+    captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
     main = main_output(captured, has_aux, "vjp")
     types = captured.trace.output_types
     wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))

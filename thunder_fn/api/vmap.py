@@ -13,7 +13,8 @@ from thunder_fn.capture import TENSOR, Alias, Captured, capture, pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
-from thunder_fn.torch_internals import is_functorch_wrapped, outside_torch_func
+from thunder_fn.structured.autograd_function import with_batch_dims
+from thunder_fn.torch_internals import become_results, is_functorch_wrapped, outside_torch_func
 from thunder_fn.trace import as_dim, type_of_value
 
 RANDOMNESS = ("error", "different", "same")
@@ -40,11 +41,12 @@ class Vmap(Transformed):
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: list[int | None], size: int) -> Any:
         leaves, spec = pytree.flatten(args)
         examples = [leaf if dim is None else example_of(leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)]
-        captured = capture(self.fn, pytree.unflatten(spec, examples), kwargs)
+        captured = capture(self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap")
         kept = [dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)]
         inputs = tensors_of(captured, args, kwargs)
         in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
-        new, flags = vmap_trace(captured.trace, in_dims, as_dim(size), self.randomness)
+        trace = with_batch_dims(captured.trace, in_dims)
+        new, flags = vmap_trace(trace, in_dims, as_dim(size), self.randomness)
         outputs = apply(self.__name__, new, inputs, captured.trace)
         self._write_back(captured, inputs, in_dims, outputs[captured.num_results :], flags[captured.num_results :])
         results, flags = list(outputs[: captured.num_results]), list(flags[: captured.num_results])
@@ -179,7 +181,11 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
     with torch.no_grad():
         example = leaf.as_strided(shape, stride) if not is_tracer(leaf) and leaf.shape[dim] else leaf.new_empty(shape)
-    return example.requires_grad_() if leaf.requires_grad else example
+    if leaf.requires_grad and leaf.is_leaf:
+        return example.requires_grad_()
+    if leaf.requires_grad:
+        become_results((example,))
+    return example
 
 
 def is_tracer(leaf: torch.Tensor) -> bool:

@@ -8,8 +8,8 @@ thread-safe: everything it keeps lives in one Recorder, found through a context 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,10 +130,21 @@ class Captured:
         values = iter(outputs)
         return pytree.unflatten(self.out_spec, [next(values) if leaf is TENSOR else leaf for leaf in self.out_leaves])
 
+    def tangent(self, outputs: tuple[Any, ...]) -> Any:
+        """The result's tangent from those of its tensors: that of a Python number is zero."""
+        values = iter(outputs)
+        leaves = [next(values) if leaf is TENSOR else _without_value(leaf) for leaf in self.out_leaves]
+        return pytree.unflatten(self.out_spec, leaves)
+
     def paths(self, root: str = "out") -> list[str]:
         """How one writes each tensor of the result, such as `out['w']`."""
         paths = pytree.paths_of(self.out_spec, root)
         return [path for path, leaf in zip(paths, self.out_leaves, strict=True) if leaf is TENSOR]
+
+
+def _without_value(leaf: Any) -> Any:
+    """Zero for a number; anything else as it is."""
+    return type(leaf)() if type(leaf) in (int, float, complex) else 0 if isinstance(leaf, bool) else leaf
 
 
 def capture(
@@ -147,6 +158,8 @@ def capture(
     shares: bool = False,
     grad_off: bool = False,
     returning: Callable[[Any], Callable[[Any], Any]] | None = None,
+    inside: str = "",
+    differentiated: Collection[int] | None = None,
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -160,22 +173,30 @@ def capture(
         shares: a tensor that is passed more than once is one input, and the same tensor for f.
         grad_off: f runs under `no_grad`, though gradients are on around it.
         returning: of the arguments that f is given, what makes of its result the one that is captured.
+        inside: the transform that f is captured for, whose arguments stand for the caller's tensors.
+        differentiated: for reverse mode, the leaves of `(args, kwargs)` that are differentiated, by position. As under
+            torch.func, gradients are on when f begins, and floating and complex tensors among those leaves require grad.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules and random generators are as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
+    options = track_no_grad, symbolic, on_raise, shares, grad_off, inside, differentiated
     try:
-        with no_collections(), untouched_by_refusals():
-            options = track_no_grad, symbolic, on_raise, shares, grad_off
+        with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
             return _capture(f, args, kwargs, *options, symbolic is not None, returning)
     except (DataDependentShape, DataDependentValue):
         outer = current()
         if symbolic is not None or outer is not None:
             raise
-    with no_collections(), untouched_by_refusals():
+    with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
         # again: sizes that depend on data are symbols
-        return _capture(f, args, kwargs, track_no_grad, None, on_raise, shares, grad_off, True, returning)
+        return _capture(f, args, kwargs, *options, True, returning)
+
+
+def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
+    """Gradients on for reverse mode; else as they are."""
+    return nullcontext() if differentiated is None else torch.enable_grad()
 
 
 def _capture(
@@ -187,6 +208,8 @@ def _capture(
     on_raise: Callable[[Captured], None] | None,
     shares: bool,
     grad_off: bool,
+    inside: str,
+    differentiated: Collection[int] | None,
     has_symbols: bool,
     returning: Callable[[Any], Callable[[Any], Any]] | None,
 ) -> Captured:
@@ -196,7 +219,9 @@ def _capture(
     places = [i for i, place in place_of.items() if i == place]
     for i, leaf in enumerate(leaves):
         check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
-    recorder = Recorder(track_no_grad=track_no_grad, symbolic=has_symbols, outer=current(), is_same_function=shares)
+    recorder = Recorder(
+        track_no_grad=track_no_grad, symbolic=has_symbols, outer=current(), inside=inside, is_same_function=shares
+    )
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
@@ -225,7 +250,9 @@ def _capture(
     unfinished: _End | None = None
     try:
         with recorder.running(module_scopes(), noted_state(), diverted(), ScopeMode(recorder)):
-            tracers = {i: recorder.input(leaves[i], layouts.get(i)) for i in places}
+            wrt = frozenset(differentiated or ())
+            tracers = {i: recorder.input(leaves[i], layouts.get(i), is_differentiated=i in wrt) for i in places}
+            internals.become_results([tracers[place_of[i]] for i in sorted(wrt) if i in place_of])
             values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
             given: dict[int, Any] = {i: tracers[place] for i, place in place_of.items()}
             given |= {i: values[number.value] for i, number in numbers.items()}

@@ -1,8 +1,8 @@
 """Calling a trace: on tensors it is evaluated, inside a capture it becomes one equation.
 
 A transform that is called inside a traced function (`grad(f)(x)` under `jit`) captures f on its own, transforms the
-trace and applies it here. Where the operands are plain tracers the trace becomes the body of a composite at once;
-where autograd or a torch.func transform around it must see every op, it is replayed op by op.
+trace and applies it here. The trace becomes the body of a composite; where autograd follows the operands the composite is
+one node of its graph, with the rules of its body. Where a torch.func transform must see every op, it is replayed op by op.
 """
 
 from __future__ import annotations
@@ -38,24 +38,31 @@ from thunder_fn.trace import (
 )
 
 
-def apply_inside(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...]:
-    """Apply a trace to tracers and tensors inside a capture."""
-    results = bind_trace(recorder, trace, inputs, op)
+def apply_inside(
+    recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op, split: SplitRule | None = None
+) -> tuple[Any, ...]:
+    """Apply a trace to tracers and tensors inside a capture. `split` is the vjp rule of composites."""
+    results = bind_trace(recorder, trace, inputs, op, split)
     if results is None:
         recorder.source = user_source(recorder)
         return in_scope(recorder, op.name, "composite", lambda: replay(recorder, trace, inputs))
     return results
 
 
-def bind_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op) -> tuple[Any, ...] | None:
+def bind_trace(
+    recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op, split: SplitRule | None = None
+) -> tuple[Any, ...] | None:
     """Record the trace as one equation; None where it has to be replayed, as what finds sizes in data has to be."""
     if any(map(made_by, trace.equations)):
         return None
     closed, extra = close_over(trace)
-    args = operands_of(recorder, (*inputs, *extra))
-    if args is None:
+    values = (*inputs, *extra)
+    args = operands_of(recorder, values)
+    if args is None and (split is None or not can_bind(recorder, values)):
         return None
-    named = specialize(closed, _names(closed, (*inputs, *extra)))
+    named = specialize(closed, _names(closed, values))
+    if args is None:
+        return bind_structured(recorder, op, values, (named,), named.output_types, split, split)
     return bind_equation(recorder, op, args, (named,), named.output_types)
 
 
@@ -122,10 +129,11 @@ def bind_structured(
     values: Sequence[Any],
     bodies: tuple[Trace, ...],
     types: tuple[Type, ...],
-    split: SplitRule | None = None,
+    split: SplitRule | None,
+    of_bodies: SplitRule | None,
     **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Record a structured equation on tensors, or a composite, whose vjp rule is given."""
+    """Record a structured equation on tensors, or a composite, whose vjp rule is given; `of_bodies` is any composite's."""
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
@@ -140,9 +148,12 @@ def bind_structured(
     def bind() -> tuple[Any, ...]:
         return bind_equation(recorder, op, _variables(recorder, tracers), bodies, types, literals)
 
+    def apply(half: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return apply_inside(recorder, half, inputs, ops.composite(half.name), of_bodies)
+
     if all(_is_plain(recorder, tracer) for tracer in tracers):
         return bind()
-    return bind_followed(recorder, tracers, bind, replay, split)
+    return bind_followed(recorder, tracers, bind, apply, split)
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
@@ -201,6 +212,11 @@ def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> 
     args = [python_arg(arg, read) for arg in equation.args]
     kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
     match equation.op.kind:
+        case "leaf" if equation.op == ops.NO_GRAD:
+            tracers = [recorder.lift(value) for value in args]
+            if not all(_is_own(recorder, tracer) for tracer in tracers):
+                return (torch.ops.aten.detach.default(*args),)
+            return bind_equation(recorder, ops.NO_GRAD, _variables(recorder, tracers), (), (equation.outputs[0].type,))
         case "leaf":
             result = ops.overload(equation.op)(*args, **kwargs)
             return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)

@@ -16,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.refusals import DATA_DEPENDENT, data_dependent_error, no_fake_error
+from thunder_fn.capture.refusals import DATA_DEPENDENT, data_dependent_error, no_fake_error, script_error
 from thunder_fn.capture.scopes import is_internal, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
@@ -132,6 +132,9 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         text = "PyTorch's own tracer (`make_fx`) cannot run inside a traced function"
         fix = "Use thunder_fn's transforms, which compose; `thunder_fn.trace` inside gives a trace."
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+    if str(error).startswith("The following operation failed in the TorchScript interpreter"):
+        why = str(error).strip().splitlines()[-1]
+        return script_error(f"{name} calls code of `torch.jit`, which failed ({why})", raised_at(error))
     if isinstance(error, internals.INTERNAL_ERRORS) or (not _raised_by_user(error) and _INTERNAL.search(str(error))):
         op = recorder.function
         if isinstance(op, internals.OpOverload) and not internals.is_pytorchs_own(op):

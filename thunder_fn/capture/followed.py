@@ -3,7 +3,7 @@
 A traced function may call `torch.autograd.grad` or `backward` itself, and parameters require gradients, so autograd
 follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when autograd
 asks for it: then the equation, which is already in the recording, is replaced by its split forward, whose residuals the
-backward reads. Where the backward is to be differentiated itself (`create_graph=True`), both are run op by op.
+backward reads. Where the backward is to be differentiated itself (`create_graph=True`), each half is a node in turn.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from thunder_fn.rules import VJP, Mask, Split
 from thunder_fn.trace import Equation, Trace, Var, map_arg
 
 Bind = Callable[[], tuple[Any, ...]]
-Replay = Callable[[Recorder, Trace, Sequence[Any]], tuple[Any, ...]]
+Apply = Callable[[Trace, Sequence[Any]], tuple[Any, ...]]
 SplitRule = Callable[[Equation, Mask, Mask], Split]
 
 
 def bind_followed(
-    recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, replay: Replay, split: SplitRule | None = None
+    recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, apply: Apply, split: SplitRule | None = None
 ) -> tuple[Any, ...]:
-    """Bind an equation as one node of autograd's graph. `split` is the rule of a composite; others have theirs."""
-    node = _Node(recorder, bind, replay, split)
+    """Bind an equation as one node of autograd's graph. `apply` records a half of its split.
+
+    `split` is the rule of a composite; others have theirs.
+    """
+    node = _Node(recorder, bind, apply, split)
     results = _Followed.apply(node, *values)
     return results if isinstance(results, tuple) else (results,)
 
@@ -36,8 +39,8 @@ def bind_followed(
 class _Node:
     """What the node of one equation knows: the record of the equation, and where it is."""
 
-    def __init__(self, recorder: Recorder, bind: Bind, replay: Replay, split: SplitRule | None) -> None:
-        self.recorder, self._bind, self.replay, self._split = recorder, bind, replay, split
+    def __init__(self, recorder: Recorder, bind: Bind, apply: Apply, split: SplitRule | None) -> None:
+        self.recorder, self._bind, self.apply, self._split = recorder, bind, apply, split
 
     def bind(self) -> tuple[Any, ...]:
         with torch.enable_grad():
@@ -108,10 +111,10 @@ class _Followed(torch.autograd.Function):
         given = [cotangent for cotangent in cotangents if cotangent is not None]
         if torch.is_grad_enabled():
             inputs = ctx.saved_tensors
-            residuals = split.residual_values(inputs, node.replay(node.recorder, split.forward, inputs))
+            residuals = split.residual_values(inputs, node.apply(split.forward, inputs))
         else:
             residuals = node.replace(split)
-        found = node.replay(node.recorder, split.backward, (*residuals, *given))
+        found = node.apply(split.backward, (*residuals, *given))
         places = iter(split.gradients)
         taken = [next(places) if flag else None for flag in asked]
         return (None, *(None if place is None else found[place] for place in taken))

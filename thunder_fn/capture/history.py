@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
-from thunder_fn.trace import Literal, Var
+from thunder_fn.trace import Literal, Op, Var
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorded import Leaf
@@ -113,7 +113,7 @@ class History:
             elif before is not None and self._has_history(before):
                 op, args = ops.STRAIGHT_THROUGH, (var, self._followed(before))
             else:
-                op, args = ops.STOP_GRADIENT, (var,)
+                op, args = ops.NO_GRAD, (var,)
             (known,) = recorder.emit(op, args, (var.type,), ())
             recorder.scope.detached[var.index] = known
         return known
@@ -202,7 +202,9 @@ class History:
         var = self.recorder.known(value)
         if not self._has_history(var):
             return tensor
-        alias = internals.functionalize(self._fake(self._stopped(var), value), self.recorder.functional_mode)
+        alias = internals.functionalize(
+            self._fake(self._stopped(var, ops.NO_GRAD), value), self.recorder.functional_mode
+        )
         self._link(memory, internals.memory_in(alias))
         self._kept.append(alias)
         return alias
@@ -255,8 +257,8 @@ class History:
         (var,) = self.recorder.emit(ops.STRAIGHT_THROUGH, args, (args[0].type,), ())
         return self._fake(var, value)
 
-    def _stopped(self, var: Var) -> Var:
-        (stopped,) = self.recorder.emit(ops.STOP_GRADIENT, (var,), (var.type,), ())
+    def _stopped(self, var: Var, op: Op = ops.STOP_GRADIENT) -> Var:
+        (stopped,) = self.recorder.emit(op, (var,), (var.type,), ())
         return stopped
 
     def _fake(self, var: Var, like: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.lookasides import divert, original_of
 from thunder_fn.capture.number_arithmetic import Sym
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.supported import is_wrapped
@@ -185,17 +185,89 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
 def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
     """Autograd goes from the tensor on to one that the traced function got from outside."""
     given = {var.index for var in recorder.inputs} | {constant.var.index for constant in recorder.constants}
-    pending: list[Any] = [torch.autograd.graph.get_gradient_edge(x).node]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        var = recorder.var_of(node.variable) if hasattr(node, "variable") else None
-        if internals.is_result_from_outside(node) or (var is not None and var.index in given):
-            return True
-        following = {edge for edge, _ in node.next_functions if edge is not None} - seen
-        seen |= following
-        pending += following
-    return False
+    root = internals.node_of(x)
+    nodes = internals.nodes_behind([root]) | {root}
+    leaves = [x if root is None else None, *map(internals.leaf_of, nodes)]
+    found = (recorder.var_of(leaf) for leaf in leaves if leaf is not None)
+    return any(map(internals.is_result_from_outside, nodes)) or any(var and var.index in given for var in found)
+
+
+def _engine(*args: Any, **options: Any) -> Any:
+    return original_of(internals.higher_order_function("backward engine"))(*args, **options)
+
+
+def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
+    """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a graph of their own.
+
+    What a transform is called on, outside any other trace, may ask for gradients through such a graph: it is a linear map.
+
+    Raises:
+        UnsupportedCall: the gradient would go on into such a graph otherwise.
+    """
+    recorder = current()
+    if recorder is None or not recorder.track_no_grad:
+        return _engine(outputs, *args, **options)
+    cotangents, _, create, inputs, *unused = args
+    ends = _ends(recorder, outputs)
+    behind = internals.nodes_behind([internals.node_of(x) for _, x in ends])
+    leaves = [leaf for node in behind if (leaf := internals.leaf_of(node)) is not None]
+    asked = [recorder.outside_of(x) for x in inputs if isinstance(x, Tensor)]
+    crossing = [internals.node_of(x) in behind or any(x is one for one in leaves) for x in asked]
+    if not any(crossing) and (asked or not leaves):
+        return _engine(outputs, *args, **options)
+    fits = asked and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
+    if recorder.outer is not None or not recorder.inside or create or not fits or options.get("accumulate_grad"):
+        _refuse_graph(recorder)
+    tracers = [tracer for tracer, _ in ends]
+    found = list(_engine(outputs, cotangents, True, False, (*inputs, *tracers), True, accumulate_grad=False))
+    results = found[: len(asked)]
+    for place, (x, flag) in enumerate(zip(asked, crossing, strict=True)):
+        for (_, y), cotangent in zip(ends, found[len(asked) :], strict=True):
+            is_other = flag and cotangent is not None and y is not x
+            jacobian = _jacobian(recorder, y, x) if is_other else None
+            if cotangent is not None and jacobian is not None:
+                further = torch.tensordot(cotangent.reshape(-1), jacobian, 1)
+                results[place] = further if results[place] is None else results[place] + further
+    if not (unused and unused[0]) and any(result is None for result in results):
+        raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph.")
+    return tuple(results)
+
+
+def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
+    """Where a backward arrives at tensors from outside that have a graph: their tracers, and the tensors."""
+    tensors = [x for x in outputs if isinstance(x, Tensor) and not is_wrapped(x)]
+    own = [x for x in tensors if isinstance(x, internals.Tracer) and recorder.owns(x)]
+    found = [(x, x) for x in tensors if not any(x is one for one in own)]
+    roots = [internals.node_of(x) for x in own]
+    reached = internals.nodes_behind(roots).union(roots)
+    return [*found, *((tracer, x) for tracer, node, x in recorder.results_from_outside if node in reached)]
+
+
+MAX_JACOBIAN = 2**20
+"""Of how many numbers a Jacobian of a graph from outside is computed."""
+
+
+def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
+    """The Jacobian of a tensor from outside by another, as autograd recorded it; one row for each number in y."""
+    if y.is_complex() or x.is_complex() or y.numel() * x.numel() > MAX_JACOBIAN:
+        _refuse_graph(recorder)
+    with internals.isolated(), internals.no_torch_function():
+        basis = torch.eye(y.numel(), dtype=y.dtype, device=y.device).reshape(-1, *y.shape)
+        rows = [_engine((y,), (row,), True, False, (x,), True, accumulate_grad=False)[0] for row in basis]
+        return None if not rows or rows[0] is None else torch.stack(rows)
+
+
+def _refuse_graph(recorder: Recorder) -> NoReturn:
+    raise UnsupportedCall(
+        located(
+            "autograd is asked for gradients through a graph that was recorded outside the traced function",
+            source=recorder.where() if recorder.where is not None else None,
+            fix="Compute what is differentiated inside the function; for many cotangents use `vjp` and `vmap`.",
+        )
+    )
+
+
+divert("backward engine", _run_backward)
 
 
 def _recurrent(cell: str) -> Callable[..., Any]:
@@ -288,6 +360,28 @@ def _is_definite(constraint: Any, value: Tensor) -> Tensor:
     return torch.ones(value.shape[:-2], dtype=torch.bool, device=value.device)
 
 
+def _saved_tensors_hooks(self: Any) -> None:
+    """Hooks on what autograd saves: they run for a backward inside the traced function. `save_on_cpu` changes no value.
+
+    Raises:
+        UnsupportedCall: something from outside requires grad. A later backward, by the trace's rules, would not run them.
+    """
+    recorder = current()
+    if recorder is None or not any(tracer.requires_grad for tracer in recorder.given):
+        internals.enter_saved_tensors_hooks(self)
+    elif isinstance(self, torch.autograd.graph.save_on_cpu):
+        internals.save_as_it_is()
+    else:
+        raise UnsupportedCall(
+            located(
+                "`saved_tensors_hooks` inside a traced function that is differentiated, whose backward would not run them",
+                source=recorder.where() if recorder.where is not None else None,
+                fix="Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks around the traced function.",
+            )
+        )
+
+
+divert("saved tensors hooks", _saved_tensors_hooks)
 divert("positive definite", _is_definite)
 divert("positive semidefinite", _is_definite)
 

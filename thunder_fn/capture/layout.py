@@ -204,7 +204,7 @@ def _gather(
     view, tensor = tensor, _memory_of(recorder, tensor)
     var = recorder.read(tensor)
     if tensor is not view and recorder.history.is_stopped(recorder.known(view)):
-        var = _emit(recorder, aten.detach.default, (var,), tensor.shape, tensor)
+        var = _emit(recorder, aten.alias.default, (var,), tensor.shape, tensor)
     order, start = _order(tensor), _offset(tensor)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if order is not None and start <= first and last < start + tensor.numel():

@@ -20,6 +20,9 @@ from thunder_fn.trace import Atom, Equation, Literal, Source, TensorType, Trace,
 
 Item = Leaf | Scope
 
+DEEPEST = 32
+"""Calls inside of so many others are no composites: their equations stand in the innermost one that is."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Context:
@@ -215,6 +218,8 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
     if context.recorder.symbolic and any(map(made_by, equations)):
         return equations  # the symbols that they make are known to all that follows
     imports, exports = context.traffic.imports.get(scope, {}), context.traffic.exports.get(scope, {})
+    if scope.depth > DEEPEST:
+        return equations
     faithful, casts = _is_faithful(scope, imports, exports, context.live), dict[int, Equation]()
     if scope.is_cast and faithful:
         casts, equations = _casts_of_arguments(equations, imports, exports)

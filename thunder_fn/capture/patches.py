@@ -17,6 +17,7 @@ from thunder_fn.capture import (
 )
 from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.refusals import script_error
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.capture.seeds import FUNCTIONS as SEEDS
 from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
@@ -55,7 +56,12 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_backward_hooks(module: torch.nn.Module) -> None:
-    """Hooks of autograd's backward would not run: differentiation here is of the trace."""
+    """Hooks of autograd's backward would not run: differentiation here is of the trace.
+
+    TorchScript reads a module's tensors in C++, where no capture sees that they come from outside.
+    """
+    if isinstance(module, torch.jit.ScriptModule) and (*module.parameters(), *module.buffers()):
+        raise script_error(f"{kind_of(module)} of `torch.jit` was called", user_source())
     if internals.has_backward_hooks(module):
         raise UnsupportedCall(
             located(

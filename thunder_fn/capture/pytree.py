@@ -16,7 +16,7 @@ import optree
 import torch
 from torch.utils import _pytree as torch_pytree
 
-from thunder_fn.errors import with_article
+from thunder_fn.errors import UnsupportedInput, with_article
 
 NAMESPACE = "thunder_fn"
 PyTreeSpec = optree.PyTreeSpec
@@ -26,8 +26,16 @@ _registered: set[type] = set()
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
-    """Leaves in order, and the structure. None is a node without leaves."""
-    leaves, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
+    """Leaves in order, and the structure. None is a node without leaves.
+
+    Raises:
+        UnsupportedInput: a container holds itself.
+    """
+    try:
+        leaves, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
+    except RecursionError:
+        what = f"{with_article(type(tree).__name__)} of arguments, attributes or results has no end"
+        raise UnsupportedInput(f"{what}: a list, tuple or dict in it holds itself\nBreak the circle.") from None
     unknown = {type(leaf) for leaf in leaves if _is_container(leaf)}
     if not unknown:
         return leaves, spec

@@ -41,6 +41,7 @@ from thunder_fn.capture.supported import (
     is_wrapped,
 )
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
+from thunder_fn.nesting import make_room
 from thunder_fn.pure_twins import pure_call
 from thunder_fn.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
 
@@ -68,6 +69,7 @@ class Recorder:
         track_no_grad: bool = True,
         symbolic: bool = False,
         outer: Recorder | None = None,
+        inside: str = "",
         is_same_function: bool = True,
     ) -> None:
         self.mode = internals.RecordingMode(
@@ -96,6 +98,8 @@ class Recorder:
         self.track_no_grad = track_no_grad
         self.root = Scope("", "root", None, 0, module=outer.scope.module if outer is not None else "")
         self.scope = self.root
+        self.level: int = 0 if outer is None else outer.level + outer.scope.depth + 1
+        make_room(self.level)
         self.inputs: list[Var] = []
         self.constants: list[Constant] = []
         self.detaching = False
@@ -115,6 +119,10 @@ class Recorder:
         self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
         self.gradients = Gradients(self)
+        self.inside = inside or (outer.inside if outer is not None else "")
+        self.given: list[torch.Tensor] = []
+        self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
+        self._outside: dict[int, torch.Tensor] = {}
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
     # ---- running ----
@@ -147,6 +155,9 @@ class Recorder:
             if type(tracer) is internals.Tracer:
                 internals.set_class(tracer, EscapedValue)
         self._tracers.clear()
+        self.given.clear()
+        self.results_from_outside.clear()
+        self._outside.clear()
         self._vars.clear()
         self._lifted.clear()
         self._made.clear()
@@ -179,10 +190,13 @@ class Recorder:
         self._next += 1
         return var
 
-    def input(self, tensor: torch.Tensor, layout: Layout | None = None) -> torch.Tensor:
+    def input(
+        self, tensor: torch.Tensor, layout: Layout | None = None, *, is_differentiated: bool = False
+    ) -> torch.Tensor:
         """A tracer for an argument; of these sizes and strides, where some of them are symbols."""
-        tracer, var = self._trace_like(tensor, layout)
+        tracer, var = self._trace_like(tensor, layout, is_differentiated=is_differentiated)
         self.inputs.append(var)
+        self.given.append(tracer)
         self.gradients.take(tensor, tracer)
         self.properties.take(tensor, tracer, is_same=self.is_same_function)
         return tracer
@@ -234,10 +248,15 @@ class Recorder:
         owned = id(tensor) in self._made
         self.constants.append(Constant(var, tensor, owned))
         self._lifted[id(tensor)] = (tensor, tracer, var)
+        self.given.append(tracer)
         if not owned:
             self.gradients.take(tensor, tracer)
             self.properties.take(tensor, tracer, is_same=True)
         return tracer
+
+    def outside_of(self, tracer: torch.Tensor) -> torch.Tensor:
+        """The tensor from outside that a tracer stands for, or the tracer."""
+        return self._outside.get(id(tracer), tracer)
 
     def know_made(self, constants: Iterable[Constant]) -> None:
         """What a function that is used inside made itself (`torch.tensor([1, 2])`) is made inside."""
@@ -249,24 +268,30 @@ class Recorder:
             raise escaped_error()
         return internals.fake_mode_of(tracer) is self.mode
 
-    def _trace_like(self, tensor: torch.Tensor, layout: Layout | None = None) -> tuple[torch.Tensor, Var]:
+    def _trace_like(
+        self, tensor: torch.Tensor, layout: Layout | None = None, *, is_differentiated: bool = False
+    ) -> tuple[torch.Tensor, Var]:
         check_supported(tensor)
         if layout is None:
             fake = internals.fake_like(self.mode, tensor)
         else:
             fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
         with internals.outside_torch_func():
-            is_leaf = not tensor.requires_grad or tensor.is_leaf or self.outer is not None or is_wrapped(tensor)
+            is_leaf = not tensor.requires_grad or tensor.is_leaf or is_wrapped(tensor)
             in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)
         if in_memory:
+            is_leaf = is_leaf and not is_differentiated
             tracer = self._under_bits(tracer, var, in_memory, is_leaf)
         elif not is_leaf:
             with internals.outside_torch_func():
-                internals.become_result(tracer)
+                internals.become_results((tracer,))
         if tensor.requires_grad and is_leaf:
             with internals.outside_torch_func():
                 tracer.requires_grad_(True)
+        self._outside[id(tracer)] = tensor
+        if tensor.requires_grad and not is_leaf:
+            self.results_from_outside.append((tracer, internals.node_of(tracer), tensor))
         return tracer, var
 
     def _under_bits(self, memory: torch.Tensor, var: Var, views: Sequence[Any], is_leaf: bool) -> torch.Tensor:
@@ -285,7 +310,7 @@ class Recorder:
         self.know(internals.inner_fake(memory), value)
         with internals.outside_torch_func(), torch.enable_grad():
             if not is_leaf:
-                internals.become_result(memory)
+                internals.become_results((memory,))
             for view in reversed(views):
                 memory = view(memory)
         return memory

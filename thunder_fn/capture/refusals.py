@@ -109,3 +109,9 @@ def listing_error(source: Source | None, count: Any) -> DataDependentValue:
     text = f"`tolist` asked for {count} numbers in a traced tensor, and at most {MAX_LISTED} ints and floats can be symbols"
     fix = "Keep it a tensor, take the few numbers that are needed before (`x[:3].tolist()`), or pass the list as an argument."
     return DataDependentValue(located(text, source=source, fix=fix))
+
+
+def script_error(what: str, source: Source | None) -> UnsupportedCall:
+    """The error for TorchScript, whose code runs in C++."""
+    fix = "Call the module or function that it was made from."
+    return UnsupportedCall(located(f"{what}; what TorchScript has compiled cannot be traced", source=source, fix=fix))

@@ -37,6 +37,7 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
+from thunder_fn.nesting import make_room
 from thunder_fn.trace import Arg, Literal, Source, Var, as_dim, type_of_value
 
 P = ParamSpec("P")
@@ -94,7 +95,16 @@ def _set_data(x: Tensor, value: Tensor) -> None:
                 fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
             )
         )
-    _recorder().history.set_data(x, value)
+    recorder = _recorder()
+    if recorder.inside and any(x is tracer for tracer in recorder.given):
+        raise UnsupportedCall(
+            located(
+                f"`.data` of a tensor from outside is set inside {recorder.inside}, where it only stands for the caller's tensor",
+                source=user_source(),
+                fix="Compute with the new value under a name of its own.",
+            )
+        )
+    recorder.history.set_data(x, value)
 
 
 def _detach_in_place(x: Tensor) -> Tensor:
@@ -257,6 +267,7 @@ def in_scope(
     """Run inside a new scope, which keeps the call as the user wrote it."""
     outer = recorder.scope
     scope = Scope(name, kind, outer, outer.depth + 1, recorder.source, module or outer.module)
+    make_room(recorder.level + scope.depth)
     if args is not None:
         scope.args, scope.kwargs = encode_call(recorder, args, kwargs or {})
         scope.is_cast = internals.is_autocast_on()

@@ -31,7 +31,7 @@ from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_r
 from thunder_fn.executors.matching import FakeCall, python_value
 from thunder_fn.executors.running import Runner
 from thunder_fn.structured import calls
-from thunder_fn.structured.bind import bind, split_body
+from thunder_fn.structured.bind import bind, bind_composite, split_body
 from thunder_fn.structured.custom_jvp import custom_jvp
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.structured.custom_vmap import custom_vmap
@@ -140,7 +140,8 @@ class Operator:
 
         if operands_of(recorder, call.tensors) is not None:
             return bind()
-        return bind_followed(recorder, call.tensors, bind, replay, split_body)
+        apply = lambda half, inputs: bind_composite(recorder, half.name, half, inputs)
+        return bind_followed(recorder, call.tensors, bind, apply, split_body)
 
     def _capture(self, call: _Arguments) -> Captured:
         """What the operator does with these arguments, as a trace."""

@@ -107,7 +107,7 @@ def _identity(
     """What a detach or a clone copies, where the copy can be dropped."""
     if len(new.args) != 1 or new.kwargs or not isinstance(new.args[0], Var):
         return None
-    if new.op == ops.STOP_GRADIENT:
+    if new.op in (ops.STOP_GRADIENT, ops.NO_GRAD):
         result, operand = equation.outputs[0].index, new.args[0].index
         own = result not in escaping or (operand in computed and not {result, operand} <= returned)
         return new.args[0] if below_autograd and own else None

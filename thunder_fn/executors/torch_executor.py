@@ -26,6 +26,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.executors import spoiling
 from thunder_fn.executors.asking import TORCH, autocasts
 from thunder_fn.executors.base import Executor
 from thunder_fn.executors.claims import Claimed, claim
@@ -110,7 +111,9 @@ def lower(
     for executor in reversed(frozen) if whole else ():
         program = executor.finish(program)
     if any(map(autocasts, claimed.trace.equations)):
-        return replace(program, run=internals.without_autocast(program.run, partial(take, program.run)))
+        program = replace(program, run=internals.without_autocast(program.run, partial(take, program.run)))
+    if spoiling.is_on():
+        program = replace(program, run=spoiling.repeated(program.run, trace, donated))
     return program
 
 
@@ -237,7 +240,10 @@ class _Emitter:
             raise InvalidTrace(f"{equation.op}: a keyword that Python does not allow")
         parts = [self.arg(arg, spelling) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, spelling)}" for key, arg in equation.kwargs]
-        return self.assign(equation, f"{self.function(spelling)}({', '.join(parts)})")
+        call = f"{self.function(spelling)}({', '.join(parts)})"
+        if spoiling.is_on() and op.name.split(".")[1] in spoiling.EMPTY:
+            call = f"{self.bind(spoiling.spoil, 'spoil', spoiling.spoil)}({call})"
+        return self.assign(equation, call)
 
     def with_number(self, equation: Equation, op: Op, number: torch.Tensor) -> str:
         """An op of a tensor and a number, which the program holds as a tensor."""

@@ -32,6 +32,7 @@ from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.evaluated import compiled_region
 from thunder_fn.executors.matching import located_in, python_value
 from thunder_fn.executors.running import Runner
+from thunder_fn.executors.spoiling import EMPTY
 from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
@@ -234,11 +235,10 @@ def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -
 
 # ---- memory that nobody wrote ----
 
-_EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 _WRITES_ALL_OF_FIRST = frozenset((
     "copy", "fill", "zero", "bernoulli", "uniform", "normal_functional", "normal", "exponential", "geometric", "cauchy",
     "log_normal", "random", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
-    "new_ones", "new_full", *_EMPTY,
+    "new_ones", "new_full", *EMPTY,
 ))  # fmt: skip
 """Ops that take no values from their first operand, only its type and layout. `bernoulli` does so with a number only."""
 
@@ -265,7 +265,7 @@ def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
     name, _, overload = rest.partition(".")
     if namespace != "aten":
         return equation.outputs if read else ()
-    if name in _EMPTY:
+    if name in EMPTY:
         return equation.outputs
     is_first = bool(equation.args) and isinstance(equation.args[0], Var)
     if is_first and name in _WRITES_ALL_OF_FIRST and (name, overload) != ("bernoulli", "default"):

@@ -1,7 +1,7 @@
 """Evaluate a trace: the reference semantics, against which every other interpreter and executor is tested.
 
-It runs plain PyTorch ops, so autograd, `torch.func` and outer tracers see them as they see any PyTorch code. Casts are
-those of the trace: autocast is off.
+It runs plain PyTorch ops, so autograd, `torch.func` and outer tracers see them as they see any PyTorch code. An op that
+autograd cannot differentiate is a node with the rule that transforms use. Casts are those of the trace: autocast is off.
 Variables are numbered in binding order, so the environment is a list that grows: `env[i]` is the value of `vi`.
 
 Source: autodidax part 1 (`eval_jaxpr`).
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.derive import ruled
 from thunder_fn.errors import DistributedError, MissingRule, TraceTypeError, has_note, located
 from thunder_fn.interpreters.heartbeat import WAIT, run_collective
 from thunder_fn.rules import EVALUATE
@@ -52,10 +53,10 @@ def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         *(internals.plain(constant.tensor) for constant in trace.constants),
     ]
     read: Callable[[Var], Any] = lambda var: env[var.index]
-    for equation in trace.equations:
+    for equation, rule in zip(trace.equations, _rules(trace, env), strict=True):
         args = [python_arg(arg, read) for arg in equation.args]
         kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
-        env.extend(_apply(equation, env, args, kwargs))
+        env.extend(_apply(equation, env, args, kwargs, rule))
     return tuple(python_arg(atom, read) for atom in trace.outputs)
 
 
@@ -69,22 +70,34 @@ def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     ]
     read: Callable[[Var], Any] = lambda var: env[var.index]
     found: dict[Any, Any] = {}
-    for equation in trace.equations:
+    for equation, rule in zip(trace.equations, _rules(trace, env), strict=True):
         known = specialize_equation(equation, found)
         args = [python_arg(arg, read) for arg in known.args]
         kwargs = {key: python_arg(arg, read) for key, arg in known.kwargs}
-        results = _apply(known, env, args, kwargs)
+        results = _apply(known, env, args, kwargs, rule)
         found.update(bind(known.outputs, results))
         env.extend(results)
     return tuple(python_arg(specialize_atom(atom, found), read) for atom in trace.outputs)
 
 
-def _apply(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _rules(trace: Trace, values: Sequence[Any]) -> Sequence[bool]:
+    """For each equation: is it to be a node with its own rule, since autograd or torch.func follows the values?"""
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    if not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors)):
+        return (False,) * len(trace.equations)
+    return ruled(trace)
+
+
+def _apply(
+    equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any], has_rule: bool
+) -> Sequence[Any]:
     """The values of the equation's outputs. Errors get a note, once, that names the innermost equation."""
     try:
         match equation.op.kind:
             case "leaf" if ops.is_collective(equation.op):
                 results = _evaluate_collective(equation, env, args, kwargs)
+            case "leaf" if has_rule:
+                results = _evaluate_ruled(equation, env, args, kwargs)
             case "leaf":
                 results = evaluate_leaf(equation, args, kwargs)
             case "composite":
@@ -110,6 +123,14 @@ def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kw
     if equation.op.name == WAIT and not any(map(internals.is_wrapped, operands)):
         return plain()
     return follow(equation, operands, plain)
+
+
+def _evaluate_ruled(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+    """Run a leaf as one node where a derivative may be taken."""
+    from thunder_fn.interpreters.followed import follow  # evaluates
+
+    operands = [env[var.index] for var in equation.operands]
+    return follow(equation, operands, lambda: evaluate_leaf(equation, args, kwargs))
 
 
 def evaluate_leaf(equation: Equation, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -85,6 +85,12 @@ class _Rule:
     active: tuple[bool, ...]
     again: Callable[[], AbstractContextManager[None]]
 
+    @property
+    def sees_absent(self) -> bool:
+        """The rule tells a cotangent that is absent from zeros (`set_materialize_grads(False)`)."""
+        literals = (arg.value for _, arg in self.equation.kwargs if isinstance(arg, Literal))
+        return any("absent" in getattr(value, "asks", ()) for value in literals)
+
     def reads(self, kind: str) -> set[int]:
         """Which inputs, outputs or extra results the backward reads."""
         return {one.index for one in self.split.residuals if one.kind == kind}
@@ -108,7 +114,9 @@ class _Ruled(torch.autograd.Function):
         fixed = [value for value, flag in zip(output, ctx.rule.active, strict=False) if not flag]
         others = (value for value in (*fixed, *output[count:]) if isinstance(value, torch.Tensor))
         internals.mark_non_differentiable(ctx, others)
-        given = range(len(operands)) if ctx.rule.split.num_extra else ctx.rule.reads("input")
+        ctx.set_materialize_grads(not ctx.rule.sees_absent)
+        is_whole = ctx.rule.split.num_extra or ctx.rule.sees_absent
+        given = range(len(operands)) if is_whole else ctx.rule.reads("input")
         results = {*ctx.rule.reads("output"), *range(count, len(output))}
         # and nothing else, since a collective writes to its result after this
         ctx.save_for_backward(
@@ -121,13 +129,18 @@ class _Ruled(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         rule: _Rule = ctx.rule
         operands, results = ctx.saved_tensors[: len(rule.flags)], ctx.saved_tensors[len(rule.flags) :]
-        if torch.is_grad_enabled() and rule.split.num_extra:
+        split, active = rule.split, rule.active
+        absent = any(value is None for value, flag in zip(cotangents, active, strict=False) if flag)
+        if absent:
+            active = tuple(flag and value is not None for value, flag in zip(cotangents, active, strict=False))
+            split = split_vjp(alone(rule.equation), rule.flags, active)
+        if absent or (torch.is_grad_enabled() and split.num_extra):
             with rule.again():
-                extras = evaluate(rule.split.forward, operands)[len(rule.active) :]
-            results = (*results[: len(rule.active)], *extras)
-        given = [value for value, flag in zip(cotangents, rule.active, strict=False) if flag]
-        found = evaluate(rule.split.backward, (*rule.split.residual_values(operands, results), *given))
-        places = iter(rule.split.gradients)
+                extras = evaluate(split.forward, operands)[len(active) :]
+            results = (*results[: len(active)], *extras)
+        given = [value for value, flag in zip(cotangents, active, strict=False) if flag]
+        found = evaluate(split.backward, (*split.residual_values(operands, results), *given))
+        places = iter(split.gradients)
         taken = [next(places) if flag else None for flag in rule.flags]
         return (None, *(None if place is None else found[place] for place in taken))
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
+
+import torch
 
 from thunder_fn import ops
 from thunder_fn.constraints import finds_numbers, fixes_numbers
@@ -21,7 +24,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
 from thunder_fn.ir import Companion, inline_into, put, through_bodies, walk
 from thunder_fn.rules import JVP, JvpRule, Mask, memo
-from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Var
+from thunder_fn.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
 
 
 @memo(16384)
@@ -35,6 +38,10 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
         A rule whose trace maps the inputs, then the tangents of the active inputs, to the outputs, then the tangents
         of those outputs that `active_outputs` marks; the others' tangents are zero.
     """
+    opened = _with_op(trace, ops.NO_GRAD, _MOVES)
+    if opened is not trace:
+        rule = push_forward(opened, active)
+        return JvpRule(_with_op(rule.trace, _MOVES, ops.NO_GRAD), rule.active_outputs)
     builder = TraceBuilder(f"{trace.name}_jvp")
     primals = [builder.input(var.type) for var in trace.inputs]
     given = [flag and is_differentiable(var.type) for var, flag in zip(trace.inputs, active, strict=True)]
@@ -43,6 +50,33 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
     found = (tangent for _, tangent in duals if tangent is not None)
     moved = tuple(tangent is not None for _, tangent in duals)
     return JvpRule(builder.build((*(primal for primal, _ in duals), *found)), moved)
+
+
+_MOVES = ops.leaf(torch.ops.aten.lift.default)
+"""Stands for `NO_GRAD` while a trace is pushed forward, where it is no constant."""
+
+
+@memo(16384)
+def _with_op(trace: Trace, old: Op, new: Op) -> Trace:
+    """The trace with one op of one operand in place of another, in bodies too; the very trace where there is none."""
+    equations = tuple(_renamed(equation, old, new) for equation in trace.equations)
+    same = all(one is other for one, other in zip(equations, trace.equations, strict=True))
+    return trace if same else replace(trace, equations=equations)
+
+
+def _renamed(equation: Equation, old: Op, new: Op) -> Equation:
+    bodies = tuple(_with_op(body, old, new) for body in equation.bodies)
+    if equation.op != old and all(one is other for one, other in zip(bodies, equation.bodies, strict=True)):
+        return equation
+    return replace(equation, op=new if equation.op == old else equation.op, bodies=bodies)
+
+
+def _no_grad_rule(equation: Equation) -> JvpRule:
+    """The tangent goes on; to reverse mode both are constants."""
+    builder = TraceBuilder("no_grad")
+    type = equation.outputs[0].type
+    pair = (builder.input(type), builder.input(type))
+    return JvpRule(builder.build(tuple(builder.add(ops.NO_GRAD, (value,), (type,))[0] for value in pair)), (True,))
 
 
 Dual: TypeAlias = tuple[Atom, Atom | None]
@@ -107,6 +141,8 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
         return push_forward(equation.body, active)
     if equation.op.kind == "structured":
         return JVP.of(equation)(equation, active)
+    if equation.op in (_MOVES, ops.NO_GRAD):
+        return _no_grad_rule(equation)
     single = alone(equation)
     rule = jvp_rule(single, active)
     if fixes_numbers(rule.trace) if isinstance(rule, JvpRule) else _saves_for_constants(single):

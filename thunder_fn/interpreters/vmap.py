@@ -6,16 +6,19 @@ and question. Inside, a batched value has its batch dim first; what does not dep
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from thunder_fn import ops
 from thunder_fn.derive import alone
-from thunder_fn.derive_vmap import VmapRule, batched_type, vmap_rule
+from thunder_fn.derive_jvp import own_statistics
+from thunder_fn.derive_vmap import batched_type, vmap_rule
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import inline_into, put, walk
 from thunder_fn.rules import VMAP, Mask, memo
+from thunder_fn.statistics import STATISTICS
 from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
@@ -67,10 +70,46 @@ def rule_of(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tu
         return batch(equation.body, batched, size, randomness)
     if equation.op.kind == "structured":
         return VMAP.of(equation)(equation, batched, size, randomness)
-    rule = vmap_rule(alone(equation), batched, size, randomness)
-    if isinstance(rule, VmapRule):
-        return rule.trace, (True,) * len(equation.outputs)
-    return batch(rule, batched, size, randomness)
+    single = alone(equation)
+    rule = vmap_rule(single, batched, size, randomness)
+    if isinstance(rule, Trace):
+        return batch(rule, batched, size, randomness)
+    own = own_statistics(single) if equation.op.name in STATISTICS else None
+    trace = rule.trace if own is None else _differentiated_as(rule.trace, batch(own, batched, size, randomness), size)
+    return trace, (True,) * len(equation.outputs)
+
+
+def _differentiated_as(computed: Trace, other: tuple[Trace, Mask], size: Dim) -> Trace:
+    """A batch that is computed by functorch's rule, which reads saved statistics, and differentiated by another."""
+    trace, own = other
+    builder = TraceBuilder(computed.name)
+    inputs = tuple(builder.input(type) for type in computed.input_types)
+    places = [place for place, atom in enumerate(computed.outputs) if isinstance(atom, Var)]
+    flags = tuple(own[place] for place in places)
+    cut = [replace(body, outputs=tuple(body.outputs[place] for place in places)) for body in (computed, trace)]
+    bodies = (cut[0], batched_outputs(cut[1], flags, (True,) * len(flags), size))
+    found = iter(builder.add(ops.DIFFERENTIATED_AS, inputs, cut[0].output_types, bodies=bodies))
+    return builder.build(tuple(next(found) if isinstance(atom, Var) else atom for atom in computed.outputs))
+
+
+def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
+    """The value repeated along a new leading batch dim."""
+    assert isinstance(value, Var) and isinstance(value.type, TensorType), "only tensors are batched"
+    type = TensorType(value.type.dtype, (size, *value.type.shape), value.type.device)
+    shape = tuple(Literal(dim) for dim in type.shape)
+    (result,) = builder.add(ops.leaf(ops.aten.expand.default), (value, shape), (type,))
+    return result
+
+
+def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
+    """The first outputs get a batch dim where the flags say so."""
+    builder = TraceBuilder(trace.name)
+    results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
+    wide = (
+        expand(builder, value, size) if flag and not have else value
+        for value, have, flag in zip(results, own, flags, strict=False)
+    )
+    return builder.build((*wide, *results[len(flags) :]))
 
 
 def move_dim(builder: TraceBuilder, value: Atom, source: int, destination: int) -> Atom:

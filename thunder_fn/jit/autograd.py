@@ -7,10 +7,9 @@ by a bridged trace of its own, made from the inputs, so that derivatives of any 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +27,7 @@ from thunder_fn.ir import inline_into, put, rewritten
 from thunder_fn.jit.nodes import Following, Node, call
 from thunder_fn.jit.pieces import Pieces, pieces_of
 from thunder_fn.rules import Split, memo
+from thunder_fn.structured.custom_vjp import sees_absent_cotangents
 from thunder_fn.trace import Atom, Equation, Expr, Literal, TensorType, Trace, TraceBuilder, Var, type_of
 
 Mask = tuple[bool, ...]
@@ -186,6 +186,7 @@ class Bridge:
     executors: tuple[Executor, ...] = ()
     changed: frozenset[int] = frozenset()
     moved: frozenset[int] = frozenset()
+    narrower: dict[Mask, Bridge] = field(default_factory=dict[Mask, "Bridge"], repr=False, compare=False)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones.
@@ -240,7 +241,7 @@ class Bridge:
     @cached_property
     def pieces(self) -> Pieces:
         """The backward in pieces."""
-        return pieces_of(self.split)
+        return pieces_of(self.split, whole=self.sees_absent)
 
     @cached_property
     def inner_sizes(self) -> tuple[Expr, ...]:
@@ -262,7 +263,7 @@ class Bridge:
         """From the inputs to the outputs, the residuals, numbers that the backward takes, and the sizes of its inner edges."""
         numbers = [Literal(number) for node in reversed(self.nodes) for number in node.numbers]
         numbers += [Literal(size) for size in self.inner_sizes]
-        whole = dataclasses.replace(self.split.forward, outputs=(*self.split.forward.outputs, *numbers))
+        whole = replace(self.split.forward, outputs=(*self.split.forward.outputs, *numbers))
         return lower(whole, below_autograd=True, executors=self.executors)
 
     @cached_property
@@ -290,6 +291,20 @@ class Bridge:
         """What the rules of the derivative, and the trace, demand of symbols."""
         found = (constraints_of(trace) for trace in (self.trace, self.split.forward, self.split.backward))
         return tuple(dict.fromkeys(decision for decisions in found for decision in decisions))
+
+    @cached_property
+    def sees_absent(self) -> bool:
+        """A rule in the trace tells absent cotangents from zeros: the backward is one piece, made for those that are given."""
+        return sum(self.active) > 1 and sees_absent_cotangents(self.trace)
+
+    def narrowed(self, given: Mask) -> Bridge:
+        """The bridge, told of the active outputs that are marked only."""
+        if given not in self.narrower:
+            places = {place for place, flag in zip(self.active_places, given, strict=True) if flag}
+            self.narrower[given] = replace(
+                self, active=tuple(place in places for place in range(len(self.active))), narrower={}
+            )
+        return self.narrower[given]
 
     def following(self, trace: Trace, tensors: Sequence[Any]) -> Following:
         """Another trace on the same executors, as a function of tensors like these that autograd follows."""

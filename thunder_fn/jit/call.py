@@ -79,7 +79,7 @@ def _each_once(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...]:
 def _check_hashable(place: int | str, value: Any) -> None:
     try:
         hash(value)
-    except TypeError as error:
+    except Exception as error:  # noqa: BLE001  the user's `__hash__`
         raise UnhashableStatic(
             located(
                 f"jit: static argument {place!r} is {kind_of(value)}, which has no hash: {error}",

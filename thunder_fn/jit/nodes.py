@@ -97,7 +97,7 @@ class Node:
     def needed(self) -> tuple[int, ...]:
         """The inputs that the backward reads, or its derivative does, which computes the other residuals again."""
         forward = self.bridge.split.forward
-        if is_symbolic(forward):
+        if is_symbolic(forward) or self.bridge.sees_absent:
             return tuple(range(len(forward.inputs)))
         makers = {var.index: equation for equation in forward.equations for var in equation.outputs}
         pending = [*self.read]
@@ -221,6 +221,8 @@ class _Function(torch.autograd.Function):
         node: Node = ctx.node
         if all(cotangent is None for cotangent in cotangents):
             return (None,) * (2 + len(node.piece.gives))
+        if node.bridge.sees_absent and any(cotangent is None for cotangent in cotangents):
+            return None, None, *_backward_of_given(ctx, cotangents)
         followed = torch.is_grad_enabled()
         saved = list[Any]()
         if followed or node.piece.residuals:
@@ -250,6 +252,23 @@ class _Function(torch.autograd.Function):
             reached = node.reached(tuple(cotangent is not None for cotangent in cotangents))
             results = [result if flag else None for result, flag in zip(results, reached, strict=True)]
         return None, None, *results
+
+
+def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
+    """What the node gives, from its inputs, by the rules for the cotangents that there are."""
+    node: Node = ctx.node
+    narrow = node.bridge.narrowed(tuple(cotangent is not None for cotangent in cotangents))
+    inputs = dict(zip(node.needed, ctx.saved_tensors, strict=False)) | ctx.others
+    (part,) = narrow.nodes
+    tensors = (*(inputs[place] for place in part.needed), *(one for one in cotangents if one is not None))
+    with _drawing_again(node.bridge.generators, ctx.state):
+        if torch.is_grad_enabled():
+            _check_unchanged(node, ctx.probes)
+            results = part.differentiable(tensors)
+        else:
+            results = evaluate(part.gradient, tensors)
+    found = dict(zip(part.piece.gives, results, strict=True))
+    return [found.get(target) for target in node.piece.gives]
 
 
 def _random_state(devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:

@@ -50,14 +50,14 @@ class Pieces:
     pieces: tuple[Piece, ...]
 
 
-def pieces_of(split: Split) -> Pieces:
-    """The backward of a split in pieces.
+def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
+    """The backward of a split in pieces; `whole`, in one.
 
     Law: run one after the other, what is given to an edge or a gradient being added up, the pieces give the gradients
     that the backward gives.
     """
     cutting = _Cutting(split)
-    if len(cutting.cotangents) < 2 or any(map(makes_symbols, split.backward.equations)):
+    if whole or len(cutting.cotangents) < 2 or any(map(makes_symbols, split.backward.equations)):
         return cutting.whole()
     return cutting.pieces()
 

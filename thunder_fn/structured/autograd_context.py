@@ -11,13 +11,25 @@ from thunder_fn.rules import Mask
 class Context:
     """What `forward`, `setup_context` and `backward` are given as `ctx`."""
 
-    def __init__(self, needs_input_grad: Mask) -> None:
-        self.needs_input_grad = needs_input_grad
+    def __init__(self, needs_input_grad: Mask, seen: set[str]) -> None:
+        self._needs = needs_input_grad
+        self._seen = seen
         self._saved: tuple[Any, ...] = ()
         self._saved_for_forward: tuple[Any, ...] | None = None
         self._constant: tuple[Any, ...] = ()
         self.dirty: tuple[Any, ...] = ()
         self._materialize = True
+
+    @property
+    def needs_input_grad(self) -> Mask:
+        """For each argument: does it require grad? What a rule makes of that holds for the same question only."""
+        self._seen.add("needs")
+        return self._needs
+
+    @needs_input_grad.setter
+    def needs_input_grad(self, value: Mask) -> None:
+        """Set it, as PyTorch lets its users do."""
+        self._needs = value
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
@@ -45,12 +57,14 @@ class Context:
         self.dirty = inputs
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether `jvp` gets zeros for tensors that do not move, or None. Cotangents are always tensors here."""
+        """Whether `backward` and `jvp` get zeros for outputs without a cotangent and tensors that do not move, or None."""
         self._materialize = value
+        if not value:
+            self._seen.add("absent")
 
     @property
     def materializes(self) -> bool:
-        """`jvp` gets zeros for tensors that do not move."""
+        """Absent cotangents and tangents are zeros."""
         return self._materialize
 
     def constants_among(self, outputs: Sequence[Any]) -> tuple[bool, ...]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -34,7 +35,7 @@ from thunder_fn.structured import calls
 from thunder_fn.structured.autograd_context import Context
 from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_vjp import bind_call
-from thunder_fn.trace import Dim, TensorType, Type, type_of_value
+from thunder_fn.trace import Dim, Equation, Literal, TensorType, Trace, Type, type_of_value
 
 
 class ChangesInputs(CaptureError):
@@ -49,10 +50,20 @@ class ChangesInputs(CaptureError):
 class FunctionCall(Call):
     """A call of an autograd function. `function` is its class, whose arguments are those of `forward` without ctx.
 
-    `copied` are the tensors that it changes in place, by number; it gets copies of them.
+    `copied` are the tensors that it changes in place, by number; it gets copies of them. `required` says which tensors
+    require grad, and `given` which outputs have a cotangent, where its methods ask. `constant` are the outputs that it marks
+    as non-differentiable. `dims` are the batch dims of the tensors for its own `vmap`, none for 0. `seen` is what its methods
+    ask, found while they run.
     """
 
     copied: tuple[int, ...] = ()
+    required: Mask = ()
+    given: Mask = ()
+    constant: Mask = ()
+    dims: tuple[int | None, ...] = ()
+    asks: frozenset[str] = frozenset()  # pyright: ignore[reportIncompatibleMethodOverride]
+    seen: set[str] = field(default_factory=set[str], compare=False)
+    marked: list[bool] = field(default_factory=list[bool], compare=False)
     ignores_closures: ClassVar[bool] = True
     """What `forward` closes over is constant, as in PyTorch."""
 
@@ -84,9 +95,33 @@ class FunctionCall(Call):
     def __hash__(self) -> int:
         return super().__hash__()
 
-    def needs(self, types: Sequence[Type]) -> Mask:
-        """For each argument: is it a tensor that may need a gradient?"""
+    def floating(self, types: Sequence[Type]) -> Mask:
+        """For each argument: is it a tensor that may have a gradient?"""
         return tuple(map(is_differentiable, self.tree(types)))
+
+    def context(self, types: Sequence[Type]) -> Context:
+        """A context that says which arguments require grad."""
+        required = self.required or (True,) * len(types)
+        flags = [flag and is_differentiable(type) for flag, type in zip(required, types, strict=True)]
+        return Context(tuple(flag is True for flag in self.tree(flags, lambda leaf: None)), self.seen)
+
+    def settled(self) -> FunctionCall:
+        """With what its methods ask, and the outputs that it marks as constant."""
+        asks = self.seen if len(self.marked) > 1 else self.seen - {"absent"}
+        required = self.required if "needs" in asks else ()
+        return replace(self, required=required, asks=frozenset(asks), constant=tuple(self.marked))
+
+    def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> FunctionCall:
+        """With the wanted tensors among those that require grad, and the cotangents that there are."""
+        call = self
+        if "needs" in self.asks and self.required:
+            required = tuple(a or b for a, b in zip(self.required, wanted_inputs, strict=False))
+            call = call if required == self.required else replace(call, required=required)
+        if "absent" in self.asks:
+            given = tuple(wanted_outputs[: len(self.constant)])
+            is_whole = all(a or b for a, b in zip(given, self.constant, strict=True))
+            call = replace(call, given=() if is_whole else given)
+        return self if call == self else call
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, Context]:
         """Run `forward`; its result, and the context.
@@ -95,7 +130,7 @@ class FunctionCall(Call):
             ChangesInputs: it has changed a tensor in place.
         """
         given = [tensor.clone() if index in self.copied else tensor for index, tensor in enumerate(tensors)]
-        context, args = Context(self.needs([type_of_value(tensor) for tensor in tensors])), self.args(given)
+        context, args = self.context([type_of_value(tensor) for tensor in tensors]), self.args(given)
         if self.has_setup:
             output = self.function.forward(*args)
             self.function.setup_context(context, tuple(args), output)
@@ -105,6 +140,9 @@ class FunctionCall(Call):
             outputs = enumerate(output if isinstance(output, tuple) else (output,))
             changed = [index for index, tensor in enumerate(given) if any(tensor is x for x in context.dirty)]
             raise ChangesInputs(tuple((i, k) for k, value in outputs for i in changed if value is given[i]))
+        outputs = output if isinstance(output, tuple) else (output,)
+        pairs = zip(outputs, context.constants_among(outputs), strict=True)
+        self.marked[:] = [flag for value, flag in pairs for leaf in pytree.flatten(value)[0] if _is_tensor(leaf)]
         return output, context
 
     def primal(self, *tensors: Any) -> Any:
@@ -143,9 +181,17 @@ class FunctionCall(Call):
         return _Run(self)
 
     def vmap(self, size: Dim, randomness: str, batched: Mask, tensors: Sequence[Any]) -> tuple[Any, Any]:
-        """The class's own batching rule."""
-        dims = self.tree([0 if flag else None for flag in batched], lambda leaf: None)
-        return self.function.vmap(internals.vmap_info(running(size), randomness), dims, *self.args(tensors))
+        """The class's own batching rule, on tensors whose batch dim is the first."""
+        places = [
+            (dim or 0) if flag else None for flag, dim in zip(batched, self.dims or (0,) * len(batched), strict=True)
+        ]
+        given = [x.movedim(0, place) if place else x for x, place in zip(tensors, places, strict=True)]
+        dims = self.tree(places, lambda leaf: None)
+        return self.function.vmap(internals.vmap_info(running(size), randomness), dims, *self.args(given))
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
 
 
 def _map_outputs(output: Any, context: Context) -> Any:
@@ -185,7 +231,7 @@ class ExtendedCall(FunctionCall):
         if self.forward:
             context.turn_forward()
         outputs = output if isinstance(output, tuple) else (output,)
-        own = ("needs_input_grad", "dirty", "_constant", "_saved_for_forward")
+        own = ("_needs", "_seen", "dirty", "_constant", "_saved_for_forward")
         kept = {key: value for key, value in vars(context).items() if key not in own}
         leaves, spec = pytree.flatten(kept)
         others: list[torch.Tensor] = []
@@ -217,8 +263,7 @@ class _Run:
     def again(self, tensors: Sequence[Any], *, forward: bool = False) -> tuple[Any, Any, tuple[Any, ...]]:
         """`forward` again as a call with this rule: its result, further tensors in the context, and all in the context."""
         call, recorder = self.call, current()
-        shared = (call.function, call.num_args, call.spec, call.leaves, call.nondiff, call.paths, call.copied)
-        again = ExtendedCall(*shared, forward=forward)
+        again = ExtendedCall(**{one.name: getattr(call, one.name) for one in fields(FunctionCall)}, forward=forward)
         if recorder is None:
             raise CustomRuleError(f"{self.name}: rules are captured inside a capture")
         output, others = bind_call(recorder, again, tensors)
@@ -235,7 +280,7 @@ class _Run:
         """The context that `forward` left, with these tensors in it."""
         if self.notes is None:
             raise CustomRuleError(f"{self.name}: backward runs after forward")
-        context, supply = Context(self.call.needs(types)), iter(kept)
+        context, supply = self.call.context(types), iter(kept)
         spec, statics, _ = self.notes
         leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
         for key, value in pytree.unflatten(spec, leaves).items():
@@ -251,9 +296,16 @@ class _Run:
         context = self.context(primal.trace.input_types, kept)
         result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
         output = result[0] if isinstance(self.call, ExtendedCall) else result
-        given = _cotangents(output, iter(cotangents), iter(primal.trace.output_types))
+        given = _cotangents(output, iter(cotangents), iter(primal.trace.output_types), self._absent(context))
         found = self._backward(context, given)
         return self._gradients(primal, found if isinstance(found, tuple) else (found,))
+
+    def _absent(self, context: Context) -> Iterator[bool]:
+        """For each tensor of the result: does `backward` get None instead of a cotangent?"""
+        if context.materializes:
+            return itertools.repeat(False)
+        given = self.call.given or itertools.repeat(True)
+        return (is_constant or not flag for is_constant, flag in zip(self.call.marked, given, strict=False))
 
     def _backward(self, context: Context, given: Sequence[Any]) -> Any:
         """What `backward` returns; where it is `once_differentiable`, as values that nobody can differentiate."""
@@ -264,7 +316,7 @@ class _Run:
         return pytree.tree_map(lambda x: once(x, self.name) if isinstance(x, torch.Tensor) else x, found)
 
     def _gradients(self, primal: Captured, found: tuple[Any, ...]) -> list[Any]:
-        needs = self.call.needs(primal.trace.input_types)
+        needs = self.call.floating(primal.trace.input_types)
         if len(found) < len(needs) or any(value is not None for value in found[len(needs) :]):
             raise CustomRuleError(
                 f"{self.name}.backward must return one gradient for each argument of forward, {len(needs)} of them, "
@@ -277,19 +329,20 @@ class _Run:
         return [_fitted(value, type, path, where) for value, type, path in typed]
 
 
-def _cotangents(output: Any, given: Iterator[Any], types: Iterator[Type]) -> list[Any]:
-    """One for each output: zeros for what has none, None for what is no tensor."""
+def _cotangents(output: Any, given: Iterator[Any], types: Iterator[Type], absent: Iterator[bool]) -> list[Any]:
+    """One for each output: zeros, or None, for what has none, and None for what is no tensor."""
     found: list[Any] = []
     for value in output if isinstance(output, tuple) else (output,):
         leaves = pytree.flatten(value)[0]
-        inner = [_cotangent(given, next(types)) for leaf in leaves if leaf is TENSOR]
+        inner = [_cotangent(given, next(types), next(absent)) for leaf in leaves if leaf is TENSOR]
         found.append(inner[0] if value is TENSOR else None)
     return found
 
 
-def _cotangent(given: Iterator[Any], type: Type) -> Any:
-    if is_differentiable(type):
-        return next(given)
+def _cotangent(given: Iterator[Any], type: Type, is_absent: bool) -> Any:
+    cotangent = next(given) if is_differentiable(type) else None
+    if is_absent or cotangent is not None:
+        return None if is_absent else cotangent
     assert isinstance(type, TensorType), "a tensor has such a type"
     return torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
 
@@ -308,6 +361,29 @@ def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
     if tuple(value.shape) != shape and torch.broadcast_shapes(value.shape, shape) == value.shape:
         value = value.sum_to_size(shape)
     return calls.check_gradient(value.to(type.dtype), type, path, where)
+
+
+def with_batch_dims(trace: Trace, dims: Sequence[int | None]) -> Trace:
+    """The trace whose inputs are batched along these dims, which `vmap` of an autograd function called on an input is told."""
+    if not any(dims):
+        return trace
+    known = {var.index: dim for var, dim in zip(trace.inputs, dims, strict=True)}
+    equations = tuple(
+        _with_dims(equation, [known.get(var.index) for var in equation.operands]) for equation in trace.equations
+    )
+    return trace if equations == trace.equations else replace(trace, equations=equations)
+
+
+def _with_dims(equation: Equation, dims: Sequence[int | None]) -> Equation:
+    if equation.op.kind == "composite":
+        body = with_batch_dims(equation.body, dims)
+        return equation if body is equation.body else replace(equation, bodies=(body,))
+    rule = dict(equation.kwargs).get("rule")
+    call = rule.value if isinstance(rule, Literal) else None
+    if not isinstance(call, FunctionCall) or not call.has_vmap or not any(dims):
+        return equation
+    told = Literal(replace(call, dims=tuple(dims[: sum(call.is_tensor)])))
+    return replace(equation, kwargs=tuple((key, told if key == "rule" else arg) for key, arg in equation.kwargs))
 
 
 # ---- the lookaside ----
@@ -332,6 +408,7 @@ def _apply(recorder: Recorder, cls: Any, original: Any, args: tuple[Any, ...], k
     """A call as an equation; where it can be none, what `original` records."""
     signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
+    call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
     try:
         return bind_call(recorder, call, tensors)
     except CaptureError as error:

@@ -33,7 +33,7 @@ def bind(
 ) -> Values:
     """Record one structured equation on tensors; its results are tracers."""
     if can_bind(recorder, values):
-        return bind_structured(recorder, op, values, bodies, types, **kwargs)
+        return bind_structured(recorder, op, values, bodies, types, None, split_body, **kwargs)
     builder = TraceBuilder(op.name)
     inputs = tuple(builder.input(type_of_value(value)) for value in values)
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
@@ -44,11 +44,8 @@ def bind(
 
 
 def bind_composite(recorder: Recorder, name: str, body: Trace, values: Sequence[Any]) -> Values:
-    """Record a closed trace on tensors as one equation, one node of autograd's graph; op by op inside torch.func."""
-    op = ops.composite(name)
-    if not can_bind(recorder, values):
-        return apply_inside(recorder, body, values, op)
-    return bind_structured(recorder, op, values, (body,), body.output_types, split_body)
+    """Record a trace on tensors as one equation, one node of autograd's graph; op by op inside torch.func."""
+    return apply_inside(recorder, body, values, ops.composite(name), split_body)
 
 
 def split_body(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:

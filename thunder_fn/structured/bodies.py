@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.number_arithmetic import is_found_in_data
 from thunder_fn.capture.python_numbers import running
@@ -22,17 +22,14 @@ from thunder_fn.derive_activity import activity
 from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, kind_of, located
 from thunder_fn.interpreters.autocast import ending_in
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.ir import inline_into
+from thunder_fn.interpreters.vmap import batched_outputs as batched_outputs, expand as expand
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import Substitution, finders, mentions
 from thunder_fn.trace import (
     Atom,
-    Dim,
-    Literal,
     Source,
     TensorType,
     Trace,
-    TraceBuilder,
     Type,
     Var,
     cut,
@@ -190,26 +187,6 @@ def without_inputs(trace: Trace, reads: Mask) -> Trace:
     """The trace without the inputs that it does not read."""
     inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
     return cut(trace, inputs=inputs)
-
-
-def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
-    """The value repeated along a new leading batch dim."""
-    assert isinstance(value, Var) and isinstance(value.type, TensorType), "only tensors are batched"
-    type = TensorType(value.type.dtype, (size, *value.type.shape), value.type.device)
-    shape = tuple(Literal(dim) for dim in type.shape)
-    (result,) = builder.add(ops.leaf(ops.aten.expand.default), (value, shape), (type,))
-    return result
-
-
-def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
-    """The first outputs get a batch dim where the flags say so."""
-    builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
-    wide = (
-        expand(builder, value, size) if flag and not have else value
-        for value, have, flag in zip(results, own, flags, strict=False)
-    )
-    return builder.build((*wide, *results[len(flags) :]))
 
 
 def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:

@@ -63,6 +63,20 @@ class Call:
         """The values of nondiff_argnums."""
         return tuple(value.value for _, value in self.nondiff)
 
+    @property
+    def asks(self) -> frozenset[str]:
+        """What of the question a derivative's rule looks at: "needs" (which gradients are wanted), "absent" (which
+        cotangents there are). Its bodies hold for one question only."""
+        return frozenset()
+
+    def settled(self) -> Call:
+        """The call as its equation keeps it, once its bodies have been captured."""
+        return self
+
+    def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Call:
+        """The call whose rule answers this question: itself, where its bodies do."""
+        return self
+
     def tree(self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf) -> tuple[Any, ...]:
         """The tuple of arguments with these tensors; static leaves go through `other`."""
         supply = iter(tensors)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import inline_into
-from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split, keep_all
+from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split, keep_all, memo
 from thunder_fn.structured import calls
 from thunder_fn.structured.bind import bind
 from thunder_fn.structured.bodies import batched_outputs, close_bodies
@@ -118,11 +119,12 @@ def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
 
 @ACTIVE.rules.rule("custom_vjp")
 def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Every differentiable output depends on every tensor of the arguments."""
-    count = len(gradients_of(equation))
-    calls.check_closures(equation, call_of(equation), count, active)
-    any_active = any(active[:count])
-    return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
+    """Every differentiable output depends on every tensor of the arguments, unless the rule marks it as constant."""
+    count, call = len(gradients_of(equation)), call_of(equation)
+    calls.check_closures(equation, call, count, active)
+    any_active, constant = any(active[:count]), itertools.chain(getattr(call, "constant", ()), itertools.repeat(False))
+    pairs = zip(equation.outputs, constant, strict=False)
+    return tuple(any_active and is_differentiable(var.type) and not flag for var, flag in pairs)
 
 
 @JVP.rule("custom_vjp")
@@ -157,7 +159,7 @@ def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
     check_wanted = getattr(call_of(equation), "check_wanted", None)
     if check_wanted is not None:  # a rule that may be silent about some gradients
         check_wanted(wanted_inputs, wanted_outputs, equation)
-    equation = expanded(equation)
+    equation = expanded(equation, wanted_inputs, wanted_outputs)
     _, fwd, bwd = equation.bodies
     places, count = gradients_of(equation), len(equation.outputs)
     kept = fwd.outputs[count:]
@@ -203,15 +205,28 @@ def _backward(
     return dce(builder.build(tuple(results[place] for place in chosen))), found
 
 
-def expanded(equation: Equation) -> Equation:
-    """The equation with fwd and bwd, captured now if they were not with the call."""
-    if len(equation.bodies) == 3:
+def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Equation:
+    """The equation with fwd and bwd, captured now if they were not with the call, or for another question."""
+    call = call_of(equation)
+    asked = call.asked(wanted_inputs, wanted_outputs) if getattr(call, "asks", ()) else call
+    if len(equation.bodies) == 3 and asked is call:
         return equation
     types = tuple(var.type for var in equation.operands)
-    fwd, bwd, places = capture_rule(call_of(equation), equation.bodies[0], types)
+    fwd, bwd, places = capture_rule(asked, equation.bodies[0], types)
     kwargs = (("rule", Literal(call_of(equation))), ("gradients", Literal(places)))
     bodies = (equation.bodies[0], fwd, bwd)
     return Equation(equation.op, equation.args, kwargs, equation.outputs, bodies, equation.source)
+
+
+@memo(4096)
+def sees_absent_cotangents(trace: Trace) -> bool:
+    """Some rule in the trace is told which of several outputs have no cotangent (`set_materialize_grads(False)`)."""
+    for equation in trace.equations:
+        if equation.op == CUSTOM_VJP and "absent" in getattr(call_of(equation), "asks", ()):
+            return True
+        if any(map(sees_absent_cotangents, equation.bodies)):
+            return True
+    return False
 
 
 # ---- vmap ----
@@ -231,7 +246,7 @@ def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomne
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     kwargs = equation.kwargs
     call = call_of(equation)
-    if len(equation.bodies) == 3 and not getattr(call, "has_jvp", False):
+    if len(equation.bodies) == 3 and not getattr(call, "has_jvp", False) and not getattr(call, "asks", ()):
         rest = batched_rule(*equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness)
     else:
         types = tuple(var.type for var in equation.operands)
@@ -332,6 +347,6 @@ def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) ->
             fwd, bwd, places = capture_forward_and_backward(call, captured[0], tensors)
             captured += [fwd, bwd]
     bodies, closures = close_bodies(captured)
-    options = {"rule": call, "gradients": places}
+    options = {"rule": call.settled(), "gradients": places}
     results = bind(recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options)
     return captured[0].result(results)

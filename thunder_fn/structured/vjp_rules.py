@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -175,6 +175,21 @@ class BatchedCall:
     def ignores_closures(self) -> bool:
         """What the function closes over is constant."""
         return getattr(self.call, "ignores_closures", False)
+
+    @property
+    def constant(self) -> Mask:
+        """The outputs that the rule marks as constant."""
+        return getattr(self.call, "constant", ())
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What of a question the rule looks at."""
+        return getattr(self.call, "asks", frozenset())
+
+    def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> BatchedCall:
+        """The batch of the call whose rule answers this question."""
+        call = self.call.asked(wanted_inputs, wanted_outputs)
+        return self if call is self.call else replace(self, call=call)
 
     def capture_jvp(self, active: Mask) -> JvpRule:
         """The forward derivative of the call of one example, in batches."""

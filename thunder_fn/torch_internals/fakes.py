@@ -374,7 +374,8 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
     with no_torch_function():
         shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
     with only_memory():
-        if not offset:
+        is_found = isinstance(offset, torch.SymInt) and not offset.node.has_hint()  # in data, as a size before it is
+        if is_found or not offset:
             elem = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
         else:
             extent = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

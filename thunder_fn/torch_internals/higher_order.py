@@ -50,6 +50,8 @@ HIGHER_ORDER = {
     "autograd function operator": ("torch._functorch.autograd_function", "AutogradFunctionApply.__call__"),
     "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
     "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
+    "backward engine": ("torch.autograd.graph", "_engine_run_backward"),
+    "saved tensors hooks": ("torch.autograd.graph", "saved_tensors_hooks.__enter__"),
     "linearize": ("torch._functorch.eager_transforms", "linearize"),
     "autocast enter": ("torch.amp.autocast_mode", "autocast.__enter__"),
     "autocast exit": ("torch.amp.autocast_mode", "autocast.__exit__"),

@@ -62,9 +62,22 @@ def outside_saved_tensors_hooks() -> Generator[None]:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         yield
         return
-    same: Callable[[Any], Any] = lambda value: value
-    with torch.autograd.graph.saved_tensors_hooks(same, same):
+    save_as_it_is()
+    try:
         yield
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def save_as_it_is() -> None:
+    """Begin a scope of `saved_tensors_hooks` in which autograd keeps what it saves."""
+    same: Callable[[Any], Any] = lambda value: value
+    torch._C._autograd._push_saved_tensors_default_hooks(same, same)
+
+
+def enter_saved_tensors_hooks(hooks: Any) -> None:
+    """Begin the scope of an object of `saved_tensors_hooks`, as its `__enter__` does."""
+    torch._C._autograd._push_saved_tensors_default_hooks(hooks.pack_hook, hooks.unpack_hook)
 
 
 @contextlib.contextmanager

@@ -91,23 +91,46 @@ class _Result(torch.autograd.Function):
     """Makes a tensor the result of a computation that nobody follows."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.mark_dirty(tensor)
-        return tensor
+    def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        ctx.mark_dirty(*tensors)
+        return tensors
 
     @staticmethod
-    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
-        return None, None
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        return None, *(None for _ in cotangents)
 
 
-def become_result(tensor: torch.Tensor) -> None:
-    """The tensor requires a gradient and is no leaf: unlike leaves it may be changed in place."""
+def become_results(tensors: Iterable[torch.Tensor]) -> None:
+    """The floating and complex tensors among these require grad and are no leaves: they may be changed in place."""
     with torch.enable_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
-        _Result.apply(torch.empty(0, requires_grad=True), tensor)
+        chosen = [x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())]
+        if chosen:
+            _Result.apply(torch.empty(0, requires_grad=True), *chosen)
+
+
+def nodes_behind(roots: Iterable[Any]) -> set[Any]:
+    """The nodes of autograd's graph that a backward from these reaches: themselves where something else leads to them."""
+    pending, seen = [node for node in roots if node is not None], set[Any]()
+    while pending:
+        following = {edge for edge, _ in pending.pop().next_functions if edge is not None} - seen
+        seen |= following
+        pending += following
+    return seen
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """The node of autograd's graph that computed the tensor; None for a leaf."""
+    with no_torch_function():
+        return tensor.grad_fn
+
+
+def leaf_of(node: Any) -> torch.Tensor | None:
+    """The leaf to whose `.grad` the node adds; None for other nodes."""
+    return getattr(node, "variable", None)
 
 
 def is_result_from_outside(node: Any) -> bool:
-    """A node of autograd's graph where the history of a tensor from `become_result` begins."""
+    """A node of autograd's graph where the history of a tensor from `become_results` begins."""
     return isinstance(node, _Result._backward_cls)  # type: ignore[attr-defined]
 
 

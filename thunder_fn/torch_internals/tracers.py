@@ -77,6 +77,25 @@ for _name in _SPECIAL_IN_FUNCTIONAL:
     setattr(Tracer, _name, getattr(torch.Tensor, _name))
 
 
+def _with_tensor_for_number(name: str) -> Callable[..., Any]:
+    """A method that takes a tensor that requires grad for a number, which PyTorch's parser refuses: it would read the value."""
+    original = getattr(torch.Tensor, name)
+
+    @functools.wraps(original)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        numbers = (kwargs.get("value"), kwargs.get("alpha"))
+        if any(isinstance(number, Tracer) and number.requires_grad for number in numbers):
+            return torch.overrides.handle_torch_function(original, (self,), self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+for _name in ("add", "sub", "addcdiv", "addcmul"):
+    setattr(Tracer, _name, _with_tensor_for_number(_name))
+    setattr(Tracer, f"{_name}_", _with_tensor_for_number(f"{_name}_"))
+
+
 def _without_tracers(types: Any) -> tuple[type, ...]:
     return tuple(FunctionalTensor if kind is Tracer else kind for kind in types)
 

@@ -123,15 +123,7 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
     """
     if job.symbols:
         return _symbolic_code(job)
-    types = [var.type for var in job.region.inputs]
-    layouts = [
-        (static_shape(type), strides, type.dtype, type.device)
-        for type, strides in zip(types, job.static_strides, strict=True)
-        if isinstance(type, TensorType)
-    ]
-    if len(layouts) != len(types):
-        raise RegionError("an input is a number, and regions take tensors only")
-    fakes = internals.strided_fakes(layouts)
+    fakes = _static_fakes(job)
     plan = _planned(job, fakes, None)
     if not plan.layouts:
         return _only_views(job, plan)
@@ -141,6 +133,29 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
     found = wrapper.products if own_products and is_faster_here() else {}
     products = {name: given for name, call in found.items() if (given := arguments_of(call, job.threads))}
     return cut_out(wrapper, plan, products, donated)
+
+
+def output_strides(job: Job) -> tuple[Any, ...]:
+    """The strides of the outputs of a region without symbols; None for what is no tensor."""
+    outputs = _planned(job, _static_fakes(job), None).outputs
+    return tuple(None if output.layout is None else output.layout.strides for output in outputs)
+
+
+def _static_fakes(job: Job) -> list[Any]:
+    """Inputs without values.
+
+    Raises:
+        RegionError: an input is a number.
+    """
+    types = [var.type for var in job.region.inputs]
+    layouts = [
+        (static_shape(type), strides, type.dtype, type.device)
+        for type, strides in zip(types, job.static_strides, strict=True)
+        if isinstance(type, TensorType)
+    ]
+    if len(layouts) != len(types):
+        raise RegionError("an input is a number, and regions take tensors only")
+    return internals.strided_fakes(layouts)
 
 
 def _symbolic_code(job: Job) -> Code:

@@ -9,18 +9,26 @@ The polynomial is the minimax one for |x| < 0.9, where cephes' ends at 0.625: th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
 import os
 import re
 import shlex
+import signal
+import struct
 import subprocess
+import sys
+import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from thunder_fn import torch_internals_inductor as internals
+from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.compiled.codegen import Kernel, RegionError
 
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
@@ -157,9 +165,7 @@ def build(kernels: Sequence[Kernel], folder: Path) -> dict[str, Path]:
             _finish(target, process)
     finally:
         for _, _, process in running:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+            _end(process)
     return {kernel.key: target for group, target, _ in running for kernel in group}
 
 
@@ -172,7 +178,11 @@ def build_module(kernels: Sequence[Kernel], folder: Path) -> Path:
     name = module_name(kernels)
     source, target = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(module_source(kernels, name))
-    _finish(target, _start(_command(source, target)))
+    process = _start(_command(source, target))
+    try:
+        _finish(target, process)
+    finally:
+        _end(process)
     return target
 
 
@@ -186,13 +196,84 @@ def _command(source: Path, target: Path) -> str:
 def _start(command: str) -> subprocess.Popen[str]:
     words = [word for word in shlex.split(command) if word not in ("-Wall", "-pedantic", "-g1")]
     try:
-        return subprocess.Popen([*words, "-w"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return _run([*words, "-w"])
     except OSError as error:
         raise RegionError(f"the C++ compiler {words[0]} cannot be run: {error}") from error
 
 
+def _run(words: list[str]) -> subprocess.Popen[str]:
+    """Start a compiler, which starts processes of its own: in a group that can be ended as a whole."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a compiler that still runs, and what it has started."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=5)
+
+
+def seconds_to_compile() -> float:
+    """How long a compiler may run: `$THUNDER_FN_COMPILE_SECONDS`.
+
+    Raises:
+        ExecutorError: that is no positive number.
+    """
+    given = os.environ.get("THUNDER_FN_COMPILE_SECONDS", "600")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ExecutorError(f"THUNDER_FN_COMPILE_SECONDS is a positive number of seconds, given {given!r}")
+    return min(seconds, threading.TIMEOUT_MAX)
+
+
+def _too_long(seconds: float) -> RegionError:
+    return RegionError(
+        f"the C++ compiler did not end within {seconds:g} s\nTHUNDER_FN_COMPILE_SECONDS sets how long it may take."
+    )
+
+
+@cache
+def check_compiler() -> None:
+    """Run the compiler once, since Inductor asks it for its version and waits for the answer however long that takes.
+
+    Raises:
+        RegionError: it does not answer.
+    """
+    seconds = seconds_to_compile()
+    for name in internals.compilers():
+        try:
+            process = _run([*shlex.split(name), "--version"])
+        except (OSError, ValueError):  # Inductor says what is wrong, or tries the next
+            continue
+        try:
+            process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise _too_long(seconds) from None
+        finally:
+            _end(process)
+
+
 def _finish(target: Path, process: subprocess.Popen[str]) -> None:
-    said, _ = process.communicate()
+    seconds = seconds_to_compile()
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise _too_long(seconds) from None
     if process.returncode:
         how = f"was killed by signal {-process.returncode}" if process.returncode < 0 else "failed"
         raise RegionError(f"the C++ compiler {how}:\n{said.strip()[-2000:]}")
@@ -200,19 +281,36 @@ def _finish(target: Path, process: subprocess.Popen[str]) -> None:
         raise RegionError(f"the C++ compiler wrote no {target.name}")
 
 
-def load(path: Path) -> Mapping[str, Callable[..., Any]]:
-    """The functions of a compiled module, by kernel key.
+def load(code: bytes, stem: str) -> Mapping[str, Callable[..., Any]]:
+    """The functions of a compiled module, by kernel key: of these bytes, from a file that nobody else has.
 
     Raises:
-        ImportError: the file is not such a module.
+        ImportError: they are not such a module, or not all of it.
+        OSError: the disk does not take them.
     """
-    name = path.stem.partition("-")[0]
-    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    if spec is None:
-        raise ImportError(f"{path} is not a module")
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    if not _is_whole(code):
+        raise ImportError(f"the library {stem} is cut short")
+    name = stem.partition("-")[0]
+    with tempfile.TemporaryDirectory(prefix="thunder_fn_", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / f"{name}.so"
+        path.write_bytes(code)
+        loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+        if spec is None:
+            raise ImportError(f"{path} is not a module")
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
     functions = vars(module)
     functions["connect"](internals.data_pointer_function())
     return functions
+
+
+def _is_whole(code: bytes) -> bool:
+    """A library in the ELF format ends with the table of its sections. One that is cut would be mapped, and fault when read."""
+    if sys.platform != "linux" or (code[:4] == b"\x7fELF" and code[4:6] not in (b"", b"\x02", b"\x02\x01")):
+        return bool(code)
+    if len(code) < 64:
+        return False
+    (start,) = struct.unpack_from("<Q", code, 0x28)
+    size, count = struct.unpack_from("<HH", code, 0x3A)
+    return start + size * count <= len(code)

@@ -3,10 +3,10 @@
     <folder>/<environment>/<region>.json             the text of a region and where its kernels are
     <folder>/<environment>/<module>-<digest>.so      kernels; the compiler makes other bits of them each time
 
-The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. What is found there counts only if it is whole: a file
-that is cut short, or was written for another PyTorch, another processor or another version of this package, is as good
-as none. Files are written beside their place and moved there, so nobody ever sees half of one. Where nothing can be
-written, regions are compiled again in the next process.
+The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. What is found there counts only if it is whole and the
+user's own (`trusted.py`): a file that is cut short, that somebody else may have written, or that was written for another
+PyTorch, another processor or another version of this package, is as good as none. Files are written beside their place
+and moved there, so nobody ever sees half of one. Where nothing can be written, regions are compiled again in the next process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -29,8 +28,10 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals_inductor as internals
+from thunder_fn.executors.compiled import trusted
 from thunder_fn.executors.compiled.codegen import Code, Job, Kernel
 from thunder_fn.executors.compiled.native import load, module_name
+from thunder_fn.executors.compiled.trusted import Untrusted, make_folder, put
 from thunder_fn.executors.taking import taken_from
 from thunder_fn.trace import Equation, Literal, Trace, Var
 
@@ -142,19 +143,26 @@ def code_of(job: Job) -> Code | None:
         return None
 
 
-_NOT_WHOLE = (OSError, ValueError, TypeError, KeyError, ImportError, SyntaxError, EOFError, RuntimeError)
+_NOT_WHOLE = (Untrusted, OSError, ValueError, TypeError, KeyError, ImportError, SyntaxError, EOFError, RuntimeError)
 
 
 def _entry(job: Job) -> Entry:
     """What is on disk of a region.
 
     Raises:
-        OSError, ValueError, TypeError: nothing is, or it is not whole.
+        OSError, ValueError, TypeError, Untrusted: nothing is, or it is not whole.
     """
-    digest, _, text = (root() / environment() / f"{job_key(job)}.json").read_text().partition("\n")
-    if digest != hashlib.sha256(text.encode()).hexdigest():
-        raise ValueError("cut short")
-    return Entry(**json.loads(text))
+    return Entry(**json.loads(_signed_text(f"{job_key(job)}.json")))
+
+
+def _signed_text(name: str) -> str:
+    whole = trusted.read(root() / environment() / name).decode()
+    return trusted.opened(f"{environment()}/{name}", whole)
+
+
+def _put_signed(name: str, text: str) -> None:
+    whole = trusted.signed(f"{environment()}/{name}", text)
+    put(root() / environment() / name, lambda target: Path(target).write_text(whole))
 
 
 def _digest(path: Path) -> str:
@@ -162,9 +170,10 @@ def _digest(path: Path) -> str:
 
 
 def _load_whole(path: Path, digest: str) -> Any:
-    if _digest(path) != digest:
+    code = trusted.read(path)
+    if hashlib.sha256(code).hexdigest() != digest:
         raise ImportError(f"{path} is not what was written")
-    return load(path)
+    return load(code, path.stem)
 
 
 def function_of(text: str, kernels: Functions, constants: dict[str, torch.Tensor]) -> Callable[..., Any]:
@@ -179,12 +188,13 @@ def write(job: Job, code: Code, places: dict[str, Path]) -> None:
     """Keep a region. `places` says in which file each kernel is. Where the disk does not take it, nothing is kept."""
     folder = root() / environment()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(root())
+        make_folder(folder)
         digests = {places[kernel.key]: _digest(places[kernel.key]) for _, kernel in code.kernels}
         names = {path: f"{path.stem}-{digest[:16]}{path.suffix}" for path, digest in digests.items()}
         for path, name in names.items():
             if not (folder / name).exists() or _digest(folder / name) != digests[path]:
-                _put(folder / name, lambda target, path=path: shutil.copyfile(path, target))
+                put(folder / name, lambda target, path=path: shutil.copyfile(path, target))
         constants = io.BytesIO()
         torch.save(dict(code.constants), constants)
         kernels = tuple((name, kernel.key, names[places[kernel.key]]) for name, kernel in code.kernels)
@@ -194,9 +204,7 @@ def write(job: Job, code: Code, places: dict[str, Path]) -> None:
             "digests": tuple((names[path], digest) for path, digest in sorted(digests.items())),
             "constants": base64.b64encode(constants.getvalue()).decode(),
         }
-        text = json.dumps(entry)
-        text = f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
-        _put(folder / f"{job_key(job)}.json", lambda target: Path(target).write_text(text))
+        _put_signed(f"{job_key(job)}.json", json.dumps(entry))
     except OSError:
         return
 
@@ -205,7 +213,7 @@ def read_kernels(kernels: tuple[Kernel, ...]) -> Mapping[str, Callable[..., Any]
     """A module of these kernels, if it is on disk and whole."""
     path = root() / environment() / f"{module_name(kernels)}.so"
     try:
-        return _load_whole(path, path.with_suffix(".digest").read_text())
+        return _load_whole(path, _signed_text(path.with_suffix(".digest").name))
     except _NOT_WHOLE:
         return None
 
@@ -214,9 +222,10 @@ def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
     """Keep a module of these kernels. Where the disk does not take it, nothing is kept."""
     path, digest = root() / environment() / compiled.name, hashlib.sha256(compiled.read_bytes()).hexdigest()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _put(path, lambda target: shutil.copyfile(compiled, target))
-        _put(path.with_suffix(".digest"), lambda target: Path(target).write_text(digest))
+        make_folder(root())
+        make_folder(path.parent)
+        put(path, lambda target: shutil.copyfile(compiled, target))
+        _put_signed(path.with_suffix(".digest").name, digest)
     except OSError:
         return
 
@@ -225,15 +234,3 @@ def kept(kernels: tuple[Kernel, ...]) -> Path | None:
     """Where a module of these kernels is on disk, if it is whole."""
     path = root() / environment() / f"{module_name(kernels)}.so"
     return path if read_kernels(kernels) is not None else None
-
-
-def _put(path: Path, fill: Callable[[str], Any]) -> None:
-    """Make a file all at once."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
-        fill(name)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -1,9 +1,11 @@
 """A process that compiles for another one, which goes on meanwhile.
 
-    python -c "from thunder_fn.executors.compiled.worker import main; main()"
+    python -I -c "...; from thunder_fn.executors.compiled.worker import main; main()"
 
-It reads batches of jobs from standard input, compiles them into the folder of `store.py`, and answers each batch with
-one line of JSON: for each job, null or why it failed. It ends when its input does.
+It imports Python's own modules, those that are installed, and the parent's thunder_fn and PyTorch: nothing from the
+current folder, from that of a script, or from PYTHONPATH. It is given the key of `trusted.py`. Then it reads batches of
+jobs from standard input, compiles them into the folder of `store.py`, and answers each batch with one line of JSON: for
+each job, null or why it failed. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
+from thunder_fn.executors.compiled import trusted
 from thunder_fn.executors.compiled.codegen import Job
 from thunder_fn.executors.compiled.compiling import Failed, Function, compile_jobs, find
 
@@ -33,6 +37,7 @@ def main() -> None:
     """Serve until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what compilers print is no answer
+    trusted.take_key(sys.stdin.buffer.read(trusted.SIZE))
     compiler: Callable[[Sequence[Job]], Results] = compile_jobs
     while True:
         jobs = _read(sys.stdin.buffer)
@@ -135,14 +140,51 @@ class Worker:
         return {job: found.get(job) or Failed(reasons.get(job) or lost) for job in jobs}
 
 
+_START = """
+import sys
+own, others = sys.argv[1], sys.argv[2:]
+installed = (i for i, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
+sys.path.insert(next(installed, len(sys.path)), own)
+sys.path += [path for path in others if path not in sys.path]
+from thunder_fn.executors.compiled.worker import main
+main()
+"""
+"""The folder of this package stands behind Python's own modules, so nothing beside it hides one of those."""
+
+_NEEDED = (
+    "torch",
+    "sympy",
+    "mpmath",
+    "numpy",
+    "networkx",
+    "jinja2",
+    "markupsafe",
+    "filelock",
+    "fsspec",
+    "typing_extensions",
+)
+"""Packages that compiling imports, which may lie in a folder that an isolated Python does not look into."""
+
+
 def _spawn() -> subprocess.Popen[bytes]:
-    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", "from thunder_fn.executors.compiled.worker import main; main()"],
+    roots = dict.fromkeys(filter(None, map(_root, _NEEDED)))
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", _START, str(Path(__file__).parents[3]), *roots],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
     )
+    assert process.stdin is not None, "as it was asked for"
+    process.stdin.write(trusted.key())
+    return process
+
+
+def _root(name: str) -> str | None:
+    """The folder where this process finds a package that it has imported."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).absolute()
+    return str(path.parents[1] if path.stem == "__init__" else path.parent)
 
 
 WORKER = Worker()

@@ -61,7 +61,7 @@ TRANSFORMS = (
     Mutation(
         "vmap forgets stop_gradient",
         f"{DERIVE_VMAP}:vmap_rule",
-        "if equation.op == ops.STOP_GRADIENT or _is_unary(equation):",
+        "if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or _is_unary(equation):",
         "if _is_unary(equation) and equation.op != ops.STOP_GRADIENT:",
         "vmap and vjp",
     ),

@@ -1,0 +1,88 @@
+"""Second derivatives under every transform, against differences of first ones in float64: torch.func is no oracle for them.
+
+Law: whatever the order of `vmap`, `grad`, `jacrev` and `jacfwd`, and whether autograd or a trace differentiates, the result is
+the derivative of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+
+Tensor = torch.Tensor
+Case = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+EYE = 3 * torch.eye(2, dtype=torch.float64)
+CASES: dict[str, tuple[Case, int, int]] = {
+    "layer_norm": (lambda x, w, b: F.layer_norm(x.view(2, 3) * w, (3,), w, b), 6, 3),
+    "batch_norm": (lambda x, w, b: F.batch_norm(x.view(3, 2), None, None, w, b, True), 6, 2),
+    "instance_norm": (lambda x, w, b: F.instance_norm(x.view(2, 2, 3), None, None, w, b), 12, 2),
+    "group_norm": (lambda x, w, b: F.group_norm(x.view(1, 4, 2), 2, w, b), 8, 4),
+    "rms_norm": (lambda x, w, b: F.rms_norm(x.view(2, 3), (3,), w), 6, 3),
+    "silu": (lambda x, w, b: F.silu(x), 3, 1),
+    "mish": (lambda x, w, b: F.mish(x), 3, 1),
+    "solve": (lambda x, w, b: torch.linalg.solve(x.view(2, 2) + EYE, w), 4, 2),
+    "slogdet": (lambda x, w, b: torch.linalg.slogdet(x.view(2, 2) + EYE)[1], 4, 1),
+    "cumprod": (lambda x, w, b: x.cumprod(0), 3, 1),
+    "rfft": (lambda x, w, b: torch.view_as_real(torch.fft.rfft(x)), 4, 1),
+}
+
+
+def loss_of(case: Case, n: int, k: int) -> Callable[[Tensor], Tensor]:
+    def loss(packed: Tensor) -> Tensor:
+        y = case(packed[:n], packed[n : n + k], packed[n + k :]).flatten()
+        return (y.sin() * torch.arange(1.0, 1.0 + y.numel(), dtype=y.dtype)).sum()
+
+    return loss
+
+
+def hessian_by_differences(loss: Callable[[Tensor], Tensor], x: Tensor, step: float = 1e-5) -> Tensor:
+    def gradient(at: Tensor) -> Tensor:
+        leaf = at.clone().requires_grad_()
+        return torch.autograd.grad(loss(leaf), leaf)[0]
+
+    steps = step * torch.eye(x.numel(), dtype=x.dtype)
+    return torch.stack([(gradient(x + one) - gradient(x - one)) / (2 * step) for one in steps])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives(name: str) -> None:
+    case, n, k = CASES[name]
+    loss = loss_of(case, n, k)
+    xs, vs = (torch.randn(2, n + 2 * k, dtype=torch.float64) for _ in range(2))
+    hessians = torch.stack([hessian_by_differences(loss, x) for x in xs])
+    along = torch.einsum("bij,bj->bi", hessians, vs)
+
+    def dotted(gradients: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda xs: (gradients(xs) * vs).sum()
+
+    def by_autograd(gradients: Callable[[Tensor], Tensor]) -> Tensor:
+        leaf = xs.clone().requires_grad_()
+        dotted(gradients)(leaf).backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    each: Any = tfn.vmap(tfn.grad(loss))
+    found = {
+        "vmap(hessian)": (tfn.vmap(tfn.hessian(loss))(xs), hessians),
+        "vmap(jacrev(jacrev))": (tfn.vmap(tfn.jacrev(tfn.jacrev(loss)))(xs), hessians),
+        "grad(vmap(grad))": (tfn.grad(dotted(each))(xs), along),
+        "vmap(jvp(grad))": (tfn.vmap(lambda x, v: tfn.jvp(tfn.grad(loss), (x,), (v,))[1])(xs, vs), along),
+        "backward of vmap(grad)": (by_autograd(each), along),
+        "backward of jit(vmap(grad))": (by_autograd(tfn.jit(each)), along),
+        "backward of grad": (by_autograd(lambda xs: torch.stack([tfn.grad(loss)(x) for x in xs])), along),
+        "torch.func.grad of grad": (
+            torch.stack(
+                [torch.func.grad(lambda x, v=v: tfn.grad(loss)(x) @ v)(x) for x, v in zip(xs, vs, strict=True)]
+            ),
+            along,
+        ),
+    }
+    for text, (mine, expected) in found.items():
+        torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5, msg=lambda m, text=text: f"{text}: {m}")

@@ -1,0 +1,145 @@
+"""What a function sees that is differentiated: gradients that are on, arguments that require grad, and graphs from outside."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import UnsupportedCall
+
+X = torch.tensor([1.5, 2.0, 0.5])
+
+
+def asks_for_grad(v: Any) -> Any:
+    return (v**3).sum() if v.requires_grad else v.detach().sum()
+
+
+def asks_for_a_node(v: Any) -> Any:
+    return ((v * v) if (v * v).grad_fn is not None else v.detach()).sum()
+
+
+def asks_for_the_mode(v: Any) -> Any:
+    return (v**2).sum() if torch.is_grad_enabled() else v.sum()
+
+
+def differentiates_inside(v: Any) -> Any:
+    return torch.autograd.grad((v**3).sum(), v, create_graph=True)[0].sum()
+
+
+def asks_functional(v: Any) -> Any:
+    return torch.autograd.functional.jacobian(lambda u: (u**3).sum(), v, create_graph=True).sum()
+
+
+REVERSE: dict[str, Any] = {
+    "grad": lambda f: tfn.grad(f),
+    "jit of grad": lambda f: tfn.jit(tfn.grad(f)),
+    "vjp": lambda f: lambda x: tfn.vjp(f, x)[1](torch.ones(()))[0],
+    "jacrev": lambda f: tfn.jacrev(f),
+    "value_and_grad": lambda f: lambda x: tfn.value_and_grad(f)(x)[1],
+    "in a checkpoint": lambda f: tfn.grad(tfn.checkpoint(f)),
+    "in a branch": lambda f: tfn.grad(lambda x: tfn.cond(x.sum() > 0, f, lambda v: v.sum(), (x,))),
+}
+
+
+@pytest.mark.parametrize("around", (contextlib.nullcontext, torch.no_grad, torch.inference_mode))
+@pytest.mark.parametrize(
+    "f", (asks_for_grad, asks_for_a_node, asks_for_the_mode, differentiates_inside, asks_functional)
+)
+def test_bodies_that_ask_about_gradients(f: Any, around: Any) -> None:
+    leaf = X.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(f(leaf), leaf)
+    for name, transform in REVERSE.items():
+        if name == "in a checkpoint" and f is asks_functional:
+            continue  # `detach` inside makes a leaf of its own
+        with around():
+            torch.testing.assert_close(transform(f)(X), expected, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_an_inner_no_grad_is_seen_under_an_outer_one() -> None:
+    def target(v: Any) -> Any:
+        with torch.no_grad():
+            constant = v**2
+        return (v - constant).square().sum()
+
+    with torch.no_grad():
+        torch.testing.assert_close(tfn.grad(target)(X), torch.func.grad(target)(X))
+        torch.testing.assert_close(tfn.jit(tfn.grad(target))(X), torch.func.grad(target)(X))
+
+
+def test_arguments_that_are_differentiated_may_change_in_place() -> None:
+    def doubled(v: Any) -> Any:
+        v.mul_(v)
+        return v.sum()
+
+    torch.testing.assert_close(tfn.grad(doubled)(X.clone()), 2 * X)
+    torch.testing.assert_close(tfn.grad(lambda x: tfn.vmap(doubled)(x[None] * 1).sum())(X), 2 * X)
+
+
+def test_graphs_from_outside() -> None:
+    x = torch.randn(4, requires_grad=True)
+    y = x**2
+    z = torch.arange(12.0).reshape(3, 4) @ y
+    through = lambda v: torch.autograd.grad(
+        (y * v).sum() + z.sum() * v.sum() + (x * v).sum(), (x, y), retain_graph=True
+    )
+    expected = [torch.stack(column) for column in zip(*map(through, torch.eye(4)), strict=True)]
+    torch.testing.assert_close(list(tfn.vmap(through)(torch.eye(4))), expected)
+    torch.testing.assert_close(
+        tfn.jit(lambda v: torch.autograd.grad((y * v).sum(), y)[0])(torch.ones(4)), torch.ones(4)
+    )
+    for refused in (through, lambda v: (y * v).sum().backward(), lambda v: torch.autograd.backward([y.sum()])):
+        with pytest.raises(UnsupportedCall, match="a graph that was recorded outside"):
+            tfn.jit(refused)(torch.ones(4))
+    assert x.grad is None
+
+
+def test_hooks_on_saved_tensors_are_not_dropped() -> None:
+    def hooked(v: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * 10):
+            return (v**2).sum()
+
+    for call in (tfn.grad(hooked), tfn.jit(tfn.grad(hooked)), lambda x: tfn.jit(hooked)(x.clone().requires_grad_())):
+        with pytest.raises(UnsupportedCall, match="saved_tensors_hooks"):
+            call(X)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * 10):
+        torch.testing.assert_close(tfn.grad(lambda v: (v**2).sum())(X), 2 * X)
+
+    def kept_elsewhere(v: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return (v**2).sum()
+
+    torch.testing.assert_close(tfn.grad(kept_elsewhere)(X), 2 * X)
+
+
+@pytest.mark.parametrize(
+    "transform", (tfn.vmap, tfn.grad, lambda f: lambda x: tfn.jvp(f, (x,), (x,)), lambda f: tfn.vmap(tfn.jit(f)))
+)
+def test_data_of_what_a_transform_is_given_is_not_set(transform: Any) -> None:
+    def rebinds(v: Any) -> Any:
+        v.data = torch.ones_like(v)
+        return v.sum()
+
+    x = torch.zeros(3)
+    with pytest.raises(UnsupportedCall, match="of a tensor from outside"):
+        transform(rebinds)(x)
+    torch.testing.assert_close(x, torch.zeros(3))
+    tfn.jit(rebinds)(x)
+    torch.testing.assert_close(x, torch.ones(3))
+
+
+def test_the_tangent_of_a_number_is_zero() -> None:
+    f = lambda v: {"sum": v.sum(), "float": 12.2, "int": 3, "size": v.shape[0], "text": "x"}
+    expected = {"sum": torch.tensor(3.0), "float": 0.0, "int": 0, "size": 0, "text": "x"}
+    assert tfn.jvp(f, (X,), (torch.ones(3),))[1] == expected
+    assert tfn.linearize(f, X)[1](torch.ones(3)) == expected
+
+
+def test_remainders_of_a_number() -> None:
+    x = torch.tensor([1.0, 3.0, -2.5], requires_grad=True)
+    for number in (0, 5, 2.5):
+        (expected,) = torch.autograd.grad(torch.remainder(torch.tensor(float(number)), x).sum(), x)
+        torch.testing.assert_close(torch.autograd.grad(tfn.jit(lambda x, n=number: n % x)(x).sum(), x)[0], expected)
