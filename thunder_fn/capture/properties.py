@@ -148,6 +148,8 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
     outside, is_same = known
     if name == "_base":
         return _base(recorder, tensor, None)
+    if not is_same and recorder.inside:
+        return natural()  # of what a transform calls, autograd knows another tensor than of its argument
     found = properties.look_at(outside, name, FOUND[name])
     result = natural()
     if not is_same:
