@@ -140,7 +140,8 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
     if equation.op.kind == "composite":
         return push_forward(equation.body, active)
     if equation.op.kind == "structured":
-        return JVP.of(equation)(equation, active)
+        rule = JVP.find(equation.op)
+        return push_forward(alone(equation), active) if rule is None else rule(equation, active)
     if equation.op in (_MOVES, ops.NO_GRAD):
         return _no_grad_rule(equation)
     single = alone(equation)
