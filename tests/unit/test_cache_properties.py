@@ -221,6 +221,13 @@ def test_reads_in_transforms_and_bodies() -> None:
                 torch.testing.assert_close(g(given[name]).detach(), f(given[name]).detach(), msg=f"{number} {name}")
 
 
+def test_what_is_differentiated_is_not_the_argument() -> None:
+    """It has a history, as under torch.func, though the argument has none."""
+    f = lambda x: (x * (2.0 if (x * x).grad_fn is not None and x.requires_grad else 3.0)).sum()
+    for g in (grad(f), jit(grad(f))):
+        torch.testing.assert_close(g(torch.ones(3)), torch.func.grad(f)(torch.ones(3)))
+
+
 def test_a_module_that_reads_is_traced_for_each_answer() -> None:
     class Reading(nn.Module):
         def __init__(self) -> None:

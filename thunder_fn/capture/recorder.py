@@ -78,7 +78,7 @@ class Recorder:
             lambda *asked: known_answer(self, *asked),
         )
         self.outer = outer
-        self.is_same_function = is_same_function or outer is None
+        self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
             {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
         )
