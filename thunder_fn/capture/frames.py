@@ -31,7 +31,21 @@ OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OPTIM = _TORCH + "optim" + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
-_MACHINERY = frozenset(("thunder_fn", "torch", "torchgen", "functorch", "sympy", "numpy", "mpmath"))
+_MACHINERY = frozenset(
+    (
+        "thunder_fn",
+        "torch",
+        "torchgen",
+        "functorch",
+        "optree",
+        "sympy",
+        "networkx",
+        "numpy",
+        "mpmath",
+        "hypothesis",
+        "_pytest",
+    )
+)
 _HAS_MONITORING = sys.version_info >= (3, 12)
 
 

@@ -88,7 +88,10 @@ def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[
             )
         )
     dce = DCE.of(equation)
-    return [dce(equation, flags)[0]], [dce(equation, tuple(not flag for flag in flags))[0]]
+    first, second = dce(equation, flags)[0], dce(equation, tuple(not flag for flag in flags))[0]
+    own = {var.index for var in first.outputs}  # a loop keeps the carries that it needs in both halves
+    outputs = tuple(Var(next(fresh), var.type) if var.index in own else var for var in second.outputs)
+    return [first], [replace(second, outputs=outputs)]
 
 
 def _divided(

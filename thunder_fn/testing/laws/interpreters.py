@@ -64,7 +64,8 @@ class Interpreter:
 
     `keeps_values` says that the only trace it makes computes what the trace did, bitwise; `idempotent` that a second
     application changes nothing; `keeps_memory` that outputs lie in the memory of what they did; `carries` that constraints,
-    sources and ownership stay, which a text or an FX graph does not hold; `covers` which traces it takes.
+    sources and ownership stay, which a text or an FX graph does not hold, nor a loop that is written out without its
+    condition; `covers` which traces it takes.
     """
 
     run: Callable[[Trace], tuple[Trace, ...]]
@@ -200,7 +201,7 @@ INTERPRETERS: dict[str, Interpreter] = {
     "autocast without answers": Interpreter(
         lambda t: (autocast(t, torch.bfloat16, silent_policy),), keeps_values=True, idempotent=True, keeps_memory=True
     ),
-    "unfold": Interpreter(_alone(unfolded), keeps_values=True),
+    "unfold": Interpreter(_alone(unfolded), keeps_values=True, carries=False),
     "recapture": Interpreter(_alone(recapture), keeps_values=True, carries=False),
     "recapture nested": Interpreter(_alone(recapture_nested), keeps_values=True, carries=False),
     "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True, carries=False),
