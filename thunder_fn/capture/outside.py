@@ -765,7 +765,7 @@ class Watch:
                 self.functions.setdefault(id(function.__code__), []).append(function)
         self.done.clear()
         for code in codes:
-            for frame in lost[id(code)]:
+            for frame in tuple(lost[id(code)]):  # a frame that stays without its function is appended again
                 del frame.locals[1:]
                 self.evaluate(frame, frame.reading.uses)
         self.lost.clear()
