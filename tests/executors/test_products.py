@@ -23,7 +23,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The kernel as a function of numbers."""
     kernel = Kernel(TYPES, SOURCE, alone=True)
     places = native.build([kernel], tmp_path_factory.mktemp("product"))
-    return native.load(places[kernel.key])[kernel.key]
+    return native.load(places[kernel.key].read_bytes(), places[kernel.key].stem)[kernel.key]
 
 
 def dense(tensor: torch.Tensor) -> Dense:

@@ -147,14 +147,16 @@ def _laws(transform: Callable[[Trace], Trace], keeps: Keeps, idempotent: bool) -
     laws: dict[str, Law] = {
         "gives checked traces": lambda trace, inputs: check(transform(trace)),
         "is pure": _is_pure(transform),
-        "carries facts": interpreter_carries_facts(alone, whole=False),
     }
     if keeps == "values":
         laws["keeps values"] = _keeps_values(transform)
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone(alone)
+    else:
+        laws["carries facts"] = interpreter_carries_facts(alone, whole=False)
     if idempotent:
         laws["is idempotent"] = interpreter_is_idempotent(alone)
     if keeps == "values":
+        laws["carries facts"] = interpreter_carries_facts(alone, whole=False)
         laws |= {f"commutes with {name}": commute(transform, other) for name, other in TRANSFORMS.items()}
     return laws
 

@@ -55,6 +55,7 @@ HIGHER_ORDER = {
     "linearize": ("torch._functorch.eager_transforms", "linearize"),
     "autocast enter": ("torch.amp.autocast_mode", "autocast.__enter__"),
     "autocast exit": ("torch.amp.autocast_mode", "autocast.__exit__"),
+    "flex_attention device": ("torch.nn.attention.flex_attention", "_validate_device"),
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
     "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
     "batch norm": ("torch.nn.modules.batchnorm", "_BatchNorm.forward"),

@@ -225,7 +225,7 @@ INTERPRETERS: dict[str, Interpreter] = {
 }
 """Every function from trace to trace, by name."""
 
-UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx"})
+UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx", "claims", "partial_eval"})
 """Interpreters that unfold composites, so that what they make grows with the unfolded program."""
 
 
