@@ -107,8 +107,9 @@ OPEN: dict[str, str] = {
     "test_operators.py::test_gradient[as_strided]": "as_strided of a conjugate view has the conjugate of its gradient",
     "test_operators.py::test_gradient[as_strided_partial_views]": "as_strided of a conjugate view, as above",
     "test_operators.py::test_gradient[nn_functional_scaled_dot_product_attention]": "a sample of attention without a gradient",
-    "test_lookasides.py::test_builtins_that_modules_have[torch.get_num_threads]": "reading the number of threads is seen by itself now",
-    "test_lookasides.py::test_what_is_imported_inside": "reading the number of threads is seen by itself now",
+    "test_lookasides.py::test_builtins_that_modules_have[torch.get_num_threads]": "the number of threads is guarded by itself now",
+    "test_lookasides.py::test_what_is_imported_inside": "the number of threads is guarded by itself now",
+    "test_ctc_loss.py::test_it_is_eagers[inputs1-targets1-False": "fails behind test_cache_properties, where anomaly mode was on",
     "test_tutorials.py::test_tutorial[07_laws]": "check_transform finds another law broken first than the tutorial says",
     "test_fuzz.py::test_drawn_programs": "a drawn program ended the process once; the seed was not kept",
 }
