@@ -287,7 +287,7 @@ def _check_view(tensor: torch.Tensor, size: Sequence[Any]) -> None:
     """Raise as eager does where the strides of a tensor do not allow a view; those of its value may be others."""
     if tensor.is_contiguous() or not all(type(item) is int for item in (*tensor.shape, *tensor.stride(), *size)):
         return
-    with _disable_current_modes():
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
         torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(size)
 
 
