@@ -97,10 +97,6 @@ def chromium() -> Iterator[Any]:
 
 
 OPEN: dict[str, str] = {
-    "test_control_flow_table.py::test_cell[flex_attention": "flex_attention sets grad modes in a way that is refused",
-    "test_control_flow_table.py::test_traced[flex_attention": "flex_attention in a trace, as above",
-    "test_lookasides.py::test_flex_attention_under_transforms": "flex_attention under a transform, as above",
-    "test_associative_scan.py::test_inside_a_trace_autograd": "torch.func inside sets grad modes in a way that is refused",
     "test_associative_scan.py::test_map_some_at_a_time_asks": "the text of vmap's error for results that are no tensors changed",
     "test_linear_work.py::test_work_is_linear_in_depth[jvp of jvp]": "the jvp of a jvp asks more questions for each level",
     "test_linear_work.py::test_work_does_not_grow_with_calls[jvp of jvp]": "the jvp of a jvp asks more questions for each call",
