@@ -118,4 +118,4 @@ OPEN: dict[str, str] = {
     "test_tutorials.py::test_tutorial[07_laws]": "check_transform names another law",
     "test_fuzz.py::test_drawn_programs": "a drawn program ended the process once; the seed was not kept",
 }
-"""Tests that fail and are open, with what is known of each: see ARCHITECTURE, Next steps."""
+"""Tests that fail and are open, with what is known of each."""
