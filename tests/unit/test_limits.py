@@ -50,7 +50,7 @@ def found_length() -> object:
 
 @error
 def found_range() -> object:
-    return tfn.jit(lambda x: [x for _ in range(x[1].long().item())])(X)  # pyright: ignore
+    return tfn.jit(lambda x: [x for _ in range(x[1].long().item())])(X)
 
 
 @error
@@ -134,12 +134,15 @@ def changed_argument() -> object:
     return tfn.jit(f)(_Data(X))
 
 
+class _Result:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
 @error
 def returned_object() -> object:
     def f(x: torch.Tensor) -> object:
-        result = type("Result", (), {})()
-        result.x = x
-        return result
+        return _Result(x)
 
     return tfn.jit(f)(X)
 
@@ -235,7 +238,7 @@ def python_random() -> bool:
 def argument_attributes() -> bool:
     def f(x: torch.Tensor) -> torch.Tensor:
         x.requires_grad_()
-        x.tag = 3  # pyright: ignore
+        setattr(x, "tag", 3)  # noqa: B010
         return x * 2
 
     x = torch.ones(2)
