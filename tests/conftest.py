@@ -15,7 +15,16 @@ import torch
 
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
-hypothesis.settings.register_profile("fast", max_examples=50, derandomize=True, deadline=None, print_blob=True)
+# One failure is enough for CI, and its explanation may take longer than the tests.
+hypothesis.settings.register_profile(
+    "fast",
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    report_multiple_bugs=False,
+    phases=set(hypothesis.Phase) - {hypothesis.Phase.explain},
+)
 hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
