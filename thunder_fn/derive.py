@@ -265,7 +265,7 @@ def _ask_autograd(
     (equation,) = single.equations
     layouts = zip(single.inputs, transposed or (False,) * len(single.inputs), strict=True)
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
-    with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)), torch.enable_grad():
+    with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
         tracers = [
             recorder.input_of_type(var.type, is_transposed=flag)
             for var, flag in layouts
@@ -350,7 +350,7 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
     if sum(possible) < 2:
         return possible
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
-    with recorder.running(), torch.enable_grad():
+    with recorder.running():
         tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
         for tracer, flag in zip(tracers, active, strict=True):
             tracer.requires_grad_(flag)

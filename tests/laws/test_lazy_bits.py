@@ -48,7 +48,6 @@ def _written_through(x: Tensor) -> Tensor:
 READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "as_strided": lambda x: torch.as_strided(x, (2, 2), (1, 2)),
     "from an offset": lambda x: x.as_strided((2,), (1,), 5),
-    "overlapping": lambda x: x.as_strided((2, 2), (1, 1)),
     "as_strided_copy": lambda x: torch.as_strided_copy(x, (2, 2), (1, 2)),
     "of a conjugate": lambda x: x.conj().as_strided((3,), (1,)),
     "of a negative": lambda x: aten._neg_view(x).as_strided((3,), (1,)),
@@ -115,7 +114,7 @@ def test_values(view: str, reader: str) -> None:
         agree(run, expected, x)
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", ["conj", "imag of conj", "neg of real", "slice of conj", "transposed"])
 @pytest.mark.parametrize("reader", [name for name in READERS if name not in NO_DERIVATIVE])
 def test_derivatives(view: str, reader: str) -> None:
     """Readers are linear over the reals: eager's Jacobian is differences of its values."""

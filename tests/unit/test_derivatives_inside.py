@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._functorch.vmap import vmap_increment_nesting
 
 import thunder_fn as tfn
+from thunder_fn import derive, torch_internals as internals
 from thunder_fn.errors import UnsupportedCall
+from thunder_fn.testing.laws.interpreters import INTERPRETERS, forget
 
 X = torch.tensor([1.5, 2.0, 0.5])
 
@@ -143,3 +146,33 @@ def test_remainders_of_a_number() -> None:
     for number in (0, 5, 2.5):
         (expected,) = torch.autograd.grad(torch.remainder(torch.tensor(float(number)), x).sum(), x)
         torch.testing.assert_close(torch.autograd.grad(tfn.jit(lambda x, n=number: n % x)(x).sum(), x)[0], expected)
+
+
+AROUND: dict[str, Any] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "below autograd": internals.below_autograd,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "fake tensors": internals.FakeTensorMode,
+    "batched": lambda: vmap_increment_nesting(2, "error"),
+}
+"""States of PyTorch in which an executor, or the code of a user, may ask for a rule for the first time."""
+
+
+def _many_rules(x: Any) -> Any:
+    y = torch.softmax(torch.nn.functional.silu(x.expand(2, 3)), 0)
+    return torch.where(y > 0.5, torch.atan2(y, x), y.cumsum(0)).sum() + torch.linalg.vector_norm(y)
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_rules_are_found_alike_whatever_runs_around(around: str) -> None:
+    one = tfn.trace(_many_rules, X)
+    found = []
+    for context in (contextlib.nullcontext, AROUND[around]):
+        forget()
+        with context():
+            made = [INTERPRETERS[name].run(one) for name in ("vjp", "jvp", "vjp of vjp", "split_vjp")]
+            found.append((derive.ruled(one), [str(new) for news in made for new in news]))
+    forget()
+    assert found[0] == found[1]

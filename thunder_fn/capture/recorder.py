@@ -129,14 +129,21 @@ class Recorder:
 
     @contextmanager
     def running(self, *around: AbstractContextManager[Any]) -> Generator[None]:
-        """PyTorch's modes around the traced function, and then `around`. A derived rule knows of no autocast."""
+        """PyTorch's modes around the traced function, and then `around`.
+
+        A derived rule is the same whoever asks: with gradients on and without autocast.
+        """
         token = _current.set(self)
         try:
             with ExitStack() as stack:
                 for context in (
                     internals.isolated(),
                     internals.compiling(),
-                    internals.no_autocast_cache() if self.track_no_grad else internals.autocast_off(),
+                    *(
+                        (internals.no_autocast_cache(),)
+                        if self.track_no_grad
+                        else (internals.autocast_off(), torch.enable_grad())
+                    ),
                     *((internals.symbolic_dispatch(), MATH.applied()) if self.symbolic else ()),
                     self.mode,
                     self.functional_mode,

@@ -48,6 +48,7 @@ def isolated() -> Generator[None]:
             torch.autograd.set_multithreading_enabled(False),
             outside_inference_mode(),
             outside_saved_tensors_hooks(),
+            autograd_as_usual(),
         ):
             yield
     finally:

@@ -50,7 +50,7 @@ from thunder_fn.testing.laws.comparing import (
 from thunder_fn.testing.laws.losses import emit, scalarised
 from thunder_fn.testing.laws.unfolding import unfolded
 from thunder_fn.testing.programs import static_shape
-from thunder_fn.trace import Equation, Expr, Source, TensorType, Trace, TraceBuilder, Var, subtraces
+from thunder_fn.trace import Equation, Expr, Literal, Source, TensorType, Trace, TraceBuilder, Var, subtraces
 
 aten = torch.ops.aten
 
@@ -260,34 +260,52 @@ _OPENED = frozenset(("scan", "while_loop", "cond", "switch", "checkpoint", "call
 """Structured ops whose bodies all run under every transform."""
 
 
-def marked(trace: Trace) -> tuple[Trace, Expr, frozenset[Expr]]:
+def marked(trace: Trace) -> tuple[Trace, dict[Trace, Expr]]:
     """Return the trace with a constraint of its own in it and in each body, and a line of its own for each equation.
 
     Returns:
-        The trace; its own constraint; and those of all bodies that run.
+        The marked trace, and the added constraint of it and of each body, by marked trace.
     """
-    found: dict[Trace, tuple[Trace, Expr]] = {}
-    needed: set[Expr] = set()
+    found: dict[Trace, Trace] = {}
+    marks: dict[Trace, Expr] = {}
+    lines = itertools.count(1)
 
-    def mark(trace: Trace) -> tuple[Trace, Expr]:
+    def mark(trace: Trace) -> Trace:
         if trace not in found:
-            number = len(found)
-            mine = Expr(sympy.Symbol(f"mark{number}", integer=True) > number)
-            found[trace] = trace, mine
-            equations = tuple(with_bodies(equation) for equation in trace.equations)
-            new = dataclasses.replace(trace, equations=equations, constraints=(*trace.constraints, mine))
-            found[trace] = new, mine
+            number = len(marks)
+            own = Expr(sympy.Symbol(f"mark{number}", integer=True) > number)
+            marks[trace] = own
+            equations = tuple(
+                dataclasses.replace(
+                    equation,
+                    bodies=tuple(map(mark, equation.bodies)),
+                    source=Source("law.py", next(lines), equation.op.name),
+                )
+                for equation in trace.equations
+            )
+            new = dataclasses.replace(trace, equations=equations, constraints=(*trace.constraints, own))
+            found[trace] = new
         return found[trace]
 
-    def with_bodies(equation: Equation) -> Equation:
-        pairs = [mark(body) for body in equation.bodies]
-        if equation.op.kind == "composite" or equation.op.name in _OPENED:
-            needed.update(own for _, own in pairs)
-        source = Source("law.py", 1 + sum(len(one.equations) for one, _ in found.values()), equation.op.name)
-        return dataclasses.replace(equation, bodies=tuple(body for body, _ in pairs), source=source)
+    new = mark(trace)
+    return new, {found[trace]: own for trace, own in marks.items()}
 
-    new, own = mark(trace)
-    return new, own, frozenset(needed)
+
+def always_run(trace: Trace) -> set[Trace]:
+    """Return the bodies in a trace that run under every transform: no rule is chosen between them.
+
+    With an empty loop in the trace, whole parts of it may be dead: then there are none.
+    """
+    seen: set[Trace] = set()
+    todo = [trace]
+    while todo:
+        for equation in todo.pop().equations:
+            if any(arg == Literal(0) for key, arg in equation.kwargs if key in ("length", "max_steps")):
+                return set()
+            if equation.op.kind == "composite" or equation.op.name in _OPENED:
+                todo += [body for body in equation.bodies if body not in seen]
+                seen.update(equation.bodies)
+    return seen
 
 
 def interpreter_carries_facts(interpreter: Interpreter, *, whole: bool = True) -> Law:
@@ -298,7 +316,8 @@ def interpreter_carries_facts(interpreter: Interpreter, *, whole: bool = True) -
     """
 
     def law(trace: Trace, inputs: Inputs) -> None:
-        given, own, inside = marked(simplify.dce(trace))
+        given, marks = marked(simplify.dce(trace))
+        own, inside = marks[given], {marks[body] for body in always_run(given)}
         made = interpreter.run(given)
         carried = [{one for inner in subtraces(new) for one in inner.constraints} for new in made]
         mine = {id(c.tensor) for inner in subtraces(given) for c in inner.constants if not c.owned}
