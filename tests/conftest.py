@@ -106,16 +106,7 @@ def chromium() -> Iterator[Any]:
 
 
 OPEN: dict[str, str] = {
-    "test_associative_scan.py::test_map_some_at_a_time_asks": "the text of vmap's error for results that are no tensors changed",
-    "test_linear_work.py::test_work_is_linear_in_depth[jvp of jvp]": "the jvp of a jvp asks more questions for each level",
-    "test_linear_work.py::test_work_does_not_grow_with_calls[jvp of jvp]": "the jvp of a jvp asks more questions for each call",
-    "test_operators.py::test_gradient[as_strided]": "as_strided of a conjugate view has the conjugate of its gradient",
-    "test_operators.py::test_gradient[as_strided_partial_views]": "as_strided of a conjugate view, as above",
-    "test_operators.py::test_gradient[nn_functional_scaled_dot_product_attention]": "a sample without a gradient",
-    "test_lookasides.py::test_builtins_that_modules_have[torch.get_num_threads]": "the number of threads is guarded now",
-    "test_lookasides.py::test_what_is_imported_inside": "the number of threads is guarded by itself now",
     "test_ctc_loss.py::test_it_is_eagers[inputs1-targets1-False": "fails behind test_cache_properties, where anomaly mode was on",
-    "test_tutorials.py::test_tutorial[07_laws]": "check_transform names another law",
     "test_fuzz.py::test_drawn_programs": "a drawn program ended the process once; the seed was not kept",
 }
 """Tests that fail and are open, with what is known of each."""

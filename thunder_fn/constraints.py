@@ -111,7 +111,7 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
     """For the sizes found in data that these types have, what they are called in the wanted types of the same results."""
     found: dict[sympy.Basic, Expr] = {}
     for one, other in zip(types, wanted, strict=False):
-        if isinstance(one, TensorType) and isinstance(other, TensorType):
+        if isinstance(one, TensorType) and isinstance(other, TensorType) and len(one.shape) == len(other.shape):
             for size, its in zip(one.shape, other.shape, strict=True):
                 if size != its and isinstance(size, Expr) and isinstance(its, Expr) and not is_hinted(size):
                     found[size.value] = its

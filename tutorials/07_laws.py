@@ -10,31 +10,19 @@
 # # Laws: write a transform, watch it fail, fix it
 #
 # A transform is a function from trace to trace. Here is one: it sorts the operands of sums, so that `x + y` and `y + x` become
-# the same equation and `cse` computes it once.
+# the same equation and `cse` computes it once. `rewritten` copies a trace equation by equation; a function of ours says what
+# stands in place of each, and `put` appends it as it is.
 
 # %%
 import torch
 
 import thunder_fn as tfn
 from thunder_fn import ops
+from thunder_fn.ir import put, rewritten
 from thunder_fn.testing import LawBroken, build, cases, check_transform, in_dims, programs, pytrees
-from thunder_fn.trace import Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.trace import Literal, TensorType, Trace
 
 SUM = ops.leaf(torch.ops.aten.add.Tensor)
-
-
-def rewritten(trace: Trace, rewrite) -> Trace:
-    """Copy a trace equation by equation; `rewrite(builder, equation, operands)` may give results of its own."""
-    builder = TraceBuilder(trace.name)
-    env = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
-    for equation in trace.equations:
-        results = rewrite(builder, equation, [env[var.index] for var in equation.operands])
-        if results is None:
-            results = builder.copy(equation, lambda var: env[var.index])
-        env.update((var.index, result) for var, result in zip(equation.outputs, results, strict=True))
-    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
 
 
 def sorted_sums(trace: Trace) -> Trace:
@@ -42,7 +30,7 @@ def sorted_sums(trace: Trace) -> Trace:
         if equation.op == SUM:
             args = tuple(sorted(operands, key=lambda var: var.index))
             return builder.add(SUM, args, (equation.outputs[0].type,), kwargs=equation.kwargs)
-        return None
+        return put(builder, equation, operands)
 
     return rewritten(trace, rewrite)
 
@@ -53,7 +41,7 @@ print(tfn.interpreters.simplify.cse(sorted_sums(twice)))
 
 # %% [markdown]
 # It works here. Does it always? One call tries it on random traces: is what it makes a checked trace, is it pure, does it
-# keep values, and does it commute with every transform there is?
+# keep values and what a trace carries, and does it commute with every transform there is?
 
 # %%
 try:
@@ -77,12 +65,30 @@ def sorted_plain_sums(trace: Trace) -> Trace:
         if equation.op == SUM and len(operands) == 2 and not equation.kwargs:
             args = tuple(sorted(operands, key=lambda var: var.index))
             return builder.add(SUM, args, (equation.outputs[0].type,))
-        return None
+        return put(builder, equation, operands)
 
     return rewritten(trace, rewrite)
 
 
 check_transform(sorted_plain_sums, idempotent=True, max_examples=20)
+
+# %% [markdown]
+# ## What a trace carries
+#
+# A trace has more than equations: constraints, which guard what it may be called with, and the user's tensors that it closes
+# over. The values of a copy that leaves the constraints out are right, and it would be called where it must not be.
+
+
+# %%
+def without_constraints(trace: Trace) -> Trace:
+    return Trace(trace.inputs, trace.equations, trace.outputs, trace.constants, constraints=())
+
+
+try:
+    check_transform(without_constraints, max_examples=20)
+except LawBroken as error:
+    careless = str(error)
+assert careless.startswith('without_constraints breaks the law "carries facts"')
 
 # %% [markdown]
 # ## Pairs
@@ -95,7 +101,11 @@ DETACH = ops.STOP_GRADIENT
 
 
 def without_detach(trace: Trace) -> Trace:
-    return rewritten(trace, lambda builder, equation, operands: operands if equation.op == DETACH else None)
+    return rewritten(trace, _without_detach)
+
+
+def _without_detach(builder, equation, operands):
+    return operands if equation.op == DETACH else put(builder, equation, operands)
 
 
 stopped = tfn.trace(lambda x: x.detach() * x, torch.ones(3))
@@ -126,9 +136,8 @@ def rounded(trace: Trace) -> Trace:
     def rewrite(builder, equation, operands):
         type = equation.outputs[0].type if len(equation.outputs) == 1 else None
         if equation.op.kind != "leaf" or not isinstance(type, TensorType) or type.dtype != F64:
-            return None
-        values = {var.index: value for var, value in zip(equation.operands, operands, strict=True)}
-        (exact,) = builder.copy(equation, lambda var: values[var.index])
+            return put(builder, equation, operands)
+        (exact,) = put(builder, equation, operands)
         half = TensorType(torch.bfloat16, type.shape)
         (low,) = builder.add(DOWN, (exact,), (half,), kwargs=(("dtype", Literal(torch.bfloat16)),))
         return builder.add(DOWN, (low,), (type,), kwargs=(("dtype", Literal(F64)),))

@@ -18,8 +18,8 @@ from thunder_fn.interpreters import jvp as forward, simplify, vjp as reverse, vm
 from thunder_fn.trace import subtraces
 
 MEMOS: tuple[Any, ...] = (
-    *(reverse.split_vjp, activity.activity, forward.push_forward, batching.batch, simplify.dce_to),
-    vjp_rule,
+    *(reverse.split_vjp, activity.activity, activity.contributions, activity.USEFUL.everywhere),
+    *(forward.push_forward, forward._on_slots, forward._with_op, batching.batch, simplify.dce_to, vjp_rule),
 )
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,25 +39,61 @@ def nested(depth: int, calls: int) -> Function:
     return f
 
 
+def looped(depth: int, calls: int) -> Function:
+    """Scans in scans: each step calls the one inside it so many times, under a choice."""
+    f: Function = torch.sin
+    for _ in range(depth):
+
+        def body(x: torch.Tensor, f: Function = f) -> torch.Tensor:
+            for _ in range(calls):
+                x = f(x)
+            return x * 0.9
+
+        def outer(x: torch.Tensor, body: Function = body) -> torch.Tensor:
+            def chosen(x: torch.Tensor) -> torch.Tensor:
+                return tfn.scan(lambda c, _: (body(c), None), x, None, length=3)[0]
+
+            return tfn.cond(x.sum() > 0, chosen, torch.cos, (x,))
+
+        f = outer
+    return f
+
+
+def along(f: Function) -> Function:
+    return lambda x: tfn.jvp(f, (x,), (x,))[1]
+
+
 def sum_of_grad(f: Function) -> Function:
     return lambda x: tfn.grad(lambda x: f(x).sum())(x).sum()
 
 
 TRANSFORMS: dict[str, Callable[[Function], Function]] = {
     "grad of grad": lambda f: tfn.grad(sum_of_grad(f)),
-    "jvp of jvp": lambda f: lambda x: tfn.jvp(lambda x: tfn.jvp(f, (x,), (x,))[1], (x,), (x,))[1],
+    "jvp of jvp": lambda f: along(along(f)),
+    "jvp of jvp of jvp": lambda f: along(along(along(f))),
+    "jvp of jvp without grad": lambda f: along(along(torch.no_grad()(f))),
+    "jvp of grad": lambda f: along(tfn.grad(lambda x: f(x).sum())),
+    "grad of jvp": lambda f: tfn.grad(lambda x: along(f)(x).sum()),
+    "vmap of jvp": lambda f: tfn.vmap(along(f)),
+    "jvp of vmap": lambda f: along(tfn.vmap(f)),
+    "grad of checkpoint": lambda f: tfn.grad(lambda x: tfn.checkpoint(f)(x).sum()),
     "vmap of grad": lambda f: tfn.vmap(tfn.grad(lambda x: f(x).sum())),
     "grad of vmap": lambda f: tfn.grad(lambda x: tfn.vmap(f)(x).sum()),
 }
 
 
-def work(transform: Callable[[Function], Function], depth: int, calls: int) -> tuple[int, ...]:
+def questions(transform: Callable[[Function], Function], f: Function) -> tuple[tuple[int, ...], int]:
     """How many questions each memo had to answer, and how many equations came out."""
     for memo in MEMOS:
         memo.cache_clear()
-    trace = tfn.trace(transform(nested(depth, calls)), torch.ones(2, 3))
-    equations = sum(len(body.equations) for body in subtraces(trace))
-    return *(memo.cache_info().misses for memo in MEMOS), equations
+    trace = tfn.trace(transform(f), torch.ones(2, 3))
+    return tuple(memo.cache_info().misses for memo in MEMOS), sum(len(body.equations) for body in subtraces(trace))
+
+
+def work(transform: Callable[[Function], Function], depth: int, calls: int) -> tuple[int, ...]:
+    """The questions of composites in composites, and the equations."""
+    asked, equations = questions(transform, nested(depth, calls))
+    return *asked, equations
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -72,3 +108,11 @@ def test_work_does_not_grow_with_calls(name: str) -> None:
     """Each composite calls the one inside it twice: the leaf is called 2, 4, ..., 64 times."""
     short, middle, deep = (work(TRANSFORMS[name], depth, 2) for depth in (2, 4, 6))
     assert [b - a for a, b in zip(short, middle, strict=True)] == [b - a for a, b in zip(middle, deep, strict=True)]
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_questions_do_not_grow_with_loops(name: str) -> None:
+    """Through choices and loops in each other: their residuals grow with the calls, and what is asked does not."""
+    short, middle, deep = (questions(TRANSFORMS[name], looped(*of))[0] for of in ((2, 2), (3, 2), (4, 2)))
+    assert [b - a for a, b in zip(short, middle, strict=True)] == [b - a for a, b in zip(middle, deep, strict=True)]
+    assert questions(TRANSFORMS[name], looped(2, 4))[0] == short

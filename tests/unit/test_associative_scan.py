@@ -86,10 +86,21 @@ def test_map_some_at_a_time(size: int, batch_size: int) -> None:
 def test_map_some_at_a_time_asks_for_tensors() -> None:
     for f, given, text in (
         (torch.sin, 0, "a positive int, given 0"),
-        (lambda x: 1.0, 2, "only tensors can be stacked"),
+        (lambda x: 1.0, 2, r"^map: the result is of type float, and only tensors can be stacked"),
+        (lambda x: 1.0, None, r"^map: the result is of type float, and only tensors can be stacked"),
+        (lambda x: (x, {"a": "s"}), 2, r"map: the result\[1\]\['a'\] is of type str(.|\n)*Return a tensor"),
+        (3, None, "map: f must be a function, not an int"),
     ):
         with pytest.raises(TraceTypeError, match=text):
             tfn.map(f, torch.ones(3), batch_size=given)
+        with pytest.raises(TraceTypeError, match=text):
+            tfn.trace(lambda x, f=f, given=given: tfn.map(f, x, batch_size=given), torch.ones(3))
+    for given in (None, 2):
+        assert tfn.map(torch.sin, [], batch_size=given) == []
+        with pytest.raises(TraceTypeError, match=r"^map: xs has no tensor"):
+            tfn.map(torch.sin, None, batch_size=given)
+        with pytest.raises(TraceTypeError, match=r"^map: xs is f32\[3\] and has no dim 1"):
+            tfn.map(torch.sin, torch.ones(3), dim=1, batch_size=given)
     with pytest.raises(TraceTypeError, match=r"xs\[1\]: 2"):
         tfn.map(lambda x: x[0], (torch.ones(3), torch.ones(2)), batch_size=2)
 

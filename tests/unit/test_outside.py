@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import array
 import gc
+import importlib
 import sys
 import threading
 import warnings
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import nn
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
 from thunder_fn import cache_info, explain_misses, jit
+from thunder_fn.capture import frames
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 FILLED_BY_THE_CALL = {"defaultdict"}
@@ -278,3 +281,40 @@ def test_what_a_program_reads_is_let_go_with_it() -> None:
     references = made()
     gc.collect()
     assert [reference() for reference in references] == [None] * 3
+
+
+DRAWING = """
+import itertools
+DRAWN = itertools.count()
+def draw():
+    return next(DRAWN)
+class Finder:
+    def find_spec(self, fullname, path=None, target=None):
+        draw()
+"""
+
+
+def test_what_an_import_runs_is_no_part_of_the_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither what looks for a module, nor what a library's module calls while it is imported: both draw from a count."""
+    (tmp_path / "a_package_that_draws.py").write_text(DRAWING)
+    (tmp_path / "a_library_that_draws.py").write_text("import a_package_that_draws\na_package_that_draws.draw()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("a_package_that_draws")
+    monkeypatch.setattr(frames, "_MACHINERY", frames._MACHINERY | {"a_library_that_draws"})
+    monkeypatch.setattr(sys, "meta_path", [package.Finder(), *sys.meta_path])
+    frames.is_machinery.cache_clear()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        import a_library_that_draws  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+
+        return x * len(a_library_that_draws.__name__)
+
+    try:
+        jitted = jit(f)
+        for _ in range(2):
+            assert torch.equal(jitted(X), f(X))
+        assert package.draw() >= 2 and cache_info(jitted).misses == 1
+    finally:
+        for name in ("a_library_that_draws", "a_package_that_draws"):
+            sys.modules.pop(name, None)
+        frames.is_machinery.cache_clear()

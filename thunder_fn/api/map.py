@@ -14,8 +14,7 @@ from thunder_fn.api.vmap import vmap
 from thunder_fn.capture import pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import TraceTypeError
-from thunder_fn.structured.bodies import standing_for
-from thunder_fn.structured.loops import map as one_by_one, number_of_steps
+from thunder_fn.structured.loops import map as one_by_one, mapped_function, number_of_steps
 
 Tensor = torch.Tensor
 
@@ -31,19 +30,19 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: in
         batch_size: so many slices at a time, by `vmap`; the last ones may be fewer.
 
     Raises:
-        TraceTypeError: sizes differ, or batch_size is no positive int.
+        TraceTypeError: sizes differ, batch_size is no positive int, or a result is no tensor.
 
     Example:
         >>> map(lambda x: x.sum(), torch.ones(3, 2), batch_size=2)
         tensor([2., 2., 2.])
     """
-    if batch_size is None:
-        return one_by_one(f, xs, *args, dim=dim)
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
         raise TraceTypeError(f"map: batch_size is a positive int, given {batch_size!r}")
-    size, dim = number_of_steps(xs, dim)
+    if batch_size is None or not pytree.flatten(xs)[0]:
+        return one_by_one(f, xs, *args, dim=dim)
+    size, dim = number_of_steps(xs, dim, op="map")
     whole = size // batch_size * batch_size
-    batched = vmap(standing_for(f)(lambda x: f(x, *args)), randomness="different")
+    batched = vmap(mapped_function(f, args), randomness="different")
     parts = [
         one_by_one(batched, pytree.tree_map(lambda x: x.movedim(dim, 0)[block].unflatten(0, shape), xs))
         for block, shape in (

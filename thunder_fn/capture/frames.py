@@ -53,7 +53,7 @@ class Observer(Protocol):
     """Hears of the frames of a capture."""
 
     def started(self, frame: types.FrameType) -> None:
-        """A frame of the user's code begins, or a generator goes on."""
+        """A frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """It returns or yields a value; None where it raises."""
@@ -89,6 +89,22 @@ def is_user_file(file: str) -> bool:
 def is_watched(code: types.CodeType, module: Any) -> bool:
     """The frames of this code, whose globals belong to a module of that name, are the user's."""
     return is_user_file(code.co_filename) and not (isinstance(module, str) and is_machinery(module))
+
+
+def is_import(frame: types.FrameType) -> bool:
+    """An import begins: of any module, by the import system or by a loader."""
+    name = frame.f_code.co_name
+    if name == "<module>":
+        return frame.f_back is not None and _is_loader(frame.f_back.f_code)
+    return name == "_find_and_load" and _is_loader(frame.f_code)
+
+
+def _is_loader(code: types.CodeType) -> bool:
+    return code.co_filename.startswith("<frozen importlib") or code.co_name == "exec_module"
+
+
+def _is_told(frame: types.FrameType) -> bool:
+    return is_watched(frame.f_code, frame.f_globals.get("__name__")) or is_import(frame)
 
 
 @contextmanager
@@ -140,7 +156,7 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
             code = frame.f_code
             found = known.get(id(code))
             if found is None:
-                found = known[id(code)] = code, is_watched(code, frame.f_globals.get("__name__"))
+                found = known[id(code)] = code, _is_told(frame)
             if found[1]:
                 observer.started(frame)
         elif event == "return":
@@ -216,7 +232,7 @@ def _monitored() -> Generator[None]:
 
 def _started(code: types.CodeType, offset: int) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    if not is_watched(code, frame.f_globals.get("__name__")):
+    if not _is_told(frame):
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]
     if (observer := _told.get()) is not None:
         observer.started(frame)
@@ -225,7 +241,7 @@ def _started(code: types.CodeType, offset: int) -> Any:
 
 def _ended(code: types.CodeType, offset: int, value: Any) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    if not is_watched(code, frame.f_globals.get("__name__")):
+    if not _is_told(frame):
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]
     if (observer := _told.get()) is not None:
         observer.ended(frame, value)
@@ -234,5 +250,5 @@ def _ended(code: types.CodeType, offset: int, value: Any) -> Any:
 
 def _unwound(code: types.CodeType, offset: int, error: BaseException) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    if (observer := _told.get()) is not None and is_watched(code, frame.f_globals.get("__name__")):
+    if (observer := _told.get()) is not None and _is_told(frame):
         observer.ended(frame, None)

@@ -266,9 +266,14 @@ def _dispatching(fn: Any) -> Function:
     return functools.update_wrapper(dispatch, fn) if isinstance(fn, _CACHED) else dispatch
 
 
-def _of_user(fn: Any) -> Function | None:
-    """What a call of fn goes to, if users' code makes it."""
-    caller = _frame(2).f_globals.get("__name__", "")
+def replacement_of_patched(fn: Any) -> Function | None:
+    """What a call of fn goes to, asked by what a patch has put in its place: of a builtin, only if users' code calls it."""
+    return replacement(fn) if isinstance(fn, types.FunctionType) else _of_user(fn, 3)
+
+
+def _of_user(fn: Any, level: int = 2) -> Function | None:
+    """What a call of fn goes to, if users' code makes it: the frame so many levels up."""
+    caller = _frame(level).f_globals.get("__name__", "")
     is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
     return replacement(fn) if is_users else None
 

@@ -32,7 +32,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.expressions import Reading, Source, reading, text
-from thunder_fn.capture.frames import is_library, is_machinery, is_user_file, is_watched
+from thunder_fn.capture.frames import is_import, is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.lookasides import is_diverted
 from thunder_fn.capture.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, fields_of, seen
 
@@ -195,7 +195,7 @@ class Watch:
     def started(self, frame: types.FrameType) -> None:
         """Look at what a frame can reach, before it changes anything. What an import runs is no part of the function."""
         code = frame.f_code
-        if self.importing is None and code.co_name == "<module>" and _is_import(frame.f_back):
+        if self.importing is None and is_import(frame):
             self.importing = frame
         if self.importing is not None:
             return
@@ -840,10 +840,6 @@ def _given_back(frame: Frame, callees: list[Any]) -> Iterator[Any]:
 def _is_lasting(value: Any) -> bool:
     """A class or function of a module, which was not made by the traced function."""
     return isinstance(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
-
-
-def _is_import(frame: types.FrameType | None) -> bool:
-    return frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _items(value: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call (`torch_internals/guards.py`).
 The number of threads, inference mode, which backends may be used and how are state too; a function that asks for one of them
 is traced for the answer. Who asks by a name bound before, as `from torch import get_num_threads` binds one, is not seen.
+A lookaside of such a function answers in its place: the state is not asked, and nothing is noted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.lookasides import replacement_of_patched
 from thunder_fn.capture.recorder import CHANGED, current
 from thunder_fn.capture.scopes import is_internal
 
@@ -30,6 +32,9 @@ def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(*args)
+        chosen = replacement_of_patched(original)
+        if chosen is not None:
+            return chosen(*args)
         return recorder.properties.look_at_process(f"{name}{args or ''}", functools.partial(original, *args))
 
     return asked
@@ -41,6 +46,9 @@ def _noting_from_users(name: str, original: Callable[[], Any]) -> Callable[[], A
         recorder = current()
         if recorder is None or is_internal(sys._getframe(1).f_code.co_filename):  # pyright: ignore[reportPrivateUsage]
             return original()
+        chosen = replacement_of_patched(original)
+        if chosen is not None:
+            return chosen()
         return recorder.properties.look_at_process(name, original, recorder.around[name])
 
     return asked

@@ -38,9 +38,8 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
         A rule whose trace maps the inputs, then the tangents of the active inputs, to the outputs, then the tangents
         of those outputs that `active_outputs` marks; the others' tangents are zero.
     """
-    opened = _with_op(trace, ops.NO_GRAD, _MOVES)
-    if opened is not trace:
-        rule = push_forward(opened, active)
+    if _has_op(trace, ops.NO_GRAD):
+        rule = push_forward(_with_op(trace, ops.NO_GRAD, _MOVES), active)
         return JvpRule(_with_op(rule.trace, _MOVES, ops.NO_GRAD), rule.active_outputs)
     builder = TraceBuilder(f"{trace.name}_jvp")
     primals = [builder.input(var.type) for var in trace.inputs]
@@ -57,17 +56,26 @@ _MOVES = ops.leaf(torch.ops.aten.lift.default)
 
 
 @memo(16384)
+def _has_op(trace: Trace, op: Op) -> bool:
+    """Tell whether an equation of the trace, or of a body in it, has this op.
+
+    Identity of a trace with what a memo answered tells nothing: the answer is that of an equal trace.
+    """
+    return any(eq.op == op or any(_has_op(body, op) for body in eq.bodies) for eq in trace.equations)
+
+
+@memo(16384)
 def _with_op(trace: Trace, old: Op, new: Op) -> Trace:
-    """The trace with one op of one operand in place of another, in bodies too; the very trace where there is none."""
-    equations = tuple(_renamed(equation, old, new) for equation in trace.equations)
-    same = all(one is other for one, other in zip(equations, trace.equations, strict=True))
-    return trace if same else replace(trace, equations=equations)
+    """The trace with one op of one operand in place of another, in bodies too."""
+    if not _has_op(trace, old):
+        return trace
+    return replace(trace, equations=tuple(_renamed(equation, old, new) for equation in trace.equations))
 
 
 def _renamed(equation: Equation, old: Op, new: Op) -> Equation:
-    bodies = tuple(_with_op(body, old, new) for body in equation.bodies)
-    if equation.op != old and all(one is other for one, other in zip(bodies, equation.bodies, strict=True)):
+    if equation.op != old and not equation.bodies:
         return equation
+    bodies = tuple(_with_op(body, old, new) for body in equation.bodies)
     return replace(equation, op=new if equation.op == old else equation.op, bodies=bodies)
 
 

@@ -102,27 +102,30 @@ def scan(
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, ys)
 
 
-def number_of_steps(xs: Any, dim: Any, length: int | None = None, unroll: int | bool = 1) -> tuple[int, int]:
+def number_of_steps(
+    xs: Any, dim: Any, length: int | None = None, unroll: int | bool = 1, op: str = "scan"
+) -> tuple[int, int]:
     """The number of steps, and dim counted from the front."""
     if unroll is not True and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
-        raise TraceTypeError(f"scan: unroll is True or a positive int, given {unroll!r}")
+        raise TraceTypeError(f"{op}: unroll is True or a positive int, given {unroll!r}")
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TraceTypeError(f"scan: dim is an int, given {dim!r}")
+        raise TraceTypeError(f"{op}: dim is an int, given {dim!r}")
     leaves = pytree.flatten(xs)[0]
     named = list(zip(pytree.paths(xs, "xs"), leaves, strict=True))
     for path, leaf in named:
         if not isinstance(leaf, Tensor):
-            raise TraceTypeError(f"scan: {path} is of type {type(leaf).__name__}, and only tensors can be sliced")
+            raise TraceTypeError(f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be sliced")
         if not -leaf.ndim <= dim < leaf.ndim:
-            raise TraceTypeError(f"scan: {path} is {type_of_value(leaf)} and has no dim {dim}")
+            raise TraceTypeError(f"{op}: {path} is {type_of_value(leaf)} and has no dim {dim}")
     dim = dim % leaves[0].ndim if leaves else max(dim, 0)
     sizes = [(path, leaf.shape[dim]) for path, leaf in named] + ([("length", length)] if length is not None else [])
     if not sizes:
-        raise TraceTypeError(located("scan: there are no xs, so length is needed", source=user_source()))
+        what = "there are no xs, so length is needed" if op == "scan" else "xs has no tensor to be sliced"
+        raise TraceTypeError(located(f"{op}: {what}", source=user_source()))
     if any(size != sizes[0][1] for _, size in sizes):
         listed = "\n".join(f"  {path}: {size}" for path, size in sizes)
         raise TraceTypeError(
-            located(f"scan: the number of steps must be the same, but\n{listed}", source=user_source())
+            located(f"{op}: the number of steps must be the same, but\n{listed}", source=user_source())
         )
     return sizes[0][1], dim
 
@@ -161,11 +164,16 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
 
 
 def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
-    for path, leaf in zip(pytree.paths(y, "y"), pytree.flatten(y)[0], strict=True):
+    check_stackable("scan", combine_fn, y, "y", "Return a tensor, or None for no ys.")
+
+
+def check_stackable(op: str, function: Callable[..., Any], result: Any, name: str, fix: str) -> None:
+    """Raise unless all leaves of a result are tensors; names the first that is none."""
+    for path, leaf in zip(pytree.paths(result, name), pytree.flatten(result)[0], strict=True):
         if not isinstance(leaf, (Tensor, TypeText)):
-            what = f"scan: {path} is of type {type(leaf).__name__}, and only tensors can be stacked"
-            what += f"\nfunction:     {described_function(combine_fn)}"
-            raise TraceTypeError(located(what, source=user_source(), fix="Return a tensor, or None for no ys."))
+            what = f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be stacked"
+            what += f"\nfunction:     {described_function(function)}"
+            raise TraceTypeError(located(what, source=user_source(), fix=fix))
 
 
 def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, name: str = "carry") -> None:
@@ -378,12 +386,29 @@ def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: A
 
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
     """`f` on each slice of xs along dim, one after the other; the results are stacked along dim. See `thunder_fn.map`."""
+    if xs is None or pytree.flatten(xs)[0]:
+        number_of_steps(xs, dim, op="map")
+    mapped = mapped_function(f, args)
 
     @standing_for(f)
     def step(_: None, x: Any) -> tuple[None, Any]:
-        return None, f(x, *args)
+        return None, mapped(x)
 
     return scan(step, None, xs, dim=dim)[1]
+
+
+def mapped_function(f: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """`f` on a slice and args, for `map`: its results must be tensors."""
+    if not callable(f):
+        raise TraceTypeError(f"map: f must be a function, not {kind_of(f)}")
+
+    @standing_for(f)
+    def mapped(x: Any) -> Any:
+        result = f(x, *args)
+        check_stackable("map", f, result, "the result", "Return a tensor (`torch.tensor(1.0)`), or None for nothing.")
+        return result
+
+    return mapped
 
 
 def _torch_scan(combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
