@@ -118,4 +118,4 @@ def chromium() -> Iterator[Any]:
 OPEN: dict[str, str] = {
     "test_fuzz.py::test_drawn_programs": "a drawn program ended the process once; the seed was not kept",
 }
-"""Tests that fail and are open, with what is known of each: see ARCHITECTURE, Next steps."""
+"""Tests that fail and are open, with what is known of each."""

@@ -5,6 +5,12 @@ both. What was recorded before the question is the forward, what came after is t
 of the forward are the residuals. Where PyTorch has no derivative, the op is decomposed and its parts are asked.
 
 Every result is memoised by the equation (op, static arguments, input types) and by what is wanted of it.
+
+Attempts for a vjp, in order: autograd's formula; the formula of the in-place twin on a copy, for ops such as
+`aten.copy` that only functionalization makes; a decomposition; then MissingRule.
+
+PyTorch's first derivative of some ops (`ONCE`) reads saved values that have no derivative. The rule of such an op is
+one `differentiated_as` equation: the fast formula is computed, the formula for `create_graph=True` is differentiated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """`torch.optim` optimizers as functions: state in, state out.
 
 The optimizer's own code runs on copies of the parameters; under capture it is functionalised like any in-place code.
+
+The update of each parameter is one equation. What depends on the step count and changed options alone is computed in
+front of all updates; the rest is a body that parameters of one kind share.
 """
 
 from __future__ import annotations

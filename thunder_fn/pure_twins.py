@@ -6,6 +6,8 @@
 The twin copies what the op would change, calls the op and returns its results followed by the copies. It is an op like
 any other: a call of `mylib::scale_` in a traced function becomes an equation of the twin and a copy to x. Twins are
 defined when they are first needed, from PyTorch's schema, in a library whose name says which op is meant.
+
+PyTorch's `auto_functionalized` is a higher-order op, which no interpreter would know.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ Three mechanisms of PyTorch stack up, outermost first:
 3. a fake tensor mode computes types and reports every op to the recorder.
 
 A tracer is a FunctionalTensor around a fake tensor; the recorder knows the variable of each fake tensor.
+
+The recorder is that fake tensor mode itself, so equations arrive directly, with no FX graph in between. While
+PyTorch's own machinery runs (the backward engine, functionalization), ops arrive on the tensors below tracers and
+pass unrecorded (`is_below_tracers`).
 """
 
 from __future__ import annotations

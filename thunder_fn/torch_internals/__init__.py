@@ -1,6 +1,8 @@
-"""Every private PyTorch API that thunder_fn uses, behind names of our own.
+"""Private names of PyTorch that thunder_fn uses, behind names of our own.
 
-A new PyTorch release should break this package and nothing else.
+A new PyTorch release should break this package and `torch_internals_inductor.py`, and nothing else; a test refuses
+private names elsewhere. `patches.py` has the patches, each of which works only in threads that capture. Add a name to
+the file of its kind, with the reason why no public name does it.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
