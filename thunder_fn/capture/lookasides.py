@@ -72,11 +72,13 @@ class Lookaside:
 
 
 _CACHED = type(functools.cache(lambda: None))
-"""What `functools.cache` and `functools.lru_cache` make of a function."""
+"""The type of functions made by `functools.cache` and `functools.lru_cache`."""
 
 
 def is_by_name(fn: Any) -> bool:
-    """What the recorder does not see, and what has no code to replace: a function of C, or what `functools` makes of one."""
+    """Test for a function that the recorder does not see and that has no code to replace: of C, or made by
+    `functools`.
+    """
     if isinstance(fn, types.BuiltinFunctionType):
         return not internals.is_told_to_modes(fn)
     return isinstance(fn, _CACHED | functools.partial | functools.cached_property)
@@ -120,7 +122,7 @@ def same_function(fn: Function) -> object:
 
 
 def _content(value: Any) -> Any:
-    """What a cell holds; the cell itself while it is empty, and anything else as it is."""
+    """The content of a cell; the cell itself while it is empty, and anything else as it is."""
     try:
         return value.cell_contents if isinstance(value, types.CellType) else value
     except ValueError:
@@ -144,7 +146,7 @@ def chosen_lookasides() -> frozenset[Lookaside]:
 
 
 def replacement(fn: Any) -> Function | None:
-    """What a call of fn goes to in this thread; None for fn itself."""
+    """The function to which a call of fn goes in this thread; None for fn itself."""
     lookaside = _chosen.get().get(fn)
     if lookaside is None or lookaside.fn in _running.get() or not (_in_parts.get() or current() is not None):
         return None
@@ -244,7 +246,7 @@ def original_of(fn: Any) -> Any:
 _LIBRARIES = frozenset(
     ("thunder_fn", "torch", "optree", "sympy", "mpmath", "networkx", "numpy", *sys.stdlib_module_names)
 )
-"""Whose calls of a builtin are not the user's: what runs while a function is traced is written in them."""
+"""Libraries whose calls of a builtin are not the user's: machinery of tracing is written in them."""
 _patches: dict[Any, internals.Patch] = {}
 
 
@@ -267,12 +269,12 @@ def _dispatching(fn: Any) -> Function:
 
 
 def replacement_of_patched(fn: Any) -> Function | None:
-    """What a call of fn goes to, asked by what a patch has put in its place: of a builtin, only if users' code calls it."""
+    """The function to which a call of fn goes, asked by a patch: for a builtin, only if users' code calls it."""
     return replacement(fn) if isinstance(fn, types.FunctionType) else _of_user(fn, 3)
 
 
 def _of_user(fn: Any, level: int = 2) -> Function | None:
-    """What a call of fn goes to, if users' code makes it: the frame so many levels up."""
+    """The function to which a call of fn goes if users' code makes it: the frame so many levels up."""
     caller = _frame(level).f_globals.get("__name__", "")
     is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
     return replacement(fn) if is_users else None
@@ -334,7 +336,7 @@ class _Trampoline:
         return self.copy(*args, **kwargs)
 
     def _place(self) -> int:
-        """Where the replacement is that Dynamo compiles in this thread; -1 if there is none."""
+        """The place of the replacement that Dynamo compiles in this thread; -1 if there is none."""
         lookaside = _chosen.get().get(self.fn) if _in_parts.get() else None
         if lookaside is None:
             return -1
@@ -391,6 +393,6 @@ def _trampoline(fn: types.FunctionType) -> _Trampoline:
 
 
 def dispatcher(number: int) -> Function:
-    """Where the code of a trampoline leads."""
+    """The function to which the code of a trampoline leads."""
     trampoline = _numbered[number]
     return trampoline.in_dynamo if internals.is_dynamo_compiling() else trampoline.dispatch
