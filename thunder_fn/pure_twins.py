@@ -29,7 +29,7 @@ _libraries: list[torch.library.Library] = []
 
 @cache
 def pure_call(overload: OpOverload) -> Callable[..., Any] | None:
-    """What calling a custom op that writes to its arguments does, written with its twin; None for all other ops."""
+    """Write a call of a custom op that changes its arguments with its twin; None for all other ops."""
     schema = schema_of(overload)
     if not schema.is_mutable or overload.namespace in ("aten", "prims") or has_own_functionalization(overload):
         return None
@@ -98,7 +98,7 @@ def _written(schema: Any) -> list[int]:
 
 
 def _results(schema: Any) -> list[Any]:
-    """What the twin returns: the results that are none of the arguments, then what is written to."""
+    """The results of the twin: those of the op that are no arguments, then the changed arguments."""
     fresh = [item for item in schema.returns if item.alias_info is None]
     return [*fresh, *(schema.arguments[position] for position in _written(schema))]
 

@@ -255,7 +255,7 @@ def unbound_symbols(trace: Trace) -> tuple[sympy.Basic, ...]:
 
 
 def bind(variables: Sequence[Var], values: Sequence[Any]) -> dict[sympy.Basic, Number]:
-    """What the symbols are, given the values of the variables whose types bind them."""
+    """Compute the symbols from the values of the variables whose types bind them."""
     place = {var.index: value for var, value in zip(variables, values, strict=True)}
     return {
         symbol: number_said(place[var.index]) if dim is None else place[var.index].shape[dim]
@@ -285,7 +285,7 @@ class Substitution:
                 return type
 
     def value(self, value: Any) -> Any:
-        """What a literal holds."""
+        """Substitute in the value of a literal."""
         if isinstance(value, Expr):
             return self.change(value)
         return tuple(map(self.value, value)) if isinstance(value, tuple) else value
