@@ -75,13 +75,23 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
+FLAGS: tuple[Callable[[], Any], ...] = (
+    *(torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled, torch.is_grad_enabled, torch.get_default_dtype),
+    *(torch.get_deterministic_debug_mode, torch.is_autocast_cache_enabled, torch.is_warn_always_enabled),
+    *(torch.get_num_threads, torch.get_float32_matmul_precision, torch.get_default_device, torch.backends.flags_frozen),
+    lambda: torch.is_autocast_enabled("cpu"),
+)
+"""What a test may change of the process, and leaves as it was."""
+
+
 @pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """A test that draws from PyTorch's generator draws the same numbers whatever ran before it."""
+def _same_process() -> Iterator[None]:
+    """A test draws the same numbers whatever ran before it, and neither it nor what it tests changes the process for others."""
     torch.manual_seed(0)
-    torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = (
-        True  # PyTorch's own test helpers freeze flags for ever
-    )
+    before = [flag() for flag in FLAGS]
+    yield
+    after = [flag() for flag in FLAGS]
+    assert before == after, f"flags of the process were {before} and are {after}"
 
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -105,11 +115,5 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-OPEN: dict[str, str] = {
-    "test_operators.py::test_gradient[as_strided]": "as_strided of a conjugate view has the conjugate of its gradient",
-    "test_operators.py::test_gradient[as_strided_partial_views]": "as_strided of a conjugate view, as above",
-    "test_operators.py::test_gradient[nn_functional_scaled_dot_product_attention]": "a sample without a gradient",
-    "test_ctc_loss.py::test_it_is_eagers[inputs1-targets1-False": "fails behind test_cache_properties, where anomaly mode was on",
-    "test_fuzz.py::test_drawn_programs": "a drawn program ended the process once; the seed was not kept",
-}
-"""Tests that fail and are open, with what is known of each: see ARCHITECTURE, Next steps."""
+OPEN: dict[str, str] = {}
+"""Tests that fail and are open, with what is known of each."""

@@ -35,7 +35,7 @@ class Batch:
         return value if self.has(value) else value.expand(self.size, *value.shape)
 
     def rank(self, value: Tensor) -> int:
-        """How many dims the operand has in each example."""
+        """The number of dims that the operand has in each example."""
         return value.dim() - self.has(value)
 
 
@@ -182,7 +182,7 @@ def index_put(
 
 
 def _indexed_dims(batch: Batch, indices: Sequence[Tensor | None]) -> tuple[int, int, bool]:
-    """How many whole dims come first, the rank of the indices, and whether these stand side by side."""
+    """The number of whole dims in front, the rank of the indices, and whether the indexed dims stand side by side."""
     places = [place for place, value in enumerate(indices) if value is not None]
     rank = max(batch.rank(value) for value in indices if value is not None)
     return places[0], rank, places[-1] - places[0] + 1 == len(places)

@@ -61,7 +61,7 @@ _LAYOUT_SHAPED = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
 
 
 _premises: ContextVar[tuple[Expr, ...]] = ContextVar("thunder_fn_premises", default=())
-"""What holds of the symbols of the trace that is being checked."""
+"""Relations that hold of the symbols of the trace that is being checked."""
 
 
 def check(trace: Trace) -> None:
@@ -154,7 +154,7 @@ def _check_leaf(equation: Equation) -> None:
 
 
 def _check_decisions(equation: Equation, decided: tuple[Expr, ...]) -> None:
-    """What the op takes for granted of sizes that are symbols is said by a constraint."""
+    """Check that a constraint states each relation of symbolic sizes that the op takes for granted."""
     for relation in decided:
         broken = counterexample(relation, _premises.get())
         if broken is not None:

@@ -1,4 +1,4 @@
-"""How a command of this package ends: with an exit code, never with a stack trace for what its user did."""
+"""The end of a command of this package: an exit code, never a stack trace for a user's mistake."""
 
 from __future__ import annotations
 

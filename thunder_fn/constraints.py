@@ -56,7 +56,7 @@ def constraints_of(trace: Trace) -> tuple[Expr, ...]:
 
 
 def premises_of(trace: Trace) -> tuple[Expr, ...]:
-    """What holds wherever a trace does: its constraints, those of its bodies, and what is known of sizes found in data."""
+    """Return what holds wherever a trace does: its constraints, those of its bodies, and facts about unbacked sizes."""
     found: dict[Expr, None] = {}
     for inner in subtraces(trace):
         found.update(dict.fromkeys(inner.constraints))
@@ -65,7 +65,7 @@ def premises_of(trace: Trace) -> tuple[Expr, ...]:
 
 
 def _known_of_data(equation: Equation) -> Iterator[Expr]:
-    """What an equation asserts, and that it finds no more than there is."""
+    """The assertions of an equation, and the bounds of the sizes that it finds."""
     name = equation.op.name.split(".")[1] if equation.op.kind == "leaf" else ""
     first = equation.args[0] if equation.args else None
     if name == "_assert_scalar" and isinstance(first, Literal) and isinstance(first.value, Expr):
@@ -85,7 +85,9 @@ def _sympy(dim: Dim) -> Any:
 
 
 def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Expr, ...] | None:
-    """What must hold for these types to be equal, where they are for the moment's numbers; None where they are not."""
+    """Return the equations that make two types equal, given that they are equal for the hints; None where they are
+    not.
+    """
     found: list[Expr] = []
     for one, other in zip(types, others, strict=True):
         if one == other:
@@ -111,7 +113,7 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
     """For the sizes found in data that these types have, what they are called in the wanted types of the same results."""
     found: dict[sympy.Basic, Expr] = {}
     for one, other in zip(types, wanted, strict=False):
-        if isinstance(one, TensorType) and isinstance(other, TensorType):
+        if isinstance(one, TensorType) and isinstance(other, TensorType) and len(one.shape) == len(other.shape):
             for size, its in zip(one.shape, other.shape, strict=True):
                 if size != its and isinstance(size, Expr) and isinstance(its, Expr) and not is_hinted(size):
                     found[size.value] = its
@@ -206,7 +208,7 @@ def close_symbols(trace: Trace) -> tuple[Trace, tuple[Expr, ...]]:
 # ---- what follows from constraints ----
 
 _TRIES = 200
-"""How many numbers are tried to tell two expressions apart."""
+"""The number of values that are tried to tell two expressions apart."""
 
 
 @lru_cache(maxsize=16384)
@@ -227,7 +229,7 @@ def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int]
 
 
 def _equalities(premises: Iterable[Expr]) -> dict[sympy.Basic, sympy.Basic]:
-    """What premises such as `s1 == 2*s0` say of single symbols, none of which is in what is said of another."""
+    """Return what premises such as `s1 == 2*s0` say of single symbols; no right side mentions a replaced symbol."""
     known: dict[sympy.Basic, sympy.Basic] = {}
     for premise in premises:
         if not isinstance(premise.value, sympy.Eq):
@@ -295,7 +297,7 @@ def _is_possible(symbol: Any, number: Any) -> bool:
 
 
 def _holds(relation: Expr, point: Mapping[Any, Any]) -> bool:
-    """Whether it holds; where it cannot be computed, nothing is said against it."""
+    """Test whether a relation holds; a relation that cannot be computed counts as true."""
     try:
         return bool(compute(relation, point))
     except (ArithmeticError, ValueError, InvalidTrace):

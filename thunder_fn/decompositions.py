@@ -1,4 +1,4 @@
-"""What some ops do in terms of other ops, where PyTorch itself cannot differentiate them.
+"""Some ops in terms of other ops, where PyTorch itself cannot differentiate them.
 
 Two tables of functions, both by an op's name, each function with that op's signature:
 
@@ -109,7 +109,7 @@ ONCE = frozenset(
 
 
 def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `self.copy_(src)` leaves in self."""
+    """Return the value of self after `self.copy_(src)`."""
     return src.to(self.dtype).expand(self.shape).clone()
 
 

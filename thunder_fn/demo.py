@@ -117,7 +117,7 @@ def cross_entropy(logits: Tensor, batch: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """What the demo does with the model, as functions of its parameters."""
+    """The demo's model as functions of its parameters."""
 
     loss: Callable[[Params, Tensor], Tensor]
     train_step: Callable[[Params, Any, Tensor], tuple[Params, Any, Tensor]]

@@ -5,6 +5,12 @@ both. What was recorded before the question is the forward, what came after is t
 of the forward are the residuals. Where PyTorch has no derivative, the op is decomposed and its parts are asked.
 
 Every result is memoised by the equation (op, static arguments, input types) and by what is wanted of it.
+
+Attempts for a vjp, in order: autograd's formula; the formula of the in-place twin on a copy, for ops such as
+`aten.copy` that only functionalization makes; a decomposition; then MissingRule.
+
+PyTorch's first derivative of some ops (`ONCE`) reads saved values that have no derivative. The rule of such an op is
+one `differentiated_as` equation: the fast formula is computed, the formula for `create_graph=True` is differentiated.
 """
 
 from __future__ import annotations
@@ -105,7 +111,7 @@ def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[A
 
 
 CANNOT = (NotImplementedError, RuntimeError, internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE)
-"""What PyTorch raises where it has no derivative, or one that depends on data."""
+"""Exceptions of PyTorch for an op without a derivative, or with one that depends on data."""
 
 
 @lru_cache(maxsize=65536)
@@ -138,6 +144,8 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
             raise
         except CANNOT as error:
             reasons.append(error)
+    if equation.op.name in attention.FORWARDS:  # a mask that is differentiated: no kernel for CPUs has its gradient
+        return meaning_of_attention(single)
     found = pinned(single)
     if found is not None and not _has_formula(found, wanted_inputs, wanted_outputs):
         found = None
@@ -332,13 +340,13 @@ def meaning_of_attention(single: Trace) -> Trace:
 
 
 def ill_defined(equation: Equation) -> str:
-    """What it means if a check inside a derivative fails."""
+    """Explain a failed check inside a derivative."""
     return f"{equation.op}: a condition of its derivative does not hold, so that the result is not well-defined"
 
 
 @lru_cache(maxsize=65536)
 def differentiable_outputs(single: Trace, active: Mask) -> Mask:
-    """Which outputs of a leaf autograd follows when the active inputs require grad.
+    """Tell which outputs of a leaf autograd follows when the active inputs require grad.
 
     Statistics that an op saves for its backward (the mean of a layer_norm) are constants: PyTorch's formulas count
     what they depend on as part of the gradients of the inputs. Ops that autograd does not know follow every output.
@@ -429,7 +437,7 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
 
 
 def decomposition(single: Trace) -> Trace | None:
-    """What a leaf does in terms of other leaves, by PyTorch's tables or ours; None if nobody knows."""
+    """Decompose a leaf into other leaves by PyTorch's tables or ours; None if neither knows it."""
     (equation,) = single.equations
     _refuse_hidden(equation)
     function = DECOMPOSITIONS.get(equation.op.name) or internals.decomposition_of(ops.overload(equation.op))

@@ -34,13 +34,13 @@ ACTIVE = Flow(
     only=lambda var: is_differentiable(var.type),
     opens=lambda equation: not ops.is_constant(equation.op),
 )
-"""Whether a variable depends, differentiably, on a wanted input."""
+"""The flow of activity: a variable depends, differentiably, on a wanted input."""
 USEFUL = Flow(
     "backward",
     lambda equation, useful: _useful_operands(equation, useful),
     opens=lambda equation: False,
 )
-"""Whether a wanted output depends on a variable. Composites are taken whole."""
+"""The flow of usefulness: a wanted output depends on a variable. Composites are taken whole."""
 
 
 activity = ACTIVE.everywhere

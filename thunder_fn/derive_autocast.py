@@ -28,7 +28,7 @@ from thunder_fn.derive import alone, call_leaf
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, Var, python_arg
 
 Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
-"""What becomes of an op's floating arguments: the lower precision, float32, the widest among them, or nothing."""
+"""The policy for an op's floating arguments: the lower precision, float32, the widest among them, or nothing."""
 
 LOWER = torch.bfloat16
 
@@ -88,13 +88,13 @@ def is_eligible(type: Type, device: torch.device) -> bool:
 
 
 def device_of(equation: Equation) -> torch.device | None:
-    """Where the equation runs: a CPU tensor beside others is a number for them."""
+    """The device on which the equation runs: a CPU tensor beside others is a number for them."""
     devices = [var.type.device for var in equation.operands if isinstance(var.type, TensorType)]
     return next((device for device in devices if device.type != "cpu"), devices[0] if devices else None)
 
 
 def autocast_policy(equation: Equation) -> Answer:
-    """What `torch.autocast` does to the arguments of an op, on the device of its operands.
+    """Answer for an equation as `torch.autocast` does on the device of its operands.
 
     It is asked about leaves, about calls of torch functions and about `LAYERS`; of other composites it knows nothing.
     """
@@ -129,7 +129,7 @@ def _observed(single: Trace, device: torch.device) -> Answer:
 
 
 def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
-    """What the arguments are cast to when all are of one dtype."""
+    """The dtypes to which arguments of one dtype are cast."""
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
     with recorder.running(), internals.autocast_on(LOWER, (device.type,)):
@@ -166,7 +166,7 @@ def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
 
 @lru_cache(maxsize=4096)
 def body_of_call(single: Trace) -> Trace | None:
-    """What the torch function of a call does on its operands' types; None where it refuses them."""
+    """Capture the torch function of a call on its operands' types; None where it refuses them."""
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
     with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):

@@ -3,6 +3,8 @@
 Where PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed; where it has no
 decomposition either, the rule comes from two vjps: the vjp is linear in the cotangent, and the transpose of that linear
 map is the jvp.
+
+The values beside the tangents are those of the op, bitwise.
 """
 
 from __future__ import annotations

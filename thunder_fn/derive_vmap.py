@@ -133,7 +133,7 @@ def _sizes_differ(parts: Trace, batched: Mask) -> bool:
 
 
 CANNOT = (*derive.CANNOT, TypeError)
-"""What PyTorch raises where it has no rule; the last one comes from sympy where it has none for symbols."""
+"""Exceptions of PyTorch for an op without a batching rule; sympy raises the last one for symbols."""
 
 
 def _parts(single: Trace) -> Trace | None:

@@ -237,5 +237,5 @@ def with_article(noun: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value is: "an int", "a list"."""
+    """Name the kind of a value: "an int", "a list"."""
     return with_article(type(value).__name__)

@@ -167,7 +167,7 @@ def _nest(paths: list[_Path], values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _result_paths(equation: Equation) -> list[_Path]:
-    """Where each output of a leaf is in the op's result: `()` where it is the result, `(1, 0)` for `result[1][0]`."""
+    """The path of each output of a leaf in the op's result: `()` for the result itself, `(1, 0)` for `result[1][0]`."""
     lists = ops.lists_returned(equation.op)
     if len(lists) == 1:
         return [(i,) for i in range(len(equation.outputs))] if lists[0] else [()]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 class _Waiting:
-    """How many threads make something now, and whether the collector was on before the first of them."""
+    """The number of threads that make something now, and whether the collector was on before the first of them."""
 
     lock = threading.Lock()
     users = 0

@@ -18,8 +18,9 @@ from thunder_fn.trace import Arg, Literal, Op
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
 NO_GRAD = Op("leaf", "aten.alias.default")
-"""What was computed under `no_grad`, read where gradients are on: constant to reverse mode, and not to forward mode, as in
-torch.func. Nothing else in a trace is an `alias`."""
+"""Marks a value that was computed under `no_grad` and is read where gradients are on. It is constant to reverse mode
+and not to forward mode, as in torch.func. Nothing else in a trace is an `alias`.
+"""
 RESHAPE = Op("leaf", "aten.reshape.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
@@ -63,11 +64,11 @@ def is_random(op: Op) -> bool:
 
 
 class Applied(Protocol):
-    """What equations and what is to become one have in common: an op, its arguments and bodies."""
+    """The common part of equations and of records that become one: an op, its arguments and bodies."""
 
     @property
     def op(self) -> Op:
-        """What is applied."""
+        """The op that is applied."""
         ...
 
     @property

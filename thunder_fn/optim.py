@@ -1,6 +1,9 @@
 """`torch.optim` optimizers as functions: state in, state out.
 
 The optimizer's own code runs on copies of the parameters; under capture it is functionalised like any in-place code.
+
+The update of each parameter is one equation. What depends on the step count and changed options alone is computed in
+front of all updates; the rest is a body that parameters of one kind share.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ class _Updates:
         return self.update(*own, *self.rest) if update is None or results is None else update.captured.result(results)
 
     def kind_of(self, leaf: Any) -> Any:
-        """What a trace depends on of a leaf."""
+        """Return what a trace depends on of a leaf."""
         return (self.recorder.type_of(leaf), leaf.stride()) if isinstance(leaf, torch.Tensor) else Literal(leaf)
 
     def made(self, args: tuple[Any, ...]) -> _Update | None:
@@ -125,7 +128,7 @@ class _Updates:
         return tuple(next(given[0] if flag else given[1]) for flag in update.is_shared)
 
     def shared_values(self, update: _Update) -> tuple[Any, ...] | None:
-        """What `update.shared` gives, which is computed once for all parameters."""
+        """Compute the results of `update.shared` once for all parameters."""
         key = update.shared, tuple(map(id, update.constants))
         if key not in self.values:
             self.values[key] = copy_trace(self.recorder, update.shared, (*self.shared_tensors, *update.constants))
@@ -310,12 +313,12 @@ def _check_follows(make: Callable[..., torch.optim.Optimizer]) -> None:
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer holds besides state and options."""
+    """The attributes of an optimizer besides state and options."""
     return {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups", "defaults")}
 
 
 def _snapshot(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells whether something wrote to these values, or put others in their place."""
+    """Describe values so that a later comparison shows whether something wrote to or replaced them."""
     return {key: tuple(map(_mark, pytree.flatten(value)[0])) for key, value in values.items() if key != "params"}
 
 

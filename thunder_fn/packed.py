@@ -35,7 +35,7 @@ def packed_rnn(
     train: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, ...]:
-    """What `torch.lstm` and its like compute of a packed sequence: the outputs, then the last states."""
+    """Compute `torch.lstm` and its like on a packed sequence: the outputs, then the last states."""
     states = list(state) if cell == "lstm" else [state]
     directions, last = 2 if bidirectional else 1, list[Sequence[Tensor]]()
     count = len(weights) // num_layers
@@ -51,7 +51,7 @@ def packed_rnn(
 
 
 def pack_padded_sequence(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """What `pack_padded_sequence` comes down to: the rows of all sequences step by step, and how many there are in each."""
+    """Pack sequences by plain ops: the rows of all sequences step by step, and the number of rows in each step."""
     steps_first = x.transpose(0, 1) if batch_first else x
     is_falling, all_positive = (lengths[1:] <= lengths[:-1]).all(), (lengths > 0).all()
     torch.ops.aten._assert_async.msg(
@@ -67,7 +67,7 @@ def pack_padded_sequence(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple
 def pad_packed_sequence(
     x: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
-    """What `pad_packed_sequence` comes down to, in plain ops: the sequences side by side, and their lengths."""
+    """Pad packed sequences by plain ops: the sequences side by side, and their lengths."""
     places = torch.arange(batch_sizes[0].item(), device=x.device)
     sizes = batch_sizes.to(x.device).unsqueeze(1)
     is_there = places < sizes
@@ -130,7 +130,7 @@ def _layer(
 
 
 def _count(states: int, inputs: int, order: int) -> int:
-    """How many tensors the derivative of an order takes."""
+    """The number of tensors that the derivative of an order takes."""
     results = 1 + states
     for _ in range(order):
         inputs, results = inputs + results, inputs

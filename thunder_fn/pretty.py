@@ -262,7 +262,7 @@ def _lists(value: Any) -> Any:
 
 
 def _function(equation: Equation, mask: tuple[bool, ...] | None) -> Callable[..., Any]:
-    """What a composite's or structured op's name in the text stands for."""
+    """The function that a composite's or structured op's name stands for in the text."""
     from thunder_fn.interpreters.evaluate import evaluate, evaluate_rule
 
     def composite(*args: Any, **kwargs: Any) -> Any:
@@ -278,5 +278,5 @@ def _function(equation: Equation, mask: tuple[bool, ...] | None) -> Callable[...
 
 
 def _result(results: tuple[Any, ...]) -> Any:
-    """As Python functions return: one result is itself, several are a tuple."""
+    """Return one result as itself and several as a tuple, as Python functions do."""
     return results[0] if len(results) == 1 else results

@@ -6,6 +6,8 @@
 The twin copies what the op would change, calls the op and returns its results followed by the copies. It is an op like
 any other: a call of `mylib::scale_` in a traced function becomes an equation of the twin and a copy to x. Twins are
 defined when they are first needed, from PyTorch's schema, in a library whose name says which op is meant.
+
+PyTorch's `auto_functionalized` is a higher-order op, which no interpreter would know.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _libraries: list[torch.library.Library] = []
 
 @cache
 def pure_call(overload: OpOverload) -> Callable[..., Any] | None:
-    """What calling a custom op that writes to its arguments does, written with its twin; None for all other ops."""
+    """Write a call of a custom op that changes its arguments with its twin; None for all other ops."""
     schema = schema_of(overload)
     if not schema.is_mutable or overload.namespace in ("aten", "prims") or has_own_functionalization(overload):
         return None
@@ -96,7 +98,7 @@ def _written(schema: Any) -> list[int]:
 
 
 def _results(schema: Any) -> list[Any]:
-    """What the twin returns: the results that are none of the arguments, then what is written to."""
+    """The results of the twin: those of the op that are no arguments, then the changed arguments."""
     fresh = [item for item in schema.returns if item.alias_info is None]
     return [*fresh, *(schema.arguments[position] for position in _written(schema))]
 

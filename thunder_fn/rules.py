@@ -51,7 +51,7 @@ def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Where the backward finds a value of the forward: an input or an output that is passed again, or an extra output."""
+    """The place of a residual: an input or an output of the forward, which is passed again, or an extra output."""
 
     kind: Choice["input", "output", "extra"]
     index: int
@@ -72,7 +72,7 @@ class Split:
 
     @property
     def num_extra(self) -> int:
-        """How many of the forward's outputs, the last ones, are residuals."""
+        """The number of the forward's last outputs that are residuals."""
         return sum(residual.kind == "extra" for residual in self.residuals)
 
     def residual_values(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
@@ -180,7 +180,9 @@ TABLES: tuple[Rules[Any], ...] = (
 
 
 def lowered(equation: Equation) -> Trace | None:
-    """What an equation stands for once no transform follows; None for leaves and ops that run by themselves."""
+    """Return the trace for which an equation stands once no transform follows; None for leaves and ops that run by
+    themselves.
+    """
     match equation.op.kind:
         case "leaf":
             return None

@@ -12,6 +12,11 @@ inside it, so that no interpreter has to hand numbers from trace to trace.
 A symbol knows the number that it stood for when its trace was made, its `hint`. Where a rule is derived and PyTorch asks
 whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of other
 numbers have other symbols, so nothing that is remembered of one is taken for the other.
+
+An equation that finds a size in data stays while anything may read the symbol, is never merged, and stands at the top
+of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that is
+written out twice finds two numbers (`u0`, `u0_1`). A capture that meets one starts again with symbols on, so static
+captures pay nothing.
 """
 
 from __future__ import annotations
@@ -250,7 +255,7 @@ def unbound_symbols(trace: Trace) -> tuple[sympy.Basic, ...]:
 
 
 def bind(variables: Sequence[Var], values: Sequence[Any]) -> dict[sympy.Basic, Number]:
-    """What the symbols are, given the values of the variables whose types bind them."""
+    """Compute the symbols from the values of the variables whose types bind them."""
     place = {var.index: value for var, value in zip(variables, values, strict=True)}
     return {
         symbol: number_said(place[var.index]) if dim is None else place[var.index].shape[dim]
@@ -280,7 +285,7 @@ class Substitution:
                 return type
 
     def value(self, value: Any) -> Any:
-        """What a literal holds."""
+        """Substitute in the value of a literal."""
         if isinstance(value, Expr):
             return self.change(value)
         return tuple(map(self.value, value)) if isinstance(value, tuple) else value

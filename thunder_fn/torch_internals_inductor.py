@@ -46,7 +46,9 @@ REINTERPRET = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reint
 
 @dataclass(frozen=True, slots=True)
 class WrapperCode:
-    """What Inductor writes: a module with kernels and a function `call(args)`; its matrix products by the buffers they fill."""
+    """Inductor's output: a module with kernels and a function `call(args)`, and its matrix products by the buffers
+    they fill.
+    """
 
     text: str
     constants: dict[str, torch.Tensor]
@@ -290,14 +292,14 @@ def compiles_for(device: str) -> bool:
 
 
 def inductor_backend() -> Callable[..., Any]:
-    """What `torch.compile` compiles graphs with."""
+    """The function with which `torch.compile` compiles graphs."""
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx
 
 
 def extern_kernel(name: str) -> Any:
-    """What Inductor's wrappers call as `extern_kernels.<name>`."""
+    """The function that Inductor's wrappers call as `extern_kernels.<name>`."""
     from torch._inductor.select_algorithm import extern_kernels
 
     return getattr(extern_kernels, name)
@@ -342,13 +344,13 @@ def gemm_address(dtype: torch.dtype) -> int:
 
 
 def processor_name() -> str:
-    """What the processor calls itself; Intel where this release of PyTorch does not tell."""
+    """The processor's name for itself; Intel where this release of PyTorch does not tell."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return str(capabilities.get("cpu_name", "Intel"))
 
 
 def cpu_capability() -> str:
-    """What kernels for this machine may use, as PyTorch names it."""
+    """The instruction set that kernels for this machine may use, as PyTorch names it."""
     return torch.backends.cpu.get_cpu_capability()
 
 

@@ -45,7 +45,7 @@ class Expr:
 
     @property
     def kind(self) -> type[bool] | type[int] | type[float]:
-        """What it computes."""
+        """The kind of number that it computes."""
         if self.value.is_Boolean or self.value.is_Relational:
             return bool
         return int if self.value.is_integer else float
@@ -183,7 +183,9 @@ Arg: TypeAlias = "Var | Literal | tuple[Arg, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """What an equation does. `name` is `aten.add.Tensor` for a leaf, a function's or a module class's name otherwise."""
+    """The operation of an equation. `name` is `aten.add.Tensor` for a leaf, else the name of a function or a module
+    class.
+    """
 
     kind: Kind
     name: str
@@ -326,7 +328,7 @@ class Trace:
     origin: int = field(default=0, init=False, repr=False)
     """A hash of what equality leaves out: names and sources. Memos of interpreters tell traces apart by it."""
     depth: int = field(default=0, init=False, repr=False)
-    """How many levels of bodies are inside of each other."""
+    """The number of levels of bodies inside each other."""
     _hash: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -450,7 +452,7 @@ def _static_size(dim: Dim) -> int:
 
 
 def num_vars(trace: Trace) -> int:
-    """How many variables a trace binds; they are numbered from zero."""
+    """The number of variables that a trace binds; they are numbered from zero."""
     return len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
 
 
@@ -527,7 +529,7 @@ class TraceBuilder:
 
     @property
     def num_vars(self) -> int:
-        """How many variables were handed out; they are numbered in this order."""
+        """The number of variables handed out so far; they are numbered in this order."""
         return self._next
 
     def fresh(self, type: Type) -> Var:

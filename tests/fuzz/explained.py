@@ -20,7 +20,7 @@ class Explained:
 
 EXPLAINED = [
     Explained(
-        "depends on a leaf with a zero gradient only, and so requires no gradient in a trace (ARCHITECTURE, issue 2)",
+        "depends on a leaf with a zero gradient only, and so requires no gradient in a trace (docs/limits.md)",
         kind="requires_grad",
         why="False instead of True",
     ),
@@ -40,7 +40,7 @@ EXPLAINED = [
         text=r"(\w+)\.masked_scatter_\([^\n]*\b\1\)",
     ),
     Explained(
-        "eager PyTorch keeps the gradient of a tensor that `logical_not_` writes to, a defect of it (ARCHITECTURE, issue 2)",
+        "eager PyTorch keeps the gradient of a tensor that `logical_not_` writes to, a defect of it",
         text=r"logical_not_|\bgt_\(",
     ),
     Explained(

@@ -6,6 +6,7 @@ A case is what the sweep and the tests run. Samples are drawn with a fixed seed,
 from __future__ import annotations
 
 import random
+import unittest.mock
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 
 import numpy
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+with unittest.mock.patch("torch.backends.disable_global_flags"):  # for the whole process, when this is imported
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 DTYPES = (torch.float32, torch.float64, torch.complex64)
 KINDS = ("plain", "noncontiguous", "conjugated", "inplace")

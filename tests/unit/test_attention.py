@@ -14,6 +14,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import thunder_fn as tfn
+from thunder_fn.capture import capture
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.vjp import vjp
 from thunder_fn.trace import Trace
 
 MASK = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
@@ -86,3 +89,16 @@ def test_a_mask_for_each_example_is_one_call() -> None:
     f = lambda mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
     assert sum("flash_attention" in name for name in names(tfn.trace(tfn.vmap(f), masks))) == 1
     torch.testing.assert_close(tfn.vmap(f)(masks), torch.stack([f(mask) for mask in masks]))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7), (1, 7)])
+@pytest.mark.parametrize("wanted", [(False, False, False, True), (True, True, True, True), (False, True, False, True)])
+def test_a_mask_is_differentiated_after_the_capture(shape: tuple[int, ...], wanted: tuple[bool, ...]) -> None:
+    """PyTorch chooses the kernel for CPUs where no mask requires grad, as in a capture, and has no gradient of its mask."""
+    given = [torch.randn(*size, dtype=torch.float64) for size in ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4), shape)]
+    attend = lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    leaves = [one.clone().requires_grad_(flag) for one, flag in zip(given, wanted, strict=True)]
+    y, ct = attend(*leaves), torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    expected = torch.autograd.grad(y, [leaf for leaf in leaves if leaf.requires_grad], ct)
+    found = evaluate(vjp(capture(attend, tuple(given)).trace, wanted, (True,)), [*given, ct])
+    torch.testing.assert_close(list(found), [y.detach(), *expected])

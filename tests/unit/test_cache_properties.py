@@ -312,10 +312,10 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any, Any]] = 
     "mkldnn": (*_flag(torch.backends.mkldnn, "enabled"), True, False),
     "benchmark": (*_flag(torch.backends.cudnn, "benchmark"), True, False),
     "tf32": (*_flag(torch.backends.cuda.matmul, "allow_tf32"), True, False),
-    "anomaly": (lambda: torch.is_anomaly_enabled(), lambda on: torch.autograd.set_detect_anomaly(on), True, False),
+    "anomaly": (lambda: torch.is_anomaly_enabled(), lambda on: torch.set_anomaly_enabled(on), True, False),
     "nan": (
         lambda: torch.is_anomaly_check_nan_enabled(),
-        lambda on: torch.autograd.set_detect_anomaly(on, on),
+        lambda on: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), on),
         True,
         False,
     ),

@@ -20,7 +20,7 @@ from thunder_fn.api.calling import tensors_of
 from thunder_fn.capture import capture, current
 from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.torch_internals import function_modes
+from thunder_fn.torch_internals import function_modes, isolated
 
 X = torch.randn(4, 8)
 
@@ -44,6 +44,26 @@ def global_state() -> tuple[Any, ...]:
 
 
 # ---- threads ----
+
+
+def test_anomaly_mode_behind_captures_that_overlap() -> None:
+    """What looks for NaN is off while anyone captures; what a user sets meanwhile stays."""
+    looks = torch.is_anomaly_check_nan_enabled
+    with torch.autograd.set_detect_anomaly(True):
+        first, second = isolated(), isolated()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.is_anomaly_enabled() and not looks()
+        second.__exit__(None, None, None)
+        assert torch.is_anomaly_enabled() and looks()
+        with suppress(ThunderError):
+            capture(lambda x: torch.autograd.grad(x.sin().sum(), x) + [][x], (X,))
+        assert torch.is_anomaly_enabled() and looks()
+    around = torch.autograd.set_detect_anomaly(True)
+    with isolated():
+        around.__exit__()
+    assert not torch.is_anomaly_enabled() and looks()
 
 
 def program(number: int) -> tuple[Callable[..., Any], Any]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.ops.samples import op_db
 from thunder_fn.torch_internals import RecordingMode, known_results
 
 EVERY = 12

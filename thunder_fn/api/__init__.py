@@ -1,7 +1,11 @@
-"""Functions in, functions out: the transforms as users call them, pytrees around the interpreters.
+"""Transforms of functions: `grad`, `jvp`, `vmap` and their relatives, with pytrees around the interpreters.
 
-A transformed function is a frozen value that says what it is; calling it captures the function on the arguments,
-transforms the trace and applies it. Under `jit` that happens once.
+A transformed function is a frozen value with a `repr`. A call captures the function on the arguments, transforms the
+trace and applies it; under `jit` that happens once. Outside `jit` each call captures anew, so closures and globals
+mean what they mean in Python.
+
+`calling.py` has the steps that all transforms share. A new transform is one file here and one interpreter below; its
+law stands in the docstring and in `testing/laws`.
 """
 
 from __future__ import annotations

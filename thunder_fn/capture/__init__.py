@@ -1,8 +1,12 @@
 """Capture: a PyTorch callable becomes a trace.
 
-Direct tracing, as JAX does it: run the function once on tracers and record. In-place code and views come out pure;
-closed-over tensors become constants; what the function mutates becomes extra outputs. Capture nests and is
-thread-safe: everything it keeps lives in one Recorder, found through a context variable.
+The function runs once on tracers and is recorded, as in JAX. In-place code and views come out pure; closed-over
+tensors become constants; mutations become extra outputs. Capture nests and is thread-safe: all state lives in one
+Recorder, found through a context variable.
+
+`recorder.py` records, `scopes.py` sees torch functions, `nest.py` folds the recording, `outside.py` finds reads of
+globals and attributes, `instead.py` and `refusals.py` stand in for functions. A replacement of a PyTorch function
+belongs into these tables; it must not be visible to other threads.
 """
 
 from __future__ import annotations

@@ -144,16 +144,31 @@ def tolist(x: Tensor) -> Any:
 
 
 def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-    """Of a view, taken of the tensor that has the memory: such a view of a view could not be changed."""
+    """Of a view, taken of the tensor that has the memory: such a view of a view could not be changed. The bits are the view's."""
     recorder, base = current(), None if is_wrapped(x) else internals.base_of(x)
+    if recorder is None or is_wrapped(x):
+        return torch.as_strided(x, size, stride, storage_offset)
     if (
-        recorder is None
-        or base is None
+        base is None
+        or x.dtype is not base.dtype  # whose elements the numbers count
         or not internals.have_one_memory(x, base)
         or _have_other_histories(recorder, x, base)
     ):
+        _check_layout(recorder, x)
         return torch.as_strided(x, size, stride, storage_offset)
-    return torch.as_strided(base, size, stride, x.storage_offset() if storage_offset is None else storage_offset)
+    _check_layout(recorder, base)
+    found = torch.as_strided(base, size, stride, x.storage_offset() if storage_offset is None else storage_offset)
+    for view in internals.bits_between(base, x):
+        found = view(found)
+    return found
+
+
+def _check_layout(recorder: Recorder, x: Tensor) -> None:
+    """Refuse addresses in the memory of a tensor with gaps that was written to, whose value in the trace has none."""
+    if recorder.var_of(x) is not None and internals.is_laid_out_anew(x):
+        what = "as_strided of a tensor with gaps between its elements that the function wrote to"
+        fix = "Call as_strided before the write, or write to the tensor that has the memory."
+        raise UnsupportedCall(located(what, source=recorder.where() if recorder.where is not None else None, fix=fix))
 
 
 def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.trace import Arg, Literal, TensorType, Var, type_of_value
 
 if TYPE_CHECKING:
@@ -87,7 +88,16 @@ def _clone(recorder: Recorder, var: Var, shape: Any, like: torch.Tensor) -> Var:
 
 
 def _record_as_is(recorder: Recorder, args: tuple[Any, ...], result: torch.Tensor) -> tuple[Var, ...]:
-    """An op that reads memory beyond the tensor's elements: it runs, but nothing can be derived from it."""
+    """An op that reads memory beyond the elements of a tensor from outside: it runs, but nothing can be derived from it.
+
+    A computed value has no memory but its elements, and neither has what an argument with a bit stands for.
+    """
+    tensor, var = args[0], recorder.read(args[0])
+    outside = (*recorder.inputs, *(constant.var for constant in recorder.constants if not constant.owned))
+    if recorder.outer is not None or tensor.is_conj() or tensor.is_neg() or var not in outside:
+        what = "as_strided reads memory that its tensor does not hold, beside the elements of a computed tensor"
+        fix = "Call as_strided on the tensor that has this memory, outside of the traced function."
+        raise UnsupportedCall(located(what, source=recorder.source, fix=fix))
     return recorder.emit(HIDDEN, tuple(map(recorder.encode, args)), (type_of_value(result),), ())
 
 

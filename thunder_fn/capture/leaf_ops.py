@@ -1,4 +1,7 @@
-"""How the ops that PyTorch reports are recorded: some as another op, some as no equation at all."""
+"""How the ops that PyTorch reports are recorded: some as another op, some as no equation at all.
+
+Views are recorded as `aten.reshape`, because strides are no part of a type.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,10 @@ Three mechanisms of PyTorch stack up, outermost first:
 3. a fake tensor mode computes types and reports every op to the recorder.
 
 A tracer is a FunctionalTensor around a fake tensor; the recorder knows the variable of each fake tensor.
+
+The recorder is that fake tensor mode itself, so equations arrive directly, with no FX graph in between. While
+PyTorch's own machinery runs (the backward engine, functionalization), ops arrive on the tensors below tracers and
+pass unrecorded (`is_below_tracers`).
 """
 
 from __future__ import annotations
@@ -115,7 +119,7 @@ class Recorder:
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
         self._made: dict[int, torch.Tensor] = {}
-        self._undone: dict[int, Var] = {}
+        self._undone: dict[tuple[int, str], Var] = {}
         self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
         self.gradients = Gradients(self)
@@ -312,7 +316,7 @@ class Recorder:
             new = self.fresh(value.type)
             name = PHYSICAL[str(view)]
             found.append(Leaf(ops.leaf(ops.overload_named(name)), (value,), (), (new,), None))
-            self._undone[new.index], value = value, new
+            self._undone[new.index, name], value = value, new
         self.root.items[:0] = found
         self.know(internals.inner_fake(memory), value)
         with internals.outside_torch_func(), torch.enable_grad():
@@ -386,11 +390,11 @@ class Recorder:
             self._record(ops.leaf(ops.aten.scalar_tensor.default), value, {}, result)
             return
         before = self._vars[id(tensor)][1] if id(tensor) in self._vars else self._foreign(tensor)
-        if before.index in self._undone:
-            self.bind(result, self._undone[before.index])
+        if (before.index, name) in self._undone:
+            self.bind(result, self._undone[before.index, name])
             return
         self._record(ops.leaf(ops.overload_named(name)), (tensor,), {}, result)
-        self._undone[self._vars[id(result)][1].index] = before
+        self._undone[self._vars[id(result)][1].index, name] = before
 
     def _bind_fresh(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
         """A tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""

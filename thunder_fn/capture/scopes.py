@@ -95,6 +95,14 @@ def _set_data(x: Tensor, value: Tensor) -> None:
                 fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
             )
         )
+    if internals.bits_between(x, value):
+        raise UnsupportedCall(
+            located(
+                "`.data` was set to a tensor with another conjugate or negative bit",
+                source=user_source(),
+                fix="A traced tensor keeps its bits; call `resolve_conj().resolve_neg()` on the new value.",
+            )
+        )
     recorder = _recorder()
     if recorder.inside and any(x is tracer for tracer in recorder.given):
         raise UnsupportedCall(

@@ -1,4 +1,11 @@
-"""Executors: the last interpreters. Each turns a trace, or parts of one, into a program that runs."""
+"""Executors: the last interpreters, from a trace or parts of one to a program that runs.
+
+`base.py` defines the answers of an executor, `claims.py` asks for them, `torch_executor.py` runs what nobody claimed.
+`compiled/`, `nvfuser/`, `triton_operators.py`, `cudagraphs.py` and `sdpa.py` are executors.
+
+A new executor is one file that subclasses `Executor`. It must answer from the equation alone, and compute what
+`evaluate` computes, up to its label.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Look at what becomes of a function: its traces step by step, its memory, what it costs.
+"""Reports on a function: its traces step by step, its memory and its cost.
 
-Every report is a frozen value: `print` of it is plain text, `rich.print` colours it, notebooks draw what has a picture.
+Each report is a frozen value: `print` gives plain text, `rich.print` colours it, notebooks draw those with a picture.
+`chain.py` collects the traces as they are made; nothing is rebuilt for show. `page.py` writes the HTML page, whose
+JavaScript is in `inspector/`. A new report is one file that reads a `Chain`.
 """
 
 from __future__ import annotations

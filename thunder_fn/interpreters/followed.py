@@ -92,7 +92,7 @@ class _Rule:
         return any("absent" in getattr(value, "asks", ()) for value in literals)
 
     def reads(self, kind: str) -> set[int]:
-        """Which inputs, outputs or extra results the backward reads."""
+        """The inputs, outputs and extra results that the backward reads."""
         return {one.index for one in self.split.residuals if one.kind == kind}
 
 

@@ -1,4 +1,4 @@
-"""Who is there: when a collective fails, which rank is it that died or stays away?
+"""Heartbeats of ranks: when a collective fails, they tell which rank died or stays away.
 
 PyTorch's error names an address at best, and a time-out nobody. So each process that runs a collective has a thread that
 writes to the group's store, once a second, a number that grows and where its process is. A collective that fails looks at
@@ -74,7 +74,7 @@ class _Heart:
             time.sleep(MOMENT)
 
     def sends(self, equation: Equation, what: str) -> str | None:
-        """What another rank sends in place of this collective; None if that is the same, or is not known."""
+        """Return what another rank sends in place of this collective; None if that is the same, or is not known."""
         topic = f"collective {_group_of(equation)}"
         if self.counts[topic] >= COMPARED and not all(map(_is_on_cpu, equation.operands)):
             return None
@@ -177,8 +177,9 @@ def watched(what: str) -> Generator[None]:
 def _watched(
     what: str, where: str, place: Callable[[], dict[str, Any]] = dict[str, Any], group: str | None = None
 ) -> Generator[None]:
-    """As `watched`. `where` is this process, for other ranks; `place` the equation and its source, for the error; of a group
-    only its ranks are missed."""
+    """Do as `watched` does. `where` describes this process to other ranks, `place` is the equation and its source for
+    the error; of a group only its ranks are missed.
+    """
     _heart.where = where
     try:
         yield
@@ -190,7 +191,7 @@ def _watched(
 
 
 def _absent(collective: str, group: str | None, error: Exception) -> str:
-    """Which ranks are not there, in words."""
+    """List the ranks that are absent, in words."""
     size = dist.get_world_size()
     ranks = [*range(size)] if group is None else internals.ranks_of_group(group)
     others = [rank for rank in ranks if rank != dist.get_rank()]
@@ -239,7 +240,7 @@ def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _seen(rank: int) -> str | None:
-    """What a rank wrote last; None if nothing."""
+    """Return the last record that a rank wrote; None if it wrote none."""
     store = internals.default_store()
     return store.get(_key(rank)).decode() if store.check([_key(rank)]) else None
 

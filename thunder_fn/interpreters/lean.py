@@ -31,7 +31,7 @@ _REDUCES = frozenset(
 
 
 def recomputable(trace: TraceBuilder, late: Collection[int], halves: Split, carried: Sequence[Var]) -> set[int]:
-    """Which variables of the first half the second should compute again: what is cheap to have from what is kept.
+    """Choose variables of the first half that the second computes again: those that follow cheaply from kept values.
 
     Law: the same gradients, bitwise; the residuals are some of those before.
     """
@@ -102,7 +102,7 @@ READ_WHOLE = Flow(
     opens=lambda equation: equation.op.kind == "composite" and not ops.is_operator(equation.op),
     from_nothing=True,
 )
-"""Which values something reads from memory that no compiled code computes with."""
+"""The flow of values that some equation reads from memory and no compiled code computes with."""
 
 
 @cache

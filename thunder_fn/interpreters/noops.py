@@ -92,7 +92,7 @@ def same_as(equation: Equation, makers: Makers) -> Var | None:
 
 
 def _first(equation: Equation, makers: Makers) -> Var | None:
-    """Where the type stays, so does the value: reshape, expand, squeeze."""
+    """Return the first operand: where the type stays, so does the value (reshape, expand, squeeze)."""
     first = equation.args[0]
     return first if isinstance(first, Var) else None
 

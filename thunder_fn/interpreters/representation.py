@@ -1,4 +1,4 @@
-"""How parameters are stored: what `rewrite` carries through a trace, and what a step decides for each of them."""
+"""Representations: the form in which `rewrite` stores each parameter, and the step that decides it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _no_rule(equation: Equation, kept: tuple[Representation | None, ...]) -> Tra
 
 @dataclass(frozen=True, slots=True)
 class Representation:
-    """How a parameter is stored.
+    """The form in which a parameter is stored.
 
     Law: ``decode(encode(w))`` is w within what the representation promises.
 
@@ -71,7 +71,7 @@ class Kept:
 
 
 Step = Callable[[str, TensorType], Representation | None]
-"""What a rewriting transform decides for each parameter, by its name and type; None leaves it as it is.
+"""The decision of a rewriting transform for each parameter, by name and type; None leaves a parameter as it is.
 
 A step whose attribute `of_weights` is true is not asked about parts that encode a weight.
 """

@@ -198,7 +198,9 @@ def _inside(equation: Equation, entering: Entering) -> list[Kept]:
 
 
 def _entering(kept: Representation, is_constant: bool, is_sliced: bool) -> Representation | None:
-    """What the bodies of a loop or a branch are given of what is stored so, if it is not its value."""
+    """Return the representation with which an operand enters the bodies of a loop or a branch; None for its plain
+    value.
+    """
     return kept.slices if is_sliced else kept if is_constant and kept.in_bodies else None
 
 
@@ -256,8 +258,10 @@ class _Walk:
         return self.builder.copy(equation, self.value)
 
     def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Entering:
-        """Whose parts go into the bodies of a loop or a branch, and what they stand for there. A weight that each step needs
-        whole is decoded before the loop; a slice in its step, and one that a branch needs in the branch."""
+        """Tell which operands enter the bodies of a loop or a branch as parts, and what they stand for there. A
+        weight that each step needs whole is decoded before the loop, a slice in its step, and a weight of a branch
+        in the branch.
+        """
         invariant, sliced = INVARIANT.find(equation.op), SLICED.find(equation.op)
         if invariant is None:
             return ()
@@ -340,7 +344,8 @@ class _Walk:
         return _grouped(found, kept.results)
 
     def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[Representation | None, Kept] | None:
-        """What an equation is on parts: by the rule of a representation, or by the body of a composite, a checkpoint or a call.
+        """Rewrite an equation on parts by a representation's rule, or through the body of a composite, a checkpoint
+        or a call.
 
         None for an op that needs the value.
         """

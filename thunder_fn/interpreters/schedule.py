@@ -1,4 +1,4 @@
-"""When collectives are sent and awaited: overlap, and a limit on how many are in flight.
+"""The schedule of collectives: overlap, and a limit on the number in flight.
 
 A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move: gathers are
 sent in the order in which their results are used, each before the first wait at which fewer than so many are in flight; a wait,
@@ -41,7 +41,7 @@ def overlapped(trace: Trace, in_flight: int) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """What a checkpoint's policy does to the body of a backward: `overlapped`, with this limit."""
+    """The arrangement by a checkpoint's policy of a backward's body: `overlapped`, with this limit."""
 
     limit: int
 
@@ -88,7 +88,7 @@ class _Schedule:
         self.gathering, self.reducing = list[int](), list[int]()
 
     def follow(self) -> dict[int, frozenset[int]]:
-        """What is computed from results of collectives alone, and from those of which."""
+        """Find what is computed from results of collectives alone, and from which."""
         found: dict[int, frozenset[int]] = {}
         for at, equation in enumerate(self.equations):
             needs = self.needs[at]
@@ -156,7 +156,7 @@ class _Schedule:
                 yield from self.emit(at)
 
     def is_ready(self, at: int) -> bool:
-        """What it needs and is not done need not stay in its place, nor does what that needs."""
+        """Test that all missing operands may move, and so may their operands."""
         return all(need in self.done or (not self.stays(need) and self.is_ready(need)) for need in self.needs[at])
 
 

@@ -50,7 +50,7 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
 
 
 def cut_to(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
-    """What some variables of the trace need and nothing else: equations with effects that they do not need go too."""
+    """Keep the equations that some variables need and nothing else; effects that they do not need go too."""
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
     kept: list[Equation] = []
     for equation in reversed(trace.equations):

@@ -1,4 +1,4 @@
-"""Where the values of a trace lie: it runs on tensors without values, which share storages as real ones do."""
+"""Storages of a trace's values: the trace runs on tensors without values, which share storages as real ones do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def values_without_numbers(mode: Any, trace: Trace, inputs: Sequence[Any]) -> li
 
 
 def results_on_fakes(mode: Any, equation: Equation, env: Sequence[Any]) -> tuple[Any, ...]:
-    """What an equation gives, by PyTorch's own rules for views and layouts; by its types where that takes values."""
+    """Compute an equation's results by PyTorch's rules for views and layouts, or by its types where that takes
+    values.
+    """
     if equation.op.kind == "leaf":
         try:
             return _on_fakes(mode, equation, env)

@@ -2,6 +2,9 @@
 
 Leaf rules are derived (`derive.py`). A composite is split by splitting its body, once for each distinct body and
 question, so the work grows with distinct code. Cotangents that are zero are absent, never tensors of zeros.
+
+Inputs and outputs of a body are passed to its backward rather than saved, and reshapes of inputs are repeated there
+(`shapes.py`). So the forward of a `linear` stays the user's call, which executors know by its name.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@
 
 These are the only ways to make a trace from a trace. Constants, constraints, sources and the names of unbacked sizes are
 carried here, so no interpreter can forget them. Nothing in this folder knows an op by its name.
+
+Change a file here only with the law `carries facts` in view (`testing/laws/interpreters.py`).
 """
 
 from thunder_fn.ir.flow import (

@@ -20,7 +20,7 @@ Slots: TypeAlias = tuple[Atom, ...]
 
 @dataclass(frozen=True)
 class Companion:
-    """What an interpreter keeps beside primals.
+    """The value that an interpreter keeps beside a primal.
 
     Args:
         flow: which values have a companion.

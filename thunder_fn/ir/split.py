@@ -68,7 +68,7 @@ def handing_on(halves: Split) -> Trace:
 
 
 DEPENDS = Flow("forward", lambda equation, flags: (any(flags),) * len(equation.outputs), opens=lambda equation: False)
-"""Whether a variable depends on the marked inputs. Composites are taken whole."""
+"""The flow of dependence: a variable depends on the marked inputs. Composites are taken whole."""
 
 
 def dependent(trace: Trace, marked_inputs: Mask) -> set[int]:

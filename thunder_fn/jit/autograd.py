@@ -3,6 +3,8 @@
 A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's graph gets
 (`pieces.py`, `nodes.py`). Where the backward is to be differentiated itself (`create_graph=True`), the gradient is computed
 by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
+
+That trace draws the random numbers of the forward again.
 """
 
 from __future__ import annotations

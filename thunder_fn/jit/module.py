@@ -3,6 +3,10 @@
 The jitted module and the module that was given share their `__dict__`, so whatever is done to one, by an optimizer, a
 `load_state_dict`, a hook or an assignment, is done to the other. Parameters and buffers enter the program as inputs. The
 module's own hooks run around the program, as they do around any `forward`; those of its submodules are traced.
+
+While the module is traced its real parameters stay in place and are recognised by identity, so `isinstance(p,
+nn.Parameter)` holds. Code that changes the class of the jitted module, such as `register_parametrization`, changes
+that of the given one too.
 """
 
 from __future__ import annotations

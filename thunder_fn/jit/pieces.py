@@ -8,6 +8,8 @@ result by another, or its `grad`, can be asked for. Here a piece is all of the b
 
 What goes from one piece to another is an edge. Where a piece's backward begins with sums of what others computed, autograd
 adds that up, with the cotangents that the caller gives. With one cotangent there is one piece, the whole backward.
+
+A composite is cut only if it is a module that occurs once, because equal layers share one body and one derivation.
 """
 
 from __future__ import annotations

@@ -38,7 +38,11 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """In the place of a leaf: the tensor that another leaf is, so that it is one input of the program."""
+    """In the place of a leaf: the tensor that another leaf is, so that it is one input of the program.
+
+    Which arguments are the same tensor is part of the key. Transforms take arguments for different tensors, as
+    torch.func does.
+    """
 
     name: str
     position: int

@@ -1,4 +1,9 @@
-"""Recipes: models made fast with one call. See `thunder_fn.recipes.recipe` for what a recipe is."""
+"""Recipes: the options, transforms and executors that a model needs, in one value for `compile`.
+
+`recipe.py` defines recipes and their sum, `entry.py` is `compile`, `dynamo.py` the bridge for code that is no single
+trace. `huggingface.py`, `vision.py` and `plugins.py` are written as a third party would write them. A new family of
+models is one recipe, registered by name and class.
+"""
 
 from __future__ import annotations
 

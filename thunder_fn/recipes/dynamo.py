@@ -6,6 +6,10 @@ they are traced as any function is, composites included, and get the transforms 
 A model or function whose recipe wants no frontend is captured directly, as one trace. If that shows that it is no single trace,
 because it decides on values, draws Python's random numbers or calls what no trace can have, it goes through Dynamo from then on,
 with a warning.
+
+Dynamo can take over within the same call, because a capture that fails has changed no tensor and drawn no random
+number. Graphs enter through capture rather than `from_fx`: they consist of torch functions and so keep their
+composites.
 """
 
 from __future__ import annotations

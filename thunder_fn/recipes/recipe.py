@@ -13,6 +13,9 @@
 
 A recipe answers questions and changes nothing. Recipes add up: ``a + b`` answers with what a says and then what b says.
 Order among transforms and executors follows from their traits (`thunder_fn.jit.transforms`).
+
+`a + b` is a flat tuple of parts, which makes addition associative. Recipes are frozen after `__init__`, so one object
+serves many models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Transforms that change how parameters are stored: quantisation, adapters, sharding. See `thunder_fn.interpreters.rewrite`."""
+"""Rewrites: transforms that change how parameters are stored, such as quantisation, adapters and sharding.
+
+`scheme.py`, `eight_bits.py` and `four_bits.py` define codes; `distributed.py` and `tensor_parallel.py` define shards;
+`functions.py` has the functions for users. Kernels for codes are executors (`kernels.py`, `codes_kernels.py`). A new
+scheme is one `Scheme` with its bound. The interpreter that carries representations through a trace is
+`thunder_fn.interpreters.rewrite`.
+"""
 
 from __future__ import annotations
 

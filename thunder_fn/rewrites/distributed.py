@@ -5,6 +5,9 @@ reduce-scatter by PyTorch's own formula, and what communicates when can be read 
 composite, and where its parameters meet they are gathered together, in one collective (`units.py`).
 
 Sources: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
+
+Gradients are divided by a `custom_vjp`, so tangents of forward mode are not divided. One bucket is gathered ahead by
+default: many steps follow the longer first one.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ channels of a linear layer; all other dims are flattened. Sources: LLM.int8() (a
 
 A linear layer on codes is a `@composite` of the scheme's, whose body decodes and multiplies. That is what it means; an
 executor may have a kernel for it (`thunder_fn.rewrites.kernels`).
+
+In fp16 scales are applied to weights, because sums of raw codes overflow. The layer's body is a `checkpoint`, so its
+backward decodes again and the forward stays the call that kernels know.
 """
 
 from __future__ import annotations

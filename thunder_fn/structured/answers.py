@@ -17,7 +17,7 @@ from thunder_fn.structured.selective import Selective
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, map_arg
 
 Answers: TypeAlias = dict[int, Answer]
-"""What is kept, by variable, and how."""
+"""The kept values by variable, and how each is kept."""
 
 
 def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:

@@ -9,7 +9,7 @@ from thunder_fn.rules import Mask
 
 
 class Context:
-    """What `forward`, `setup_context` and `backward` are given as `ctx`."""
+    """The `ctx` of `forward`, `setup_context` and `backward`."""
 
     def __init__(self, needs_input_grad: Mask, seen: set[str]) -> None:
         self._needs = needs_input_grad
@@ -33,7 +33,7 @@ class Context:
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """What `save_for_backward` was given."""
+        """The tensors that `save_for_backward` was given."""
         return self._saved
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -57,7 +57,9 @@ class Context:
         self.dirty = inputs
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether `backward` and `jvp` get zeros for outputs without a cotangent and tensors that do not move, or None."""
+        """Choose whether `backward` and `jvp` get zeros or None for outputs without a cotangent and tensors without a
+        tangent.
+        """
         self._materialize = value
         if not value:
             self._seen.add("absent")
@@ -68,5 +70,5 @@ class Context:
         return self._materialize
 
     def constants_among(self, outputs: Sequence[Any]) -> tuple[bool, ...]:
-        """Which outputs have no gradient."""
+        """The outputs without a gradient."""
         return tuple(any(output is constant for constant in self._constant) for output in outputs)

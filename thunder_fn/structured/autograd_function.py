@@ -65,7 +65,7 @@ class FunctionCall(Call):
     seen: set[str] = field(default_factory=set[str], compare=False)
     marked: list[bool] = field(default_factory=list[bool], compare=False)
     ignores_closures: ClassVar[bool] = True
-    """What `forward` closes over is constant, as in PyTorch."""
+    """True: a value that `forward` closes over is constant, as in PyTorch."""
 
     @property
     def has_rule(self) -> bool:
@@ -74,7 +74,7 @@ class FunctionCall(Call):
 
     @property
     def backward_name(self) -> str:
-        """What `backward` is called in traces."""
+        """The name of `backward` in traces."""
         return f"{self.name}_backward"
 
     @property
@@ -202,7 +202,7 @@ def _map_outputs(output: Any, context: Context) -> Any:
 
 
 Place: TypeAlias = tuple[str, int]
-"""Where a tensor in the context is from: ("argument", i), ("result", i) or ("other", i)."""
+"""The origin of a tensor in the context: ("argument", i), ("result", i) or ("other", i)."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class _Run:
         return (is_constant or not flag for is_constant, flag in zip(self.call.marked, given, strict=False))
 
     def _backward(self, context: Context, given: Sequence[Any]) -> Any:
-        """What `backward` returns; where it is `once_differentiable`, as values that nobody can differentiate."""
+        """Call `backward`; a `once_differentiable` one gives values that nobody can differentiate."""
         backward = self.call.function.backward
         if getattr(backward, "__code__", None) is not _ONCE:
             return backward(context, *given)
@@ -419,7 +419,9 @@ def _apply(recorder: Recorder, cls: Any, original: Any, args: tuple[Any, ...], k
 
 
 def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    """What a call changes in place, found on tensors that autograd does not follow: it refuses changes of others."""
+    """Find the arguments that a call changes in place, on tensors that autograd does not follow: it refuses changes
+    of others.
+    """
     examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
     try:
         calls.captured_bodies("custom_vjp", (call.primal,), (examples,))

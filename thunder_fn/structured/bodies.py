@@ -178,7 +178,7 @@ def widened(bodies: Bodies) -> Bodies:
 
 
 def body_activity(body: Trace, active: Mask) -> Mask:
-    """Which outputs of a body are active."""
+    """Tell which outputs of a body are active."""
     flags = activity(body, active)
     return tuple(isinstance(atom, Var) and flags[atom.index] for atom in body.outputs)
 
@@ -245,7 +245,7 @@ def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """What a user's function is called."""
+    """The name of a user's function."""
     return getattr(function, "__name__", type(function).__name__)
 
 

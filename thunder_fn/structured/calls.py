@@ -55,7 +55,7 @@ class Call:
 
     @property
     def tensor_paths(self) -> tuple[str, ...]:
-        """How one writes each tensor, such as `args[0]['w']`."""
+        """The path of each tensor, such as `args[0]['w']`."""
         return tuple(path for path, flag in zip(self.paths, self.is_tensor, strict=True) if flag)
 
     @property
@@ -65,8 +65,9 @@ class Call:
 
     @property
     def asks(self) -> frozenset[str]:
-        """What of the question a derivative's rule looks at: "needs" (which gradients are wanted), "absent" (which
-        cotangents there are). Its bodies hold for one question only."""
+        """The parts of the question that a derivative's rule looks at: "needs" (wanted gradients), "absent" (missing
+        cotangents). Its bodies hold for one question only.
+        """
         return frozenset()
 
     def settled(self) -> Call:

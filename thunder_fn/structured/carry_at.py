@@ -160,7 +160,7 @@ def carry_at_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, 
 
 @VJP.rule("carry_at")
 def carry_at_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """As the loop that it is."""
+    """Split it like the loop that it is."""
     return split_vjp(as_while(equation), wanted_inputs, wanted_outputs)
 
 

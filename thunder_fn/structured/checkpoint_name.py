@@ -49,7 +49,7 @@ def name_evaluate_rule(bodies: Sequence[Trace], value: Any, **labels: Any) -> tu
 
 @ACTIVE.rules.rule("checkpoint_name")
 def name_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """As its operand."""
+    """Return the activity of the operand."""
     return active
 
 

@@ -22,7 +22,7 @@ from thunder_fn.symbols import made_by, symbols_of
 from thunder_fn.trace import Dim, Equation, Expr, NumberType, Op, TensorType, Trace, Type
 
 Sizes = tuple[Dim | None, ...]
-"""What one size is in each branch; None for a number that no symbol says."""
+"""One size in each branch; None for a number that no symbol says."""
 
 
 Name = Callable[[Sizes, Type], Expr]
@@ -59,7 +59,9 @@ def _kind(type: Type) -> object:
 
 
 def _has_name(bodies: Sequence[Trace]) -> Callable[[Sizes], bool]:
-    """Whether sizes, one for each body, are one of the choice's own: a body finds one, or data says which one it is."""
+    """Test whether sizes, one per body, get a symbol of the choice's own: a body finds one in data, or data says
+    which holds.
+    """
     outer = [symbols_of(body) for body in bodies]
 
     def has_name(sizes: Sizes) -> bool:

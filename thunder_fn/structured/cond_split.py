@@ -22,7 +22,7 @@ from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBu
 
 
 def union(masks: Sequence[Mask]) -> Mask:
-    """What is in any of the masks."""
+    """Return the union of the masks."""
     return tuple(map(any, zip(*masks, strict=True)))
 
 

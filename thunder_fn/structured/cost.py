@@ -1,4 +1,4 @@
-"""What an equation costs, in floating-point operations and bytes: estimates from types, by PyTorch's own formulas."""
+"""The cost of an equation in floating-point operations and bytes: estimates from types, by PyTorch's own formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAME_AS = {
 """Ops for which PyTorch has no formula, and those that compute the same."""
 
 FLOPS_PER_BYTE = 16
-"""How many operations take as long as moving a byte: about right for a CPU core, and low for a GPU."""
+"""The number of operations that take as long as moving a byte: about right for a CPU core, and low for a GPU."""
 
 
 def bytes_of(type: Type) -> int:

@@ -74,7 +74,7 @@ def custom_jvp_check_rule(equation: Equation) -> None:
 
 
 def num_args(equation: Equation) -> int:
-    """How many of the operands are tensors of the arguments."""
+    """The number of operands that are tensors of the arguments."""
     return sum(call_of(equation).is_tensor)
 
 
@@ -235,7 +235,7 @@ class BatchedCall:
 
     @property
     def is_tensor(self) -> Mask:
-        """As the call's."""
+        """Return the call's own flags."""
         return self.call.is_tensor
 
     def capture(self) -> Trace:

@@ -85,7 +85,7 @@ def custom_vjp_check_rule(equation: Equation) -> None:
 
 
 def gradients_of(equation: Equation) -> Places:
-    """Which gradient belongs to which tensor of the arguments."""
+    """Map each tensor of the arguments to its gradient."""
     (places,) = (arg.value for key, arg in equation.kwargs if key == "gradients" and isinstance(arg, Literal))
     return places
 

@@ -85,7 +85,7 @@ def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...
 
 @LOWER.rule("differentiated_as")
 def lower_rule(equation: Equation) -> Trace:
-    """What is computed."""
+    """Return the body that is computed."""
     return equation.bodies[0]
 
 

@@ -16,7 +16,9 @@ from thunder_fn.capture.lookasides import divert
 
 
 def flex_attention(_: Any, *args: Any, **kwargs: Any) -> Any:
-    """What PyTorch's op gives: values, and the logarithm of the sum and the largest of the scores, in base 2."""
+    """Compute the results of PyTorch's op: values, and the logarithm of the sum and the largest of the scores, in
+    base 2.
+    """
     return internals.math_attention(*args, *kwargs.values())
 
 

@@ -1,4 +1,4 @@
-"""What the rules of scan share: its literals, the parts of its operands, and how one is built."""
+"""The common part of scan's rules: literals, the parts of operands, and a builder."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ def add_scan(
 
 
 def active_carry(loop: Loop, body: Trace, active: Mask) -> Mask:
-    """Which carries are active in some step, if these operands are."""
+    """Tell which carries are active in some step, given the active operands."""
     consts, carry, xs = loop.parts(active)
     return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry)

@@ -37,7 +37,7 @@ class OpaqueCall(Protocol):
 
     @property
     def name(self) -> str:
-        """Whose function it is."""
+        """The owner of the function."""
         ...
 
     @property

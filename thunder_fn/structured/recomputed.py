@@ -38,11 +38,13 @@ COPY_TO = ops.leaf(torch.ops.aten._to_copy.default)
 CPU = torch.device("cpu")
 
 Kept: TypeAlias = "Sequence[tuple[Var, Answer]]"
-"""What is kept, and where."""
+"""The kept values, and their places."""
 
 
 def places_of(plan: Recomputation, kept: Kept, flat: Trace, count: int) -> tuple[Kept, tuple[Residual, ...]]:
-    """What is kept beside the first `count` outputs of the forward, and where the backward finds what it reads."""
+    """List the values kept beside the forward's first `count` outputs, and the places where the backward finds what
+    it reads.
+    """
     outputs = {atom.index: i for i, atom in reversed(list(enumerate(flat.outputs[:count]))) if isinstance(atom, Var)}
     stored: Kept = [(var, how) for var, how in kept if var.index not in outputs or how == "offload"]
     order = {var.index: i for i, var in enumerate(flat.inputs)}

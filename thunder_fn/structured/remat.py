@@ -36,7 +36,7 @@ class Recomputation:
 
     @property
     def cost(self) -> int:
-        """What running them again costs."""
+        """The cost of running the equations again."""
         return sum(map(cost_of, self.equations))
 
     @property
@@ -60,7 +60,7 @@ def numbers_read(reader: Equation | Trace, found: dict[sympy.Basic, Var]) -> lis
 
 
 def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> Recomputation:
-    """What has to run again to get the needed values, given the inputs and the kept ones."""
+    """Choose the equations that run again to get the needed values from the inputs and the kept ones."""
     available = (
         {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
     )
@@ -94,7 +94,7 @@ def cheapest_cut(
     cost: Callable[[Equation], int],
     price: Callable[[Var], float],
 ) -> frozenset[int]:
-    """What to keep besides the kept values, so that recomputation and memory together cost least.
+    """Choose further values to keep, so that recomputation and memory together cost least.
 
     The graph has a node for each equation and each value. On the sink's side, an equation runs again and a value is
     needed. Cutting source -> equation pays for running it; cutting equation -> value pays for keeping the value; an
@@ -131,7 +131,7 @@ def cheapest_cut(
 
 
 def within_budget(forward: Trace, needed: Collection[Atom], budget_bytes: int) -> frozenset[int]:
-    """What to keep so that recomputation costs little and the kept bytes meet the budget, or are as few as can be."""
+    """Choose values so that recomputation costs little and the kept bytes meet the budget, or are as few as can be."""
     everything = frozenset(var.index for var in variables(needed)) - {var.index for var in forward.inputs}
     if recompute(forward, needed, everything).kept_bytes <= budget_bytes:
         return everything

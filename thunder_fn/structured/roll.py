@@ -110,7 +110,7 @@ def _carried(before: Equation, equation: Equation) -> tuple[tuple[int, int], ...
 
 
 def _is_possible(trace: Trace, run: _Run) -> bool:
-    """What the run reads from outside can be computed in front of it, and is tensors where it differs.
+    """Test that the run's operands from outside can be computed in front of it, and that differing ones are tensors.
 
     Nothing between its equations has an effect, whose place would change.
     """

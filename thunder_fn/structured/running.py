@@ -1,4 +1,4 @@
-"""How evaluation rules run bodies: by evaluation, or as the program that an executor has made of each."""
+"""Bodies in evaluation rules: evaluated, or run as the program that an executor has made of each."""
 
 from __future__ import annotations
 

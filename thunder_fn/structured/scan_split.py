@@ -51,7 +51,7 @@ def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What is asked of a split: the body's wanted inputs, the loop's, and whose cotangents there are."""
+    """The question of a split: the body's wanted inputs, the loop's, and the outputs with cotangents."""
 
     asked: Mask
     wanted_inputs: Mask
@@ -62,7 +62,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Where the backward body finds its residuals.
+    """The places where the backward body finds its residuals.
 
     `body` gives the outputs of the loop's body and then the residuals that are stacked; `hoisted` maps the operands to
     those that are computed once; `places` says for each residual of the body which residual of the loop it is.

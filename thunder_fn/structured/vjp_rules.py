@@ -24,7 +24,7 @@ from thunder_fn.structured.calls import Call
 from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
 
 Places: TypeAlias = tuple[int | None, ...]
-"""Which gradient belongs to which tensor of the arguments; None for zero."""
+"""The gradient of each tensor of the arguments, by number; None for zero."""
 
 _being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_rules_being_captured", default=())
 
@@ -173,7 +173,7 @@ class BatchedCall:
 
     @property
     def ignores_closures(self) -> bool:
-        """What the function closes over is constant."""
+        """Tell whether tensors that the function closes over are constant."""
         return getattr(self.call, "ignores_closures", False)
 
     @property
@@ -183,7 +183,7 @@ class BatchedCall:
 
     @property
     def asks(self) -> frozenset[str]:
-        """What of a question the rule looks at."""
+        """The parts of a question that the rule looks at."""
         return getattr(self.call, "asks", frozenset())
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> BatchedCall:
@@ -200,7 +200,7 @@ class BatchedCall:
         return JvpRule(batched_outputs(trace, own, (*self.outputs, *moved), self.size), one.active_outputs)
 
     def check_wanted(self, inputs: Mask, outputs: Mask, equation: Equation) -> None:
-        """As for the call of one example."""
+        """Check as for the call of one example."""
         check = getattr(self.call, "check_wanted", None)
         if check is not None:
             check(inputs, outputs, equation)
@@ -256,11 +256,11 @@ class VjpCall(Call):
 
     @property
     def backward_name(self) -> str:
-        """What bwd is called in traces."""
+        """The name of bwd in traces."""
         return f"{self.name}_bwd"
 
     def start(self) -> VjpCall:
-        """What runs the rule once."""
+        """Return the call that runs the rule once."""
         return self
 
     def primal(self, *tensors: Any) -> Any:
@@ -289,7 +289,7 @@ class VjpCall(Call):
         return self.gradients(primal, found)
 
     def gradients(self, primal: Captured, found: Any) -> list[Any]:
-        """What bwd returned as one gradient or None for each tensor, checked."""
+        """Check the results of bwd: one gradient or None for each tensor."""
         where = f"custom_vjp: bwd of {self.name}"
         arguments = self.tree([TENSOR] * sum(self.is_tensor))
         if not isinstance(found, (tuple, list)) or len(found) != len(arguments):

@@ -1,4 +1,4 @@
-"""What the rules of while_loop and carry_at share: literals, parts of operands, and bodies made of a body."""
+"""The common part of the rules of while_loop and carry_at: literals, parts of operands, and bodies made of a body."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_while(
 
 
 def active_carry(loop: While, body: Trace, active: Mask) -> Mask:
-    """Which carries are active in some step, if these operands are."""
+    """Tell which carries are active in some step, given the active operands."""
     consts, carry = loop.parts(active)
     return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask)), carry)
 

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 def while_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """As a scan where the number of steps is bounded, with a growing buffer where it is not."""
+    """Split a bounded loop as a scan, an unbounded one with a growing buffer."""
     max_steps = While.of(equation).max_steps
     if max_steps is None:
         return _split_unbounded(equation, wanted_inputs, wanted_outputs)
@@ -70,7 +70,7 @@ def _guarded_step(equation: Equation, consts: tuple[Type, ...], carry: tuple[Typ
 
 
 def _asked_while_alive(builder: TraceBuilder, condition: Trace, alive: Var, operands: tuple[Atom, ...]) -> Atom:
-    """Whether the loop goes on. A condition that draws random numbers is not asked once more when the loop has ended."""
+    """Test whether the loop goes on. A condition that draws random numbers is not asked again after the end."""
     if any(map(is_kept, condition.equations)):
         never = TraceBuilder("never")
         for type in condition.input_types:

@@ -3,6 +3,9 @@
 @given(cases())
 def test_my_interpreter(case):
     laws.law_keeps_values(my_interpreter, case.trace, case.inputs)
+
+A body that must return certain types, as a branch or a step of a loop must, picks its outputs among the variables
+that have them.
 """
 
 from __future__ import annotations

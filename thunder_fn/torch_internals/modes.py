@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -38,11 +39,9 @@ def isolated() -> Generator[None]:
     """No modes and no torch.func levels: a capture starts from nothing but the grad mode, whatever runs around it."""
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     token = levels_outside.set(depth + levels_outside.get())
-    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    if all(anomaly):  # looking for NaN takes values
-        torch.set_anomaly_enabled(True, False)
     try:
         with (
+            _NOT_LOOKING_FOR_NAN if torch.is_anomaly_enabled() else contextlib.nullcontext(),
             temporarily_clear_interpreter_stack(),
             _disable_current_modes(),
             torch.autograd.set_multithreading_enabled(False),
@@ -53,8 +52,35 @@ def isolated() -> Generator[None]:
             yield
     finally:
         levels_outside.reset(token)
-        if all(anomaly):
-            torch.set_anomaly_enabled(*anomaly)
+
+
+class _NotLookingForNaN:
+    """Anomaly mode does not look for NaN, which takes values. It is the process's: the last thread that leaves sets it back.
+
+    What another thread set meanwhile stays.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._was_on = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+                self._was_on = True
+                torch.set_anomaly_enabled(True, False)
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside or not self._was_on:
+                return
+            self._was_on = False
+            if not torch.is_anomaly_check_nan_enabled():
+                torch.set_anomaly_enabled(torch.is_anomaly_enabled(), True)
+
+
+_NOT_LOOKING_FOR_NAN = _NotLookingForNaN()
 
 
 @contextlib.contextmanager

@@ -74,6 +74,13 @@ def bits_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(view for view, is_set in bits if is_set)
 
 
+def bits_between(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
+    """The ops that give a tensor the bits of another."""
+    with no_torch_function():
+        ours, others = bits_in_memory(tensor), bits_in_memory(other)
+    return *(view for view in ours if view not in others), *(view for view in others if view not in ours)
+
+
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Two tensors have a storage in common, and ranges in it that overlap."""
     with no_torch_function():

@@ -23,12 +23,13 @@ from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
-from thunder_fn.torch_internals.tensors import storage_id
+from thunder_fn.torch_internals.tensors import bits_between, storage_id
 from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
 _UNFOLD = torch.ops.aten.unfold.default
+_SET = torch.ops.aten.set_.source_Tensor
 
 
 class Tracer(FunctionalTensor):
@@ -349,6 +350,10 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
+        if func is _SET and type(args[1]) is Tracer:  # which takes a tensor's memory, and not its bits
+            with self:
+                for view in bits_between(args[1], args[0]):
+                    args = args[0], view(args[1])
         if func is _UNFOLD and type(args[0]) is Tracer:
             with self:
                 if (found := _unfold_by_views(*args)) is not None:
@@ -421,6 +426,16 @@ def base_of(tracer: torch.Tensor) -> torch.Tensor | None:
 def memory_in(tracer: torch.Tensor) -> torch.Tensor:
     """The functional tensor in a tracer, which its views share."""
     return tracer.elem  # type: ignore[attr-defined]
+
+
+def is_laid_out_anew(tracer: torch.Tensor) -> bool:
+    """The value of a tracer lies otherwise in memory than its tensor: a write to a tensor with gaps leaves a value without."""
+    with torch._C.DisableTorchFunction():
+        inner = inner_fake(tracer)
+        pairs = [(tracer.storage_offset(), inner.storage_offset())]
+        sizes = zip(tracer.stride(), inner.stride(), tracer.shape, strict=True)
+        pairs += [(one, other) for one, other, size in sizes if type(size) is not int or size > 1]
+        return any(type(one) is int and type(other) is int and one != other for one, other in pairs)
 
 
 def have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

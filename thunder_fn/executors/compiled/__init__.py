@@ -9,6 +9,10 @@ does not even import Inductor. What makes calls fast: a region is one Python fun
 of its own.
 
 Random numbers stay with the torch executor, which draws those that eager would.
+
+A job (`codegen.Job`) is a region with the strides of its inputs; `codegen.py` turns it into text, `native.py` into
+modules, `store.py` keeps these on disk, under a digest that covers the files here. Each step is a function of the one
+before.
 """
 
 from __future__ import annotations

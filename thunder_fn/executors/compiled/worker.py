@@ -6,6 +6,8 @@ It imports Python's own modules, those that are installed, and the parent's thun
 current folder, from that of a script, or from PYTHONPATH. It is given the key of `trusted.py`. Then it reads batches of
 jobs from standard input, compiles them into the folder of `store.py`, and answers each batch with one line of JSON: for
 each job, null or why it failed. It ends when its input does.
+
+It is a process and not a thread, because Inductor holds the GIL for seconds and keeps its state in globals.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ Half precision is computed in float32, each result rounded to the dtype of the t
 What has run: the translation, on CPU, with a stand-in for the package that checks every call against nvFuser's
 signatures and computes with PyTorch (`tests/executors/nvfuser_stand_in.py`). nvFuser itself has not run it, and nothing
 of it has run on a GPU yet.
+
+`pointwise.py` and `dims.py` are the tables of emitters; `definitions.py` builds and keeps definitions. A new op is
+one emitter.
 """
 
 from __future__ import annotations

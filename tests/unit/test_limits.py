@@ -1,0 +1,320 @@
+"""Each row of the tables in docs/limits.md: what does not work, and what happens instead."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import thunder_fn as tfn
+
+PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+X = torch.arange(1.0, 5.0)
+ROW = re.compile(r"^\| [^|]+ \| `(\w+)` \| (?:\[(\w+)\]\(\S+\)|([^|]+)) \|", re.MULTILINE)
+ERRORS: dict[str, Callable[[], object]] = {}
+DIFFERENT: dict[str, Callable[[], bool]] = {}
+
+
+def error(check: Callable[[], object]) -> Callable[[], object]:
+    """Raises what its row names."""
+    return ERRORS.setdefault(check.__name__, check)
+
+
+def different(check: Callable[[], bool]) -> Callable[[], bool]:
+    """True while what its row says is so."""
+    return DIFFERENT.setdefault(check.__name__, check)
+
+
+@error
+def branch() -> object:
+    return tfn.jit(lambda x: x if x.sum() > 0 else -x)(X)
+
+
+@error
+def found_number() -> object:
+    return tfn.jit(lambda x: x * int(x[0].item()))(X)
+
+
+@error
+def found_length() -> object:
+    return tfn.jit(lambda x: x * len(x[x > 2]))(X)
+
+
+@error
+def found_range() -> object:
+    return tfn.jit(lambda x: [x for _ in range(x[1].long().item())])(X)
+
+
+@error
+def found_roll() -> object:
+    return tfn.jit(lambda x: torch.roll(x[x > 1], 1))(X)
+
+
+@error
+def size_by_example() -> object:
+    return tfn.vmap(lambda x: x[x > 1])(torch.randn(3, 4))
+
+
+@error
+def random_in_vmap() -> object:
+    return tfn.vmap(lambda x: x + torch.rand(()))(X)
+
+
+@error
+def memory() -> object:
+    return tfn.jit(lambda x: torch.from_numpy(x.numpy() * 2))(X)
+
+
+@error
+def layout() -> object:
+    return tfn.jit(lambda x: x * 2)(torch.eye(3).to_sparse())
+
+
+@error
+def sparse_gradient() -> object:
+    return tfn.jit(torch.nn.Embedding(5, 3, sparse=True))(torch.tensor([1]))
+
+
+@error
+def generator() -> object:
+    own = torch.Generator()
+    return tfn.jit(lambda x: x + torch.rand(4, generator=own))(X)
+
+
+@error
+def tensor_hook() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.register_hook(lambda g: g * 3)
+        return y.sum()
+
+    return tfn.grad(f)(X)
+
+
+@error
+def new_gradient() -> object:
+    leaf = X.clone().requires_grad_()
+    return tfn.jit(lambda x: x.square().sum().backward())(leaf)
+
+
+class _Keeps(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept["x"] = x * 2
+        return x
+
+
+@error
+def kept_tensor() -> object:
+    return tfn.jit(_Keeps())(X)
+
+
+@dataclass
+class _Data:
+    x: torch.Tensor
+
+
+@error
+def changed_argument() -> object:
+    def f(data: _Data) -> torch.Tensor:
+        data.x = data.x * 2
+        return data.x
+
+    return tfn.jit(f)(_Data(X))
+
+
+class _Result:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+@error
+def returned_object() -> object:
+    def f(x: torch.Tensor) -> object:
+        return _Result(x)
+
+    return tfn.jit(f)(X)
+
+
+@error
+def generator_function() -> object:
+    def f(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield x * 2
+
+    return tfn.jit(f)(X)
+
+
+@error
+def large_array() -> object:
+    array = np.ones(10_000, dtype=np.float32)
+    return tfn.jit(lambda x: x + array[0])(X)
+
+
+@error
+def iterator() -> object:
+    numbers = iter([1, 2, 3])
+    return tfn.jit(lambda x: x + next(numbers))(X)
+
+
+@error
+def packed_autocast() -> object:
+    layer = torch.nn.LSTM(3, 3, batch_first=True)
+
+    def f(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            return layer(pack_padded_sequence(x, lengths, batch_first=True))[0].data
+
+    return tfn.jit(f)(torch.randn(2, 4, 3), torch.tensor([4, 2]))
+
+
+@error
+def random_loop() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return tfn.while_loop(lambda c: c.sum() < 10, lambda c: (c * (1 + torch.rand(())),), (x,))[0].sum()
+
+    return tfn.grad(f)(X)
+
+
+@error
+def whole_optimizer() -> object:
+    params = {"w": torch.ones(2)}
+    optimizer = tfn.functional_optimizer(torch.optim.LBFGS)
+    return optimizer.update(params, params, optimizer.init(params))
+
+
+@error
+def changed_before_backward() -> object:
+    inner = X.clone().requires_grad_() * 1
+    result = tfn.jit(lambda x: x.exp())(inner)
+    with torch.no_grad():
+        inner.mul_(2)
+    return result.sum().backward()
+
+
+@different
+def type_of_tensor() -> bool:
+    return torch.equal(tfn.jit(lambda x: x + float(type(x) is torch.Tensor))(X), X)
+
+
+@different
+def printed() -> bool:
+    return tfn.jit(lambda x: (x, f"{x}"))(X)[1] == "Tracer(f32[4])"
+
+
+@different
+def side_effects() -> bool:
+    calls: list[int] = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x * 2
+
+    step = tfn.jit(f)
+    step(X)
+    step(X)
+    return len(calls) == 1
+
+
+@different
+def python_random() -> bool:
+    step = tfn.jit(lambda x: x + random.random())
+    with pytest.warns(tfn.errors.HostRandomWarning):
+        first = step(X)
+    return torch.equal(first, step(X))
+
+
+@different
+def argument_attributes() -> bool:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()
+        setattr(x, "tag", 3)  # noqa: B010
+        return x * 2
+
+    x = torch.ones(2)
+    tfn.jit(f)(x)
+    return not x.requires_grad and not hasattr(x, "tag")
+
+
+@different
+def zero_gradient() -> bool:
+    p = torch.full((3,), 0.5, requires_grad=True)
+    return torch.bernoulli(p).requires_grad and not tfn.jit(torch.bernoulli)(p).requires_grad
+
+
+@different
+def untracked_write() -> bool:
+    def f(v: torch.Tensor) -> torch.Tensor:
+        y = v * 1
+        with torch.no_grad():
+            y.mul_(v)
+        return y
+
+    ones = torch.ones(4)
+    return torch.equal(tfn.jvp(f, (X,), (ones,))[1], ones) and torch.equal(torch.func.jvp(f, (X,), (ones,))[1], 2 * X)
+
+
+@different
+def retraced_counter() -> bool:
+    class Counts(torch.nn.Module):
+        n = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            return x * self.n
+
+    model = tfn.jit(Counts())
+    results = [model(X) for _ in range(3)]
+    return torch.equal(results[2], 3 * X) and tfn.cache_info(model).misses == 3
+
+
+@different
+def no_batching_rule() -> bool:
+    with pytest.warns(UserWarning, match="has no batching rule"):
+        tfn.vmap(lambda a: torch.histc(a, 3))(torch.rand(2, 3))
+    return True
+
+
+@different
+def func_around_jit() -> bool:
+    traced: list[int] = []
+
+    @tfn.jit
+    def f(x: torch.Tensor) -> torch.Tensor:
+        traced.append(1)
+        return F.gelu(x).sum()
+
+    for _ in range(2):
+        torch.func.grad(f)(X)
+    return len(traced) == 2
+
+
+def rows() -> dict[str, str]:
+    """What the page says happens, by the name of its row."""
+    return {name: kind or text.strip() for name, kind, text in ROW.findall(PAGE.read_text())}
+
+
+def test_every_row_has_a_check() -> None:
+    assert rows().keys() == {*ERRORS, *DIFFERENT}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_error(name: str) -> None:
+    kind = rows()[name]
+    with pytest.raises(getattr(tfn.errors, kind, RuntimeError)):
+        ERRORS[name]()
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_difference(name: str) -> None:
+    assert DIFFERENT[name](), "this limit is gone: take its row out of docs/limits.md, and its check"
