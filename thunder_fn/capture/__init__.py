@@ -253,7 +253,7 @@ def _capture(
 
     unfinished: _End | None = None
     try:
-        # noted_state before diverted: of what both patch, the noted function asks for its lookaside
+        # diverted comes after what else replaces functions: lookasides are around it
         with recorder.running(module_scopes(), noted_state(), diverted(), ScopeMode(recorder)):
             wrt = frozenset(differentiated or ())
             tracers = {i: recorder.input(leaves[i], layouts.get(i), is_differentiated=i in wrt) for i in places}

@@ -6,7 +6,8 @@ original in all others. Calls that were under way go on undisturbed. With the la
 
 Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves (`scopes.py`) and are diverted
 there. Other functions of C, such as `math.sqrt` and `print`, what `functools.cache` and `functools.partial` make, and cached
-properties are replaced where modules and classes have them, for as long as a capture runs.
+properties are replaced where modules and classes have them, for as long as a capture runs. So is what a capture itself replaces
+(`torch.get_num_threads`, `torch.initial_seed`): the lookaside is around the capture's own replacement.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Lookaside:
             object.__setattr__(self, "fn", given.__func__)
         if isinstance(given, property):
             object.__setattr__(self, "fn", given.fget)
+        object.__setattr__(self, "fn", internals.unpatched(self.fn))
         known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) or is_by_name(self.fn)
         if not known and not _is_method(self.fn) and not internals.is_op(self.fn):
             raise LookasideError(
@@ -95,7 +97,7 @@ def _places(fn: Any) -> list[tuple[Any, str]]:
     modules = {
         id(vars(module)): module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)
     }
-    found = list[tuple[Any, str]]()
+    found = internals.patched_places(fn)
     for holder in gc.get_referrers(fn):
         owners = [modules[id(holder)]] if id(holder) in modules else _classes(holder)
         found += [(owner, name) for owner in owners for name, value in list(vars(owner).items()) if value is fn]
@@ -208,7 +210,7 @@ def diverted() -> Generator[None]:
         for fn in _chosen.get():
             if isinstance(fn, types.FunctionType):
                 stack.enter_context(_trampoline(fn).applied())
-            elif is_by_name(fn):
+            if is_by_name(fn) or internals.patched_places(fn):
                 stack.enter_context(_by_name(fn).applied())
         yield
 
@@ -251,33 +253,47 @@ _patches: dict[Any, internals.Patch] = {}
 
 
 def _by_name(fn: Any) -> internals.Patch:
-    """The modules and classes that have it have a dispatcher in its place."""
-    dispatch: Any = _Property(fn) if isinstance(fn, functools.cached_property) else _dispatching(fn)
-    unbound: Any = staticmethod(dispatch) if isinstance(fn, functools.partial) else dispatch  # which has no `self`
+    """The modules and classes that have it have a dispatcher in its place, around what a capture itself puts there.
+
+    A Python function has its trampoline, but where a capture puts something else, its code is not called.
+    """
+
+    def make(place: Any, before: Any) -> Any:
+        if isinstance(fn, functools.cached_property):
+            return _Property(fn)
+        dispatch: Any = _dispatching(fn, before)
+        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # which has no `self`
+        return staticmethod(dispatch) if is_unbound else dispatch
+
     with _lock:
         if fn not in _patches or not _patches[fn].users:
-            made = [(place, name, unbound if isinstance(place, type) else dispatch) for place, name in _places(fn)]
-            _patches[fn] = internals.Patch(*((place, name, lambda _, new=new: new) for place, name, new in made))
+            places = internals.patched_places(fn) if isinstance(fn, types.FunctionType) else _places(fn)
+            made = ((place, name, functools.partial(make, place)) for place, name in places)
+            _patches[fn] = internals.Patch(*made, outermost=True)
         return _patches[fn]
 
 
-def _dispatching(fn: Any) -> Function:
+def _dispatching(fn: Any, before: Any) -> Function:
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        return (_of_user(fn) or fn)(*args, **kwargs)
+        return (_of_user(fn) or before)(*args, **kwargs)
 
     return functools.update_wrapper(dispatch, fn) if isinstance(fn, _CACHED) else dispatch
 
 
-def replacement_of_patched(fn: Any) -> Function | None:
-    """The function to which a call of fn goes, asked by a patch: for a builtin, only if users' code calls it."""
-    return replacement(fn) if isinstance(fn, types.FunctionType) else _of_user(fn, 3)
+_DISPATCH = _dispatching(len, len).__code__
 
 
-def _of_user(fn: Any, level: int = 2) -> Function | None:
-    """The function to which a call of fn goes if users' code makes it: the frame so many levels up."""
-    caller = _frame(level).f_globals.get("__name__", "")
+def calling_frame() -> types.FrameType:
+    """The frame of the caller's caller, dispatchers left out."""
+    frame = _frame(2)
+    return frame.f_back if frame.f_code is _DISPATCH and frame.f_back is not None else frame
+
+
+def _of_user(fn: Any) -> Function | None:
+    """The function to which a call of fn goes: that of a builtin, if users' code makes it."""
+    caller = _frame(2).f_globals.get("__name__", "")
     is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
-    return replacement(fn) if is_users else None
+    return replacement(fn) if is_users or isinstance(fn, types.FunctionType) else None
 
 
 class _Property:

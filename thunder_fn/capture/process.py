@@ -9,13 +9,12 @@ A lookaside of such a function answers in its place: the state is not asked, and
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.lookasides import replacement_of_patched
+from thunder_fn.capture.lookasides import calling_frame
 from thunder_fn.capture.recorder import CHANGED, current
 from thunder_fn.capture.scopes import is_internal
 
@@ -32,9 +31,6 @@ def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(*args)
-        chosen = replacement_of_patched(original)
-        if chosen is not None:
-            return chosen(*args)
         return recorder.properties.look_at_process(f"{name}{args or ''}", functools.partial(original, *args))
 
     return asked
@@ -44,11 +40,8 @@ def _noting_from_users(name: str, original: Callable[[], Any]) -> Callable[[], A
     @functools.wraps(original)
     def asked() -> Any:
         recorder = current()
-        if recorder is None or is_internal(sys._getframe(1).f_code.co_filename):  # pyright: ignore[reportPrivateUsage]
+        if recorder is None or is_internal(calling_frame().f_code.co_filename):
             return original()
-        chosen = replacement_of_patched(original)
-        if chosen is not None:
-            return chosen()
         return recorder.properties.look_at_process(name, original, recorder.around[name])
 
     return asked

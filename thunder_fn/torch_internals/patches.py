@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -23,18 +24,105 @@ from torch._C._dynamo.eval_frame import (
 )
 
 
+class _Place:
+    """An attribute that patches replace: what it was, and the replacements, each made of what is inside of it."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.original: Any = getattr(owner, name)
+        self.own = [vars(owner)[name]] if name in vars(owner) else []
+        self.shown: Any = self.original
+        self.layers: list[tuple[bool, Callable[[Any], Any]]] = []
+        self.is_left = False
+
+    def is_current(self) -> bool:
+        """Nobody else has replaced it meanwhile."""
+        return getattr(self.owner, self.name) is self.shown
+
+    def add(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
+        """One replacement more: around all, or around those that are not outermost."""
+        self.layers.append(layer)
+        self.layers.sort(key=lambda one: one[0])
+        self.show()
+
+    def remove(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
+        """One replacement less, wherever it is among them; what was there comes back with the last."""
+        self.layers = [one for one in self.layers if one is not layer]
+        if not self.is_current():
+            self.is_left = not self.layers
+        elif self.layers:
+            self.show()
+        else:
+            self.restore()
+
+    def restore(self) -> None:
+        """What was there comes back."""
+        if self.own:
+            setattr(self.owner, self.name, self.own[0])
+        else:
+            delattr(self.owner, self.name)
+
+    def show(self) -> None:
+        value = self.original
+        for _, make in self.layers:
+            value = make(value)
+        setattr(self.owner, self.name, value)
+        self.shown = getattr(self.owner, self.name)
+
+
+_lock = threading.RLock()
+_places: dict[tuple[int, str], list[_Place]] = {}
+"""Attributes that are replaced now. There are two for one attribute where somebody else has replaced it in between."""
+_left: dict[tuple[int, str], deque[_Place]] = {}
+"""Places whose last patch went while somebody else's value was there, who may put back our replacement."""
+
+
+def _place(owner: Any, name: str) -> _Place:
+    for left in _left.get((id(owner), name), ()):
+        if left.is_current():
+            left.restore()
+    known = _places.setdefault((id(owner), name), [])
+    if not known or not known[-1].is_current():
+        known.append(_Place(owner, name))
+    return known[-1]
+
+
+def _forget(place: _Place) -> None:
+    key = id(place.owner), place.name
+    _places[key].remove(place)
+    if not _places[key]:
+        del _places[key]
+    if place.is_left:
+        _left.setdefault(key, deque(maxlen=8)).append(place)
+
+
+def patched_places(original: Any) -> list[tuple[Any, str]]:
+    """The attributes that are this object but for the patches that are applied now."""
+    with _lock:
+        return [(known[0].owner, known[0].name) for known in _places.values() if known[0].original is original]
+
+
+def unpatched(value: Any) -> Any:
+    """What a replacement of a patch stands for; anything else itself."""
+    with _lock:
+        found = (place.original for known in _places.values() for place in known if place.shown is value)
+        return next(found, value)
+
+
 class Patch:
     """Replaces attributes of PyTorch's while at least one thread needs it.
 
     `make` gives the replacements, each from what it replaces. With the last user, what was there comes back, unless
-    somebody else has replaced it meanwhile.
+    somebody else has replaced it meanwhile. Patches of one attribute come and go in any order.
+
+    Args:
+        outermost: around what other patches put in the same place, whenever they are applied.
     """
 
-    def __init__(self, *replacements: tuple[Any, str, Callable[[Any], Any]]) -> None:
-        self._replacements = replacements
-        self._lock = threading.RLock()
+    def __init__(self, *replacements: tuple[Any, str, Callable[[Any], Any]], outermost: bool = False) -> None:
+        self._replacements, self._outermost = replacements, outermost
         self._users = 0
-        self._done: list[tuple[Any, str, Any, Any, bool]] = []
+        self._done: list[tuple[_Place, tuple[bool, Callable[[Any], Any]]]] = []
 
     @property
     def users(self) -> int:
@@ -44,26 +132,23 @@ class Patch:
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
         """The replacements are in place, for this user and all who come meanwhile."""
-        with self._lock:
+        with _lock:
             if self._users == 0:
                 for owner, name, make in self._replacements:
-                    before, own = getattr(owner, name), name in vars(owner)
-                    setattr(owner, name, make(before))
-                    self._done.append((owner, name, before, getattr(owner, name), own))
+                    place, layer = _place(owner, name), (self._outermost, make)
+                    place.add(layer)
+                    self._done.append((place, layer))
             self._users += 1
         try:
             yield
         finally:
-            with self._lock:
+            with _lock:
                 self._users -= 1
                 while self._users == 0 and self._done:
-                    owner, name, before, ours, own = self._done.pop()
-                    if getattr(owner, name) is not ours:
-                        continue
-                    if own:
-                        setattr(owner, name, before)
-                    else:
-                        delattr(owner, name)
+                    place, layer = self._done.pop()
+                    place.remove(layer)
+                    if not place.layers:
+                        _forget(place)
 
 
 class _Depth(threading.local):
