@@ -186,7 +186,7 @@ class Watch:
         self.over: dict[int, tuple[Source, Frame]] = {}
         self.data: dict[type, bool] = {}
         self.late: list[tuple[dict[str, Any], str, str]] = []
-        """What cached properties compute while the function runs."""
+        """Values that cached properties compute while the function runs."""
         self.cycles = False
         self.reach(f, getattr(f, "__name__", "f"))
 
