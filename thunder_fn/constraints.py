@@ -110,7 +110,7 @@ def _is_unknown(type: Type) -> bool:
 
 
 def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic, Expr]:
-    """For the sizes found in data that these types have, what they are called in the wanted types of the same results."""
+    """Map the unbacked sizes of these types to their names in the wanted types of the same results."""
     found: dict[sympy.Basic, Expr] = {}
     for one, other in zip(types, wanted, strict=False):
         if isinstance(one, TensorType) and isinstance(other, TensorType) and len(one.shape) == len(other.shape):
@@ -146,7 +146,7 @@ def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
 
 
 def is_hinted(expr: Expr) -> bool:
-    """Nothing in the expression is found in data."""
+    """Test that no part of the expression is found in data."""
     return all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
@@ -185,7 +185,7 @@ def _is_symbol(arg: Any) -> bool:
 
 
 def is_positive(size: Expr) -> bool:
-    """It is a size of an input, which is no symbol where it is 0 or 1."""
+    """Test for a size of an input, which is no symbol where it is 0 or 1."""
     return size.value.is_Symbol and isinstance(size.value, Symbol) and bool(size.value.is_positive)
 
 

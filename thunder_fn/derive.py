@@ -185,7 +185,8 @@ def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
 
 @memo(4096)
 def ruled(trace: Trace) -> Mask:
-    """For each equation: is it a leaf that autograd alone cannot differentiate, or not again, as its rule does?
+    """Tell for each equation whether it is a leaf that autograd alone cannot differentiate, or not again, as its rule
+    does.
 
     Autograd has no derivative of most backwards (`silu_backward`), and wrong ones of some ops and of saved statistics.
     """

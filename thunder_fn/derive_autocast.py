@@ -64,11 +64,11 @@ class Layer:
 
 
 LAYERS: dict[str, Layer] = {}
-"""By the names of the composites."""
+"""The layers that autocast lowers, by the names of the composites."""
 
 
 def cast_operands(equation: Equation) -> tuple[bool, ...]:
-    """For each operand, whether an answer about the equation goes for it."""
+    """Tell for each operand whether an answer about the equation applies to it."""
     layer = LAYERS.get(equation.op.name)
     if layer is None:
         return (True,) * len(equation.operands)

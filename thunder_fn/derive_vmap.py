@@ -279,7 +279,7 @@ def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
 
 
 def _is_unary(equation: Equation) -> bool:
-    """It computes each element of its result from one of its only operand's: a batch is no different.
+    """Test that each element of the result follows from one of its only operand's: a batch is no different.
 
     functorch takes some of these apart, and then the derivative of the parts is NaN where that of the op is not.
     """

@@ -73,12 +73,12 @@ class Applied(Protocol):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        """Its arguments."""
+        """The arguments."""
         ...
 
     @property
     def kwargs(self) -> tuple[tuple[str, Arg], ...]:
-        """Its keyword arguments."""
+        """The keyword arguments."""
         ...
 
     @property
@@ -93,7 +93,7 @@ def draws(equation: Applied) -> bool:
 
 
 def draws_within(trace: Any) -> bool:
-    """Some equation of a trace, however deep, draws random numbers or has another effect."""
+    """Test whether some equation of a trace, however deep, draws random numbers or has another effect."""
     return any(
         draws(equation)
         or (equation.op.kind == "leaf" and is_effectful(equation.op))
@@ -142,7 +142,9 @@ def is_fill(op: Op) -> bool:
 
 @cache
 def is_constant(op: Op) -> bool:
-    """Its floating results have no derivative in reverse mode: it draws numbers, or makes a tensor like another."""
+    """Test whether floating results have no derivative in reverse mode: it draws numbers, or makes a tensor like
+    another.
+    """
     if op.kind != "leaf":
         return False
     name = op.name.split(".")[1]
@@ -160,7 +162,7 @@ def is_effectful(op: Op) -> bool:
 
 @cache
 def is_view(op: Op) -> bool:
-    """Its output shares memory with an input."""
+    """Test whether the output shares memory with an input."""
     return op.kind == "leaf" and any(
         argument.alias_info is not None and not argument.alias_info.is_write
         for argument in schema_of(overload(op)).arguments
@@ -175,7 +177,9 @@ def is_pointwise(op: Op) -> bool:
 
 @cache
 def is_factory(op: Op) -> bool:
-    """Makes a tensor from nothing: where no dtype and device are given, the defaults of the moment decide."""
+    """Test whether the op makes a tensor from nothing: where no dtype and device are given, the defaults of the
+    moment decide.
+    """
     if op.kind != "leaf":
         return False
     arguments = schema_of(overload(op)).arguments
@@ -198,7 +202,7 @@ def returns_nothing(op: Op) -> bool:
 
 @cache
 def lists_returned(op: Op) -> tuple[bool, ...]:
-    """For each result in a leaf's schema, whether it is a list of them."""
+    """Tell for each result in a leaf's schema whether it is a list."""
     return tuple(isinstance(result.type, torch.ListType) for result in schema_of(overload(op)).returns)
 
 

@@ -175,7 +175,7 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
 
 @_remembered
 def finders(trace: Trace) -> dict[sympy.Basic, Var]:
-    """For each size and number that a trace's own equations find in data, the first variable that says what it is.
+    """The first variable that binds each unbacked size or number found by a trace's own equations.
 
     What is mentioned before is known from around the trace.
     """
@@ -241,7 +241,7 @@ def _bare(type: Type) -> Iterator[tuple[int | None, sympy.Basic]]:
 
 
 def binders(variables: Iterable[Var]) -> dict[sympy.Basic, tuple[Var, int | None]]:
-    """For each symbol that the types of these variables bind, the variable and the dim that say what it is."""
+    """The variable and the dim that bind each symbol in the types of these variables."""
     found: dict[sympy.Basic, tuple[Var, int | None]] = {}
     for var in variables:
         for dim, symbol in _bare(var.type):
@@ -267,7 +267,7 @@ def bind(variables: Sequence[Var], values: Sequence[Any]) -> dict[sympy.Basic, N
 
 
 class Substitution:
-    """Puts numbers or expressions in place of symbols, wherever they stand. Equal bodies stay one object."""
+    """A substitution of numbers or expressions for symbols, wherever they stand. Equal bodies stay one object."""
 
     def __init__(self, change: Callable[[Expr], Expr | Number]) -> None:
         self.change = change

@@ -87,7 +87,7 @@ def main_only(captured: Captured) -> Captured:
 
 
 def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...]:
-    """For each output of the trace: is it part of the output proper, neither aux nor a write?"""
+    """Tell for each output of the trace whether it is part of the output proper, neither aux nor a write."""
     extra = (False,) * (len(captured.trace.outputs) - captured.num_results)
     if not has_aux:
         return (True,) * captured.num_results + extra

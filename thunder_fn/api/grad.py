@@ -166,7 +166,7 @@ def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
 
 
 def input_mask(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]) -> tuple[bool, ...]:
-    """For each input of the trace: does it belong to an argument that is differentiated?"""
+    """Tell for each input of the trace whether it belongs to a differentiated argument."""
     flags: list[bool] = []
     for number, arg in enumerate(args):
         flags += [number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)]

@@ -54,7 +54,9 @@ __all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "c
 
 
 class _TensorLeaf:
-    """Stands for a tensor, or a number that is a symbol, among the leaves of a pytree whose others are static values."""
+    """Stand-in for a tensor, or a number that is a symbol, among the leaves of a pytree whose others are static
+    values.
+    """
 
     def __repr__(self) -> str:
         return "TENSOR"
@@ -68,7 +70,7 @@ TENSOR = _TensorLeaf()
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Something that the function mutates: an input of the trace by index, or a closed-over tensor."""
+    """A mutation by the function: of an input of the trace, by index, or of a closed-over tensor."""
 
     target: int | torch.Tensor
 

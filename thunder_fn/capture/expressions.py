@@ -162,7 +162,7 @@ class _Reader:
                 self.use(("whole", source))
 
     def merge(self, offset: int) -> None:
-        """At a target of jumps: a place of the stack may hold either of two values."""
+        """Merge at a target of jumps: a place of the stack may hold either of two values."""
         other = self.at.get(offset)
         if self.is_dead or other is None or len(other) != len(self.stack):
             self.stack = list(other if other is not None else [] if self.is_dead else self.stack)

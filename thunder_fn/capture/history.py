@@ -147,7 +147,7 @@ class History:
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
-        """Around an op that changes tensors in place; where gradients are off, their history stays what it was.
+        """Enter around an op that changes tensors in place; where gradients are off, their history stays what it was.
 
         The first op recorded that has results of their types computes their new values; what comes after it brings views up
         to date.

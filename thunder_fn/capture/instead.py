@@ -59,7 +59,9 @@ def dropout(x: Tensor, p: Any, train: bool) -> Tensor:
 
 
 def one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
-    """By a scatter, which refuses classes that there are not; PyTorch's own looks at values, or gives them rows of zeros."""
+    """Compute by a scatter, which refuses classes that there are not; PyTorch's own looks at values, or gives rows of
+    zeros.
+    """
     if (isinstance(num_classes, int) and num_classes <= 0) or x.dtype != torch.int64:
         return torch.nn.functional.one_hot(x, num_classes)
     zeros = torch.zeros((*x.shape, num_classes), dtype=torch.int64, device=x.device)
@@ -122,7 +124,7 @@ def _nested(data: Any) -> tuple[tuple[int, ...], list[Any]]:
 
 
 MAX_LISTED = 64
-"""Of how many elements `tolist` makes symbols."""
+"""The number of elements up to which `tolist` makes symbols."""
 
 
 def can_be_listed(x: Tensor) -> bool:
@@ -144,7 +146,7 @@ def tolist(x: Tensor) -> Any:
 
 
 def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-    """Of a view, taken of the tensor that has the memory: such a view of a view could not be changed. The bits are the view's."""
+    """Take a view of a view from the tensor that has the memory, so that it can be changed. The bits are the view's."""
     recorder, base = current(), None if is_wrapped(x) else internals.base_of(x)
     if recorder is None or is_wrapped(x):
         return torch.as_strided(x, size, stride, storage_offset)
@@ -180,7 +182,7 @@ def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> boo
 
 
 def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-    """For a backward inside the traced function. One that comes later runs a program, and that has no hooks.
+    """Register for a backward inside the traced function. A later backward runs a program, which has no hooks.
 
     Raises:
         UnsupportedCall: the tensor's gradient would be asked for outside the traced function.
@@ -259,7 +261,7 @@ def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 MAX_JACOBIAN = 2**20
-"""Of how many numbers a Jacobian of a graph from outside is computed."""
+"""The number of elements up to which a Jacobian of a graph from outside is computed."""
 
 
 def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
@@ -289,7 +291,9 @@ def _recurrent(cell: str) -> Callable[..., Any]:
     original = CELLS[cell]
 
     def instead(*args: Any) -> Any:
-        """Of packed sequences, as ops that read their lengths when they run. Autocast casts inside of PyTorch's only."""
+        """Run on packed sequences as ops that read their lengths when they run. Autocast casts inside of PyTorch's
+        only.
+        """
         recorder = current()
         if is_packed(cell, args):
             is_cast = torch.is_autocast_enabled(args[0].device.type)

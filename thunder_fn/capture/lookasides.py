@@ -34,7 +34,8 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Lookaside:
-    """Inside the captures that are given it, calls of `fn` go to `replace_with`; nowhere else.
+    """A replacement of a function: inside the captures that are given it, calls of `fn` go to `replace_with`; nowhere
+    else.
 
     Law: outside a capture, and in other threads, `fn` is what it was.
 
@@ -202,7 +203,7 @@ def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
 
 @contextmanager
 def diverted() -> Generator[None]:
-    """While a capture runs: Python functions that have a lookaside lead to the dispatcher."""
+    """Lead Python functions that have a lookaside to the dispatcher while a capture runs."""
     with ExitStack() as stack:
         missing = [name for name in _always if not _divert(stack, name)]
         if missing:
@@ -217,7 +218,9 @@ def diverted() -> Generator[None]:
 
 @contextmanager
 def diverted_in_parts(given: Sequence[Lookaside]) -> Generator[None]:
-    """While something runs that Dynamo compiles: Python functions lead to the dispatcher, in its graphs and between them."""
+    """Lead Python functions to the dispatcher while something runs that Dynamo compiles, in its graphs and between
+    them.
+    """
     token = _in_parts.set(True)
     try:
         with lookasides(given), ExitStack() as stack:
@@ -297,7 +300,7 @@ def _of_user(fn: Any) -> Function | None:
 
 
 class _Property:
-    """In the place of a cached property. It has a `__set__`, so it is asked before what the instance holds."""
+    """Stand-in for a cached property. It has a `__set__`, so it is asked before what the instance holds."""
 
     def __init__(self, given: functools.cached_property[Any]) -> None:
         self.given, self.name = given, given.attrname

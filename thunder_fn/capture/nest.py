@@ -1,4 +1,4 @@
-"""From the recorder's tree of scopes to a nested trace: a pure function.
+"""Nesting: a pure function from the recorder's tree of scopes to a nested trace.
 
 Each scope becomes a composite whose inputs are what it uses and did not define and whose outputs are its results and
 whatever else later equations use. Equal bodies become one object.

@@ -89,7 +89,7 @@ def _asked(symbol: Symbol, bounds: Bounds) -> Iterator[Decision]:
 
 
 def stride_pattern(shape: Sequence[int], stride: Sequence[int]) -> tuple[int | None, ...]:
-    """For each dim, how its stride is explained: a dim whose size times stride it is, -1 for 1, -2 for 0, or None."""
+    """Explain the stride of each dim: a dim whose size times stride it is, -1 for 1, -2 for 0, or None."""
     pattern: list[int | None] = [None] * len(shape)
     order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim] != 1, -dim))
     done: list[int] = []

@@ -773,7 +773,9 @@ class Watch:
         self.lost.clear()
 
     def has_values_in_cells(self, frame: Frame) -> bool:
-        """Some free variable is bound to plain data or to what is outside: a cell that somebody may bind anew."""
+        """Test whether some free variable is bound to plain data or to an outside value: a cell that somebody may
+        bind anew.
+        """
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
         return any(not isinstance(value, (torch.Tensor, type(None), *_FUNCTIONS)) for value in given)
 
@@ -825,7 +827,7 @@ _MANY = 10_000
 
 _GENERATOR = inspect.CO_GENERATOR
 _RUNNING: list[Any] = []
-"""Stands for the values of an expression that is being evaluated."""
+"""Stand-in for the values of an expression that is being evaluated."""
 
 _PASSES = 64
 """The number of times that a frame is looked at again where a local leads to itself, as along a linked list."""

@@ -48,7 +48,7 @@ FOUND = internals.PROPERTIES
 """The function that reads each property for comparison."""
 
 PROPERTIES = tuple(name for name in (*FOUND, "_base") if hasattr(Tensor, name))
-"""Those that are looked at where a function asks for them."""
+"""The properties that are looked at where a function asks for them."""
 
 OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference"))
 """Properties that views have from the tensor whose memory they show."""
@@ -56,8 +56,9 @@ OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference
 
 @dataclass(slots=True, eq=False)
 class Properties:
-    """Of one recorder: `given` are the tensors from outside by their tracers, and whether the tracer is the very tensor to the
-    function, as it is not to what a transform calls. `found` are the reads."""
+    """The properties that one recorder has read. `given` are the tensors from outside by their tracers, and whether
+    the tracer is the very tensor to the function, as it is not to what a transform calls. `found` are the reads.
+    """
 
     recorder: Recorder
     given: dict[int, tuple[Tensor, Tensor, bool]] = field(default_factory=dict)
@@ -214,7 +215,7 @@ def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[
 
 
 def _of_wrapped(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
-    """Inside a transform of torch.func."""
+    """Answer inside a transform of torch.func."""
     inner = internals.innermost(tensor)
     if name in OF_MEMORY and isinstance(inner, internals.Tracer) and recorder.owns(inner):
         return _of_memory(recorder, name, inner, natural)
@@ -230,7 +231,7 @@ def _base(recorder: Recorder, tensor: Tensor, natural: Tensor | None) -> Tensor 
 
 
 def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -> Any:
-    """Inside a transform or a body what is asked is another tensor than outside."""
+    """Answer inside a transform or a body, where the tensor asked about is another one than outside."""
     if found != here:
         _refuse(
             recorder,
@@ -246,7 +247,7 @@ def _is_inference_mode(recorder: Recorder) -> bool:
 
 
 def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
-    """Nobody keeps track of views in inference mode, or of inference tensors."""
+    """Test for inference mode or a tensor made in it: nobody keeps track of views there."""
     own = recorder.properties.owner_of(tensor)
     return _is_inference_mode(recorder) if own is None else _of_memory(recorder, "is_inference", own, bool)
 

@@ -247,4 +247,4 @@ def _symbolic_math(name: str) -> Callable[[Any], Callable[..., Any]]:
 
 
 MATH = internals.Patch(*((math, name, _symbolic_math(name)) for name in internals.SYMBOLIC_MATH))
-"""While it is applied, functions of Python's `math` give expressions for symbols."""
+"""The patch by which functions of Python's `math` give expressions for symbols."""

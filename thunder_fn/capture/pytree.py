@@ -51,7 +51,7 @@ def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:
 
 @functools.lru_cache(1024)
 def _looks_at_leaves(spec: PyTreeSpec) -> bool:
-    """There is a named tuple in it whose `__new__` is its user's, such as PackedSequence: leaves may be of any type here."""
+    """Test for a named tuple whose `__new__` is its user's, such as PackedSequence: leaves may be of any type here."""
     return _has_own_new(spec.type) or any(map(_looks_at_leaves, spec.children()))
 
 

@@ -132,7 +132,7 @@ class Same:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changed:
-    """Of an attribute that the traced code itself changed after it had read it. Equal to nothing that is seen."""
+    """Mark of an attribute that the traced code itself changed after it had read it. Equal to nothing that is seen."""
 
     name: str
 

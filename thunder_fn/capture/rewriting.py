@@ -35,7 +35,7 @@ _fused: ContextVar[bool] = ContextVar("thunder_fn_fused", default=False)
 
 @contextmanager
 def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
-    """Inside, what is captured is rewritten; None for not at all."""
+    """Rewrite what is captured inside; None for not at all."""
     token = _rewrite.set(rewrite)
     try:
         yield
@@ -45,7 +45,7 @@ def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
 
 @contextmanager
 def to_be_fused(flag: bool) -> Generator[None]:
-    """Inside, an executor that fuses is going to run what is captured, or none is; derivatives choose what they keep by that."""
+    """Say whether an executor that fuses will run what is captured inside; derivatives choose by that what they keep."""
     token = _fused.set(flag)
     try:
         yield

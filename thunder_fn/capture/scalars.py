@@ -103,7 +103,7 @@ WITHOUT_VALUES: dict[str, Callable[..., Tensor]] = {
     "cov": _cov,
     "corrcoef": _corrcoef,
 }
-"""By name, functions that read values though the shape of their result does not depend on them."""
+"""Stand-ins, by name, for functions that read values though the shape of their result does not depend on them."""
 
 
 def with_tensor_scalars(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:

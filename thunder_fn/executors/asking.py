@@ -17,7 +17,7 @@ from thunder_fn.trace import Equation, Trace
 
 TORCH = Executor("torch", version=torch.__version__, numerics="bitwise")
 TORCH.is_frozen = True
-"""Runs what no other executor takes: ATen leaves and structured ops. Always there, and the last."""
+"""The executor of ATen leaves and structured ops that no other executor takes. Always there, and the last."""
 
 
 def frozen(executors: Sequence[Executor]) -> tuple[Executor, ...]:
@@ -26,7 +26,7 @@ def frozen(executors: Sequence[Executor]) -> tuple[Executor, ...]:
 
 
 def is_final(equation: Equation) -> bool:
-    """Somebody runs the equation as it is."""
+    """Test whether somebody runs the equation as it is."""
     return ops.is_operator(equation.op) or lowered(equation) is None
 
 

@@ -75,7 +75,7 @@ NOT_REGISTERED = Refused("not registered")
 
 
 def is_within(numerics: Numerics, limit: Numerics) -> bool:
-    """Something so labelled may be used under this limit."""
+    """Test whether a label may be used under this limit."""
     return NUMERICS.index(numerics) <= NUMERICS.index(limit)
 
 
@@ -91,7 +91,7 @@ def check_numerics(value: Any, where: str) -> Numerics:
 
 
 class Watcher(Protocol):
-    """Something made with an executor's registrations, which is to be made anew when they change."""
+    """An object made with an executor's registrations, which is made anew when they change."""
 
     def clear(self) -> None:
         """Forget what was made."""
@@ -105,7 +105,7 @@ class HasExecutors(Protocol):
     executors: tuple[Executor, ...]
 
     def executors_of(self, trace: Trace) -> tuple[Executor, ...]:
-        """Those that may be used for a trace, as they are now."""
+        """The executors that may be used for a trace, as they are now."""
         ...
 
 
@@ -123,7 +123,7 @@ def watched_by(watcher: Watcher) -> Generator[None]:
 
 
 class Executor:
-    """Something that runs equations, regions or whole programs.
+    """A value that runs equations, regions or whole programs.
 
     Args:
         name: an identifier; no two executors of one program have the same.

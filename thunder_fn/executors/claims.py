@@ -66,7 +66,7 @@ class Claim:
 
     @property
     def numbers(self) -> tuple[Expr, ...]:
-        """These symbols."""
+        """The symbols of the claim."""
         return close_symbols(self.region)[1] if self.region is not None else ()
 
 

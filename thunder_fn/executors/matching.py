@@ -1,4 +1,6 @@
-"""From what a user registers for to equations, and from equations to the calls that users' functions see."""
+"""Matching of equations: from users' registrations to equations, and from equations to the calls that users'
+functions see.
+"""
 
 from __future__ import annotations
 
@@ -183,4 +185,4 @@ def _contiguous(x: torch.Tensor, memory_format: torch.memory_format = torch.cont
 
 
 LAYOUT_IS_UNKNOWN = (Lookaside(torch.Tensor.contiguous, _contiguous),)
-"""For functions that are captured from types alone."""
+"""The message for functions that are captured from types alone."""

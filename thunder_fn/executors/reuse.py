@@ -46,7 +46,7 @@ _RESHAPES = frozenset(("reshape", "view", "permute", "transpose", "t", "unsqueez
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """For each variable, the buffers that it may lie in, and whether it is all of a buffer made for it alone.
+    """The buffers that each variable may lie in, and whether it is all of a buffer made for it alone.
 
     One that `covers` its buffer is that, or shows all of such a variable in another shape.
     """
@@ -66,7 +66,7 @@ RegionOf = Callable[[Equation], Trace | None]
 
 
 def no_region(equation: Equation) -> None:
-    """Nothing is known of any composite."""
+    """Return None: of no composite anything is known."""
 
 
 def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
@@ -185,7 +185,7 @@ def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
 
 
 def last_uses(trace: Trace) -> list[int]:
-    """For each variable, the last equation that reads it: -1 if none does, one past the last if it is an output."""
+    """The last equation that reads each variable: -1 if none does, one past the last if it is an output."""
     found = [-1] * num_vars(trace)
     for position, equation in enumerate(trace.equations):
         for var in equation.operands:
@@ -203,8 +203,9 @@ class Reuse:
     in_place: frozenset[int]
     """The equations, by position, that run over their first operand."""
     given: Mapping[int, tuple[int, ...]]
-    """For regions, by position: the operands, by place, whose memory they may write to. Equal regions are given the same, so
-    that they are compiled once."""
+    """The operands, by place, whose memory a region may write to, by the region's position. Equal regions are given
+    the same, so that they are compiled once.
+    """
 
     def targets(self, trace: Trace) -> Iterator[Var]:
         """The variables whose memory is written to."""
@@ -239,7 +240,7 @@ def plan_reuse(
     end, chosen, regions = len(trace.equations), set[int](), dict[Op, list[tuple[int, set[int]]]]()
 
     def is_free(var: Var, position: int) -> bool:
-        """Nothing after this equation reads the memory that the variable lies in, and nothing else here."""
+        """Test that no later equation, and no other operand of this one, reads the memory that the variable lies in."""
         return last[var.index] == position and all(last[index] < position for index in members.sharing(var))
 
     for position, equation in enumerate(trace.equations):
@@ -301,7 +302,7 @@ class _Members:
 
 
 def _has_dims(var: Var) -> bool:
-    """It is no number: of those there is little to gain."""
+    """Test that it is no number: of those there is little to gain."""
     return isinstance(var.type, TensorType) and bool(var.type.shape)
 
 

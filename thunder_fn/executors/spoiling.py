@@ -170,7 +170,7 @@ def repeated(run: Run, trace: Trace, donated: Sequence[int]) -> Run:
 
 
 def has_effects(trace: Trace) -> bool:
-    """Something in the trace does more than compute its results, or may."""
+    """Test whether something in the trace does more than compute its results, or may."""
     return any(
         ops.is_effectful(equation.op)
         or ops.is_collective(equation.op)

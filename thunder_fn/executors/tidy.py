@@ -1,4 +1,4 @@
-"""Before a flat trace becomes a program: equations that a program need not run.
+"""Tidying of a flat trace before it becomes a program: equations that a program need not run are dropped.
 
 - `detach` of an intermediate, where the program runs below autograd;
 - `clone` of what nobody writes to, where the copy is only read, and whatever else gives back what it was given;

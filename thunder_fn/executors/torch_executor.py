@@ -121,7 +121,7 @@ def lower(
 
 
 class _Emitter:
-    """Writes the text of one program, or of a block in a function, and gathers the values that it names."""
+    """The writer of one program's text, or of a block in a function; it gathers the values that the text names."""
 
     def __init__(
         self,
@@ -368,7 +368,7 @@ class _Emitter:
 
 @dataclass(frozen=True, slots=True)
 class FunctionWriter:
-    """Writes the function of a structured op, as `loops.py` says."""
+    """The writer of a structured op's function, as `loops.py` says."""
 
     name: str
     executors: tuple[Executor, ...]

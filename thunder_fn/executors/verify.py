@@ -102,7 +102,9 @@ def loosest(labels: Sequence[Numerics]) -> Numerics:
 
 @dataclass(frozen=True)
 class _Checking:
-    """Runs claimed traces equation by equation. `executors` are asked about bodies; `programs` are those of loops and choices."""
+    """A run of claimed traces equation by equation. `executors` are asked about bodies; `programs` are those of loops
+    and choices.
+    """
 
     executors: tuple[Executor, ...]
     programs: dict[Trace, Run] = field(default_factory=dict[Trace, "Run"])

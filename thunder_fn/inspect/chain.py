@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """Everything that `jit` makes of a call, in order. `str` of it is a table.
+    """The traces and programs that `jit` makes of a call, in order. `str` of it is a table.
 
     Attributes:
         name: of the function.
@@ -193,7 +193,7 @@ class _Event:
 
 
 class _Assembly:
-    """Puts the steps in order; knows which step each trace became."""
+    """The assembly of the steps in order, which knows the step that each trace became."""
 
     def __init__(self, events: list[_Event], entry: Entry) -> None:
         self.events, self.entry = events, entry

@@ -137,7 +137,7 @@ class CostReport:
 
     @cached_property
     def by_op(self) -> dict[str, tuple[int, Cost]]:
-        """For each op how often it runs and what it costs, dearest first."""
+        """The number of runs and the cost of each op, dearest first."""
         found: defaultdict[str, tuple[int, Cost]] = defaultdict(lambda: (0, FREE))
         for equation, cost in self.equations:
             times, known = found[equation.op.name]

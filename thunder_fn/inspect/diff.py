@@ -52,7 +52,7 @@ class Diff:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing differs but how equations are folded."""
+        """Test that nothing differs but the folding of equations."""
         counts = self.counts
         return not (counts["added"] or counts["removed"] or counts["changed"])
 
@@ -120,7 +120,7 @@ class _Matching:
         return self.numbers.setdefault(key, len(self.numbers))
 
     def numbered(self, flat: Flat, seeds: dict[int, tuple[str, int]]) -> list[Hashable]:
-        """For each leaf the number of what it computes; equal in both traces exactly if the expressions are equal."""
+        """Number the computation of each leaf; numbers are equal in both traces exactly if the expressions are equal."""
         known: dict[int, int] = {}
         for value in (*flat.roots, *flat.constants):
             known[value] = self.number(seeds.get(value, ("own", id(flat), value)))
@@ -211,7 +211,7 @@ def _first(queue: Iterable[int], count: int) -> list[int]:
 
 
 def _shape(leaf: Leaf) -> tuple[Any, ...]:
-    """Everything about an equation but which variables it reads."""
+    """The parts of an equation other than the variables that it reads."""
     equation = leaf.equation
     hole: Callable[[Any], None] = lambda var: None
     args = tuple(map_arg(hole, arg) for arg in equation.args)

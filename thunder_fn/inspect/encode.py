@@ -32,7 +32,7 @@ LETTERS = {"same": "s", "changed": "c", "added": "a"}
 
 
 class _Table:
-    """Things with numbers, in the order in which they came."""
+    """A table of things with numbers, in the order in which they came."""
 
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
@@ -230,7 +230,7 @@ def _decisions(found: Chain) -> Iterator[tuple[tuple[str, str], Decision]]:
 
 
 def _anchors(diff: Diff) -> list[int]:
-    """For each leaf that was removed, the leaf of the new trace before which it would be."""
+    """The leaf of the new trace before which each removed leaf would be."""
     pairs = sorted((match, position) for position, match in enumerate(diff.matches) if match is not None)
     places = [match for match, _ in pairs]
     found: list[int] = []

@@ -50,7 +50,7 @@ class Flat:
     constants: dict[int, torch.Tensor]
     """The values that closed-over tensors are, those of bodies among them."""
     calls: dict[Trace, tuple[Value, ...]]
-    """For each body that was unfolded, the operands of its first call."""
+    """The operands of the first call of each body that was unfolded."""
 
 
 def held(flat: Flat) -> dict[int, int]:

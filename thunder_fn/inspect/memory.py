@@ -225,7 +225,7 @@ def common_module(modules: Sequence[str]) -> str:
 
 
 def _joined(forward: Run, backward: Run, found: Chain) -> list[Buffer]:
-    """Both programs on one axis: what the forward keeps lives until the backward has read it last, and is no input of that."""
+    """Join both programs on one axis: a residual lives until the backward has read it last, and is no input of that."""
     assert found.split is not None, "two programs are two halves"
     end = backward.start + len(backward.trace.equations)
     results = len(found.split.forward.outputs)

@@ -165,7 +165,7 @@ class _Sending(_Ruled):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, rule: _Rule, *operands: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Those of all examples together, by our batching rule."""
+        """Send those of all examples together, by our batching rule."""
         pairs = list(zip(operands, in_dims[1:], strict=True))
         trace, flags = batch(rule.split.forward, tuple(dim is not None for _, dim in pairs), info.batch_size)
         given = [value if dim is None else value.movedim(dim, 0) for value, dim in pairs]

@@ -54,7 +54,7 @@ class Rewrite:
             raise RewriteError("restore does not give back the types that prepare takes")
 
     def then(self, step: Step) -> Rewrite:
-        """This rewrite, and then a step on the new parameters."""
+        """Compose this rewrite with a later step on the new parameters."""
         return compose(rewrite(self.compute, self.names, step, self.codes), self)
 
 
@@ -156,7 +156,9 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
 
 
 Entering = tuple[Representation | None, ...]
-"""For each operand of a loop or a branch, what the parts stand for that go into its bodies; None where no parts do."""
+"""The representation of the parts that enter the bodies of a loop or a branch, for each operand; None where no parts
+do.
+"""
 
 
 @dataclass(frozen=True, slots=True)

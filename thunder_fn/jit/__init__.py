@@ -111,7 +111,7 @@ class Jitted:
         return _call_slowly(self, args, kwargs)
 
     def with_function(self, fn: Callable[..., Any]) -> Jitted:
-        """Another function, jitted with the same options."""
+        """Jit another function with the same options."""
         return Jitted(fn, self.options)
 
 

@@ -262,7 +262,9 @@ class Bridge:
 
     @cached_property
     def forward(self) -> Program:
-        """From the inputs to the outputs, the residuals, numbers that the backward takes, and the sizes of its inner edges."""
+        """The trace from the inputs to the outputs, the residuals, numbers that the backward takes, and the sizes of
+        its inner edges.
+        """
         numbers = [Literal(number) for node in reversed(self.nodes) for number in node.numbers]
         numbers += [Literal(size) for size in self.inner_sizes]
         whole = replace(self.split.forward, outputs=(*self.split.forward.outputs, *numbers))
@@ -270,7 +272,7 @@ class Bridge:
 
     @cached_property
     def backward(self) -> Program:
-        """From residuals, cotangents and numbers to gradients: all pieces as one program."""
+        """The trace from residuals, cotangents and numbers to gradients: all pieces as one program."""
         if len(self.nodes) == 1:
             return self.nodes[0].program
         (closed, _) = close_symbols(self.split.backward)
@@ -309,7 +311,7 @@ class Bridge:
         return self.narrower[given]
 
     def following(self, trace: Trace, tensors: Sequence[Any]) -> Following:
-        """Another trace on the same executors, as a function of tensors like these that autograd follows."""
+        """Bridge another trace on the same executors, as a function of tensors like these that autograd follows."""
         found = bridge(trace, tensors, executors=self.executors)
         if found is None:
             return lower(trace, executors=self.executors), constraints_of(trace)

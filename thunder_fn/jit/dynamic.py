@@ -24,7 +24,7 @@ from thunder_fn.trace import Source
 _log = logging.getLogger("thunder_fn.jit")
 
 RETRACES = 32
-"""After so many traces of calls that differ in sizes and numbers only, a warning says why."""
+"""The number of traces of calls that differ in sizes and numbers only after which a warning says why."""
 
 
 class RetraceWarning(UserWarning):

@@ -124,7 +124,7 @@ class Holder:
     node: Any
 
     def put(self, node: Any) -> None:
-        """Another root."""
+        """Set another root."""
         self.node = node
 
 

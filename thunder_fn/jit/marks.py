@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Mark = bool | Bounds | tuple[tuple[int, bool | Bounds], ...]
 Marks = tuple[tuple[int | str, Mark], ...]
-"""By argument, all of it or some dims of its tensors: dynamic, never, or within bounds."""
+"""The mark of each argument, for all of it or for some dims of its tensors: dynamic, never, or within bounds."""
 
 _FIX = "Write `{'x': {0: True, 1: (2, 512)}, 'n': False}`: by argument, by dim, a flag or bounds."
 

@@ -61,7 +61,7 @@ def _nothing(device: torch.device) -> torch.Tensor:
 
 
 def all_exclusive(*tensors: torch.Tensor) -> bool:
-    """Nobody else sees the memory of any of these tensors, so that it may be overwritten."""
+    """Test that nobody else sees the memory of any of these tensors, so that it may be overwritten."""
     return all(map(internals.is_exclusive, tensors))
 
 

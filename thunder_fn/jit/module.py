@@ -62,7 +62,7 @@ class TracedForward:
     """A module's `forward` as a function of its tensors too: those that it uses are the inputs that were passed."""
 
     fills_arguments = True
-    """Its result says what it filled."""
+    """True: the result says which containers it filled."""
 
     def __init__(self, module: torch.nn.Module, on_reads: OnReads, layout: Layout | None = None) -> None:
         self.module, self.on_reads, self.layout = module, on_reads, layout

@@ -22,7 +22,7 @@ KINDS = (list, deque, dict, OrderedDict, defaultdict)
 
 @dataclass(frozen=True)
 class Argument:
-    """In what a container holds: the container among the arguments that has this number."""
+    """Mark, in the content of a container, for the container among the arguments that has this number."""
 
     number: int
 

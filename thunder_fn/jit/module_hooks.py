@@ -55,7 +55,7 @@ class Held:
         return same and all(read() is before for read, _, before in self.bindings)
 
     def restore(self) -> None:
-        """Everything as it was."""
+        """Restore everything as it was."""
         for container, before in self.contents:
             if _items(container) != _items(before):
                 container.clear()
@@ -79,7 +79,7 @@ def held_by_hooks(module: torch.nn.Module) -> tuple[Held, ...]:
 
 
 def check_unchanged(held: tuple[Held, ...]) -> None:
-    """Nothing that hooks could reach was changed.
+    """Check that nothing that hooks could reach was changed.
 
     Raises:
         HookEffect: something was, and is as it was now.

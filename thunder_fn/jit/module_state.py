@@ -49,7 +49,9 @@ class Reading:
 
     @property
     def is_parametrized(self) -> bool:
-        """Some tensors are computed where they are read, which `parametrize.cached` does once for many calls."""
+        """Test whether some tensors are computed where they are read, which `parametrize.cached` does once for many
+        calls.
+        """
         return any(issubclass(cls, parametrize.ParametrizationList) for cls in self.layout.classes)
 
     @property

@@ -58,7 +58,7 @@ class Node:
 
     @cached_property
     def program(self) -> Program:
-        """From residuals, cotangents and numbers to what the piece gives."""
+        """The program from residuals, cotangents and numbers to the results of the piece."""
         return lower(self.closed[0], below_autograd=True, executors=self.bridge.executors, taken=True)
 
     @cached_property
@@ -72,7 +72,7 @@ class Node:
 
     @cached_property
     def inputs(self) -> tuple[int | None, ...]:
-        """For each residual the input that it is, None if it is a result of the forward."""
+        """The input that each residual is, None if it is a result of the forward."""
         found = (self.bridge.split.residuals[number] for number in self.piece.residuals)
         return tuple(one.index if one.kind == "input" else None for one in found)
 
@@ -114,7 +114,7 @@ class Node:
 
     @cached_property
     def gradient(self) -> Trace:
-        """From the inputs that are needed, and the cotangents, to what the piece gives."""
+        """The trace from the inputs that are needed, and the cotangents, to the results of the piece."""
         split, name = self.bridge.split, self.bridge.trace.name
         builder = TraceBuilder(f"{name}_gradient")
         inputs = tuple(builder.input(var.type) for var in split.forward.inputs)
@@ -280,7 +280,7 @@ def _random_state(devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def _drawing_again(devices: Sequence[torch.device], state: tuple[torch.Tensor, ...] | None) -> Generator[None]:
-    """Inside, the numbers are drawn that were drawn from this state on; outside, nothing has been drawn."""
+    """Draw inside the numbers that were drawn from this state on; outside, nothing has been drawn."""
     if state is None:
         yield
         return

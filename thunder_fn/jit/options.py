@@ -81,7 +81,7 @@ class Options:
         return GradTransforms(tuple(one for one in self.chosen_executors() if isinstance(one, OperatorExecutor)))
 
     def changed(self, given: dict[str, Any]) -> Options:
-        """These options with others in their place; transforms and lookasides are added after those that are there.
+        """Replace some options; transforms and lookasides are added after those that are there.
 
         Raises:
             UnknownOption: there is no such option, executor or cache mode; names the nearest one.
@@ -103,7 +103,8 @@ class Options:
         return new
 
     def of_arguments(self, f: Callable[..., Any]) -> Options:
-        """These options for a function, whose arguments are static by position and by name, however they were given.
+        """Adapt the options to a function, whose arguments are static by position and by name, however they were
+        given.
 
         Raises:
             ArgnumError: it has no such argument, or one is both static and donated.

@@ -44,7 +44,7 @@ class Outside:
 
     @property
     def may_fail(self) -> bool:
-        """Some condition raises one of `FAILURES` where what it reads is gone."""
+        """Test whether some condition raises one of `FAILURES` where what it reads is gone."""
         return any(edge.kind in ("cell", "index", "attr") for edge in self.edges)
 
     def conditions(self, names: Namespace) -> Iterator[str]:
@@ -198,7 +198,7 @@ class ModuleCheck:
 
 @contextmanager
 def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
-    """Inside, f is traced. Afterwards the list has what it read from outside, if there is any.
+    """Watch f while it is traced inside. Afterwards the list has what it read from outside, if there is any.
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large array.

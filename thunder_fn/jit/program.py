@@ -1,4 +1,4 @@
-"""From a call to a program: capture, transforms, lowering, and the epilogue that hands the results out.
+"""Programs of calls: capture, transforms, lowering, and the epilogue that hands the results out.
 
 def execute(l0, l1):
     r0, r1, = program(l0, l1)
@@ -281,7 +281,7 @@ def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
 
 
 class _Execution:
-    """Writes the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
+    """The writer of the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """In the place of a leaf: the tensor that another leaf is, so that it is one input of the program.
+    """Stand-in for a leaf that is the same tensor as another leaf, so that both are one input of the program.
 
     Which arguments are the same tensor is part of the key. Transforms take arguments for different tensors, as
     torch.func does.

@@ -25,7 +25,7 @@ _WHEN: dict[str, int] = {"model": 0, "trace": 1, "compiled": 2}
 
 
 class HasTraits(Protocol):
-    """Something with a place among its like."""
+    """A thing with a place among its like."""
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ T = TypeVar("T", bound=HasTraits)
 
 
 def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
-    """Things with traits, each after what its traits say; unrelated ones in the order given.
+    """Sort things by their traits; unrelated ones keep the order given.
 
     Laws: the result is a permutation of `given` without repeats of idempotent ones, and `in_order` of it is itself.
 

@@ -37,7 +37,7 @@ ROUNDS = 5
 COPIES = 4
 """Room for so many times a model's parameters is asked for: gradients, and what is computed. A larger model is captured only."""
 SAMPLES = 16_000
-"""Of sound: a second."""
+"""The number of samples of sound: a second."""
 GIVE_A_FUNCTION = "Write a function that returns (model, kwargs), and give it as module:function."
 IMAGE = 224
 """Height and width of an image for a model that says none."""

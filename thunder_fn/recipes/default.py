@@ -8,6 +8,6 @@ from thunder_fn.recipes.registry import register
 
 @register
 class Default(Recipe):
-    """Nothing in particular: the executors of this machine, which every recipe gets."""
+    """The empty recipe: the executors of this machine, which every recipe gets."""
 
     name = "default"

@@ -253,7 +253,7 @@ def with_breaks(model: Compiled, options: dict[str, Any]) -> Any:
 
 
 def _numbers_arguments(options: Options) -> bool:
-    """Some options are about the arguments of the function, which those of Dynamo's graphs are not."""
+    """Test for options about the arguments of the function, which those of Dynamo's graphs are not."""
     static = options.static_argnums or options.static_argnames
     return bool(static or options.donate_argnums or isinstance(options.dynamic, tuple))
 

@@ -35,7 +35,7 @@ def _in_transformers(path: str) -> Any:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """In place of a warning that looks at values."""
+    """Stand-in for a warning that looks at values."""
 
 
 def _take_caches_apart(model: Any) -> Any:

@@ -137,7 +137,7 @@ class Recipe(metaclass=_MadeOnce):
         frontend: Frontend | None = None,
         **config: Any,
     ) -> Recipe:
-        """This recipe and more, without a class of its own. What is said here of `config` and `frontend` counts.
+        """Add to this recipe without a class of its own. `config` and `frontend` given here overrule the recipe's.
 
         Raises:
             UnknownOption: there is no such option; names the nearest one.

@@ -40,7 +40,7 @@ SENT = frozenset((*FLOATS, torch.int64, torch.int32, torch.int8, torch.uint8))
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks and the place of this one among them.
+    """A group of ranks, and the place of this one among them.
 
     Args:
         name: of the process group, as `torch.distributed` registers it.

@@ -73,7 +73,7 @@ INT8_LARGEST = 127
 
 
 def _int8_scales(w: torch.Tensor) -> torch.Tensor:
-    """Those of bf16 weights are bf16, as PyTorch's kernel takes them."""
+    """Round scales of bf16 weights to bf16, as PyTorch's kernel takes them."""
     scales = scales_of(rows_of(w).abs().amax(1), INT8_LARGEST)
     return scales_in_bfloat16(scales) if w.dtype == torch.bfloat16 else scales
 

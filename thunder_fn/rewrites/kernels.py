@@ -147,8 +147,10 @@ def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
 def suits_int4(
     x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
 ) -> bool:
-    """Whole blocks and groups. How its bytes lie depends on the processor, which no state may, so they are made at each call:
-    that costs less than decoding, as long as a decoded weight is not multiplied with many rows."""
+    """Test for whole blocks and groups. The layout of its bytes depends on the processor, which no state may, so they
+    are made at each call: that costs less than decoding, as long as a decoded weight is not multiplied with many
+    rows.
+    """
     groups, rows, _ = scales_and_zeros.shape
     is_half = x.device.type == "cpu" and x.dtype == scales_and_zeros.dtype == torch.bfloat16
     is_whole = values.shape[1] * 2 == columns and columns % groups == 0 and columns // groups in GROUPS
@@ -181,7 +183,7 @@ def suits_scaled_mm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor,
 
 
 def scaled_mm_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-    """Both matrices in eight bits, a scale for each row of either."""
+    """Multiply matrices of eight bits, with a scale for each row of either."""
     codes, steps = rounded_rows(x, FP8_LARGEST)
     columns = scales.reshape(1, -1).expand(1, values.shape[0]).contiguous()
     y = aten._scaled_mm(codes.to(FP8), values.t(), steps, columns, out_dtype=x.dtype)

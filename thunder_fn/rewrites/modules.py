@@ -140,8 +140,9 @@ class RewrittenModule(torch.nn.Module):
         super().__setstate__({**state, "_buffers": from_pickle(state["_buffers"])})
 
     def rewritten(self, step: Step) -> RewrittenModule:
-        """This module with one more step: on its parts as they are or, for a step that comes before its own, on the
-        parameters that they stand for."""
+        """Add a step to this module: on its parts as they are or, for a step that comes before its own, on the
+        parameters that they stand for.
+        """
         steps = Rewritten(self._skeleton, self._steps).with_step(step).steps
         if steps != (*self._steps, step):
             return self._carried(RewrittenModule(self.restored(), steps, self._options), getattr(step, "beside", False))
@@ -202,7 +203,7 @@ class RewrittenModule(torch.nn.Module):
 
     @contextlib.contextmanager
     def accumulate(self) -> Generator[None]:
-        """Inside, whole parameters are kept and gradients are added to them; at the end they are reduced once.
+        """Keep whole parameters inside and add gradients to them; at the end they are reduced once.
 
         Law: the gradients are those of the sum of all losses inside.
         """

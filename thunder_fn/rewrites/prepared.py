@@ -178,7 +178,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         return self.replaced({name: torch.zeros_like(v) for name, v in self.items() if name.endswith(ADAPTERS[1])})
 
     def with_step(self, step: Step) -> Prepared:
-        """These parts with one more step, which works on them as they are."""
+        """Add a step, which works on these parts as they are."""
         before = self.layout.rewrite
         after = rewrite(_nothing(before.prepare.output_types), before.names, step, before.codes)
         check_same((step,), self, after.prepare)

@@ -78,7 +78,7 @@ class Rewritten(Transformed):
         return replace(self, options=None)
 
     def with_step(self, step: Step) -> Rewritten:
-        """This function with one more step.
+        """Add a step to this function.
 
         Raises:
             RewriteError: its ranks have shares of the parameters already.

@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 Bias = torch.Tensor | None
 F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "quantized"
-"""Of composites that work on codes. They bring the executors that have kernels for them."""
+"""The namespace of composites that work on codes. They bring the executors that have kernels for them."""
 INPUT_SCALE = "input_scale"
 """The part that has the step of what a weight is multiplied with: it comes from samples, not from the weight."""
 
@@ -128,7 +128,7 @@ def flat_size(shape: Shape) -> int:
 
 
 def plus(y: torch.Tensor, bias: Bias) -> torch.Tensor:
-    """With the bias, where there is one."""
+    """Add the bias, where there is one."""
     return y if bias is None else y + bias
 
 

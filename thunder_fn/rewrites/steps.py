@@ -260,7 +260,7 @@ class Lora:
     stacked: Filter = NOTHING
     of_weights: ClassVar[bool] = True
     beside: ClassVar[bool] = True
-    """Its parts are beside the weight, which is stored as it was."""
+    """True: its parts are beside the weight, which is stored as it was."""
     most_dims: ClassVar[int] = 2
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:

@@ -1,4 +1,4 @@
-"""From a policy's answers about the equations of a body to values of its split forward.
+"""Answers of a policy about the equations of a body, as values of its split forward.
 
 A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along; in the
 forward that it leaves, the marks are taken off again and say which values to keep.
@@ -31,7 +31,7 @@ def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:
 
 
 def is_marked(trace: Trace) -> bool:
-    """Something in it is kept."""
+    """Test whether something in it is kept."""
     return any(_answer(equation) is not None for equation in trace.equations)
 
 

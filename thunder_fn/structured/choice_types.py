@@ -26,7 +26,7 @@ Sizes = tuple[Dim | None, ...]
 
 
 Name = Callable[[Sizes, Type], Expr]
-"""Gives the name of a size, or number, of a result of this type."""
+"""A function that names a size, or number, of a result of this type."""
 
 
 def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:

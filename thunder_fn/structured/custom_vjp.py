@@ -220,7 +220,9 @@ def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> E
 
 @memo(4096)
 def sees_absent_cotangents(trace: Trace) -> bool:
-    """Some rule in the trace is told which of several outputs have no cotangent (`set_materialize_grads(False)`)."""
+    """Test whether some rule in the trace is told which of several outputs have no cotangent
+    (`set_materialize_grads(False)`).
+    """
     for equation in trace.equations:
         if equation.op == CUSTOM_VJP and "absent" in getattr(call_of(equation), "asks", ()):
             return True

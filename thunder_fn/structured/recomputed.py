@@ -77,7 +77,7 @@ def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
 
 
 def backward_computing(split: Split, flat: Trace, needed: Sequence[Atom], plan: Recomputation, kept: Kept) -> Trace:
-    """From inputs, kept values and cotangents: compute the other residuals again, and pull back."""
+    """Make the backward from inputs, kept values and cotangents: compute the other residuals again, and pull back."""
     builder = TraceBuilder(split.backward.name)
     builder.require(flat.constraints)
     env: dict[int, Atom] = {var.index: builder.input(var.type) for var in plan.inputs}
@@ -140,7 +140,7 @@ def _results(trace: Trace) -> list[Var]:
 
 
 def _is_loose(type: Type, found: Collection[sympy.Basic]) -> bool:
-    """It is no tensor, or one of a size that is found in data."""
+    """Test for a value that is no tensor, or one of an unbacked size."""
     return not isinstance(type, TensorType) or any(symbol in found for symbol in symbols_of_type(type))
 
 

@@ -148,7 +148,7 @@ def register(family: str, name: str, rule: Rule, bodies: int = 0) -> None:
 
 
 class Skip(Exception):
-    """Nothing suits a step here."""
+    """The exception of a step that nothing suits here."""
 
 
 Suits: TypeAlias = Callable[[Var], bool]

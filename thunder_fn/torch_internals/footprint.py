@@ -21,7 +21,7 @@ Scratch = Callable[[str, tuple[Any, ...], Sequence[torch.Tensor]], int]
 
 
 class _Footprint(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive; those of `given` tensors are their owner's."""
+    """A count of the bytes of storages that are alive; those of `given` tensors are their owner's."""
 
     def __init__(self, given: Iterable[torch.Tensor], scratch: Scratch) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Footprint(TorchDispatchMode):
         return result
 
     def note(self, tensor: torch.Tensor) -> None:
-        """From here on until it dies the tensor keeps its storage alive."""
+        """Keep the tensor's storage alive until the tensor dies."""
         storage = _storage(tensor)
         if storage in self.given:
             return

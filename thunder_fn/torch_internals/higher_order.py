@@ -101,7 +101,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def on_import(names: Iterable[str], told: Callable[[str], object]) -> Generator[None]:
-    """Inside, the import of a module with one of these higher-order functions is told."""
+    """Tell of the import, inside, of a module with one of these higher-order functions."""
     modules: dict[str, list[str]] = {}
     for name in names:
         modules.setdefault(HIGHER_ORDER[name][0], []).append(name)

@@ -154,7 +154,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 def autocast_off() -> contextlib.AbstractContextManager[None]:
-    """Inside, autocast is off, until somebody turns it on: a trace says which casts there are."""
+    """Turn autocast off inside, until somebody turns it on: a trace says which casts there are."""
     return _autocast_off() if torch._C._is_any_autocast_enabled() else _NOTHING
 
 
@@ -180,7 +180,7 @@ def is_autocast_on() -> bool:
 
 @contextlib.contextmanager
 def autocast_on(dtype: torch.dtype, devices: Sequence[str] = _AUTOCAST_DEVICES) -> Generator[None]:
-    """Inside, autocast to this dtype is on, whether or not this machine has the devices."""
+    """Turn autocast to this dtype on inside, whether or not this machine has the devices."""
     before = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
     for device in devices:
         torch.set_autocast_enabled(device, True)
@@ -230,7 +230,7 @@ _AUTOGRAD_KEYS = _keys_of_autograd()
 
 @contextlib.contextmanager
 def autograd_as_usual() -> Generator[None]:
-    """Inside `below_autograd`, code of users runs as it does outside: it may use autograd itself."""
+    """Run code of users inside `below_autograd` as it runs outside: it may use autograd itself."""
     if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
         yield
         return

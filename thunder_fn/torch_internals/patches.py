@@ -36,7 +36,7 @@ class _Place:
         self.is_left = False
 
     def is_current(self) -> bool:
-        """Nobody else has replaced it meanwhile."""
+        """Test that nobody else has replaced it meanwhile."""
         return getattr(self.owner, self.name) is self.shown
 
     def add(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
@@ -159,7 +159,7 @@ _capturing = _Depth()
 
 
 class _CompilingFlag:
-    """Stands for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
+    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
 
     def __init__(self, before: Any) -> None:
         self.before = False if isinstance(before, _CompilingFlag) else before
@@ -199,7 +199,7 @@ def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _no_meta_log(record: logging.LogRecord) -> bool:
-    """While capturing, a wrong shape is an exception for the user and no news for the log."""
+    """Keep a wrong shape, while capturing, an exception for the user and no news for the log."""
     return _capturing.value == 0 or not str(record.msg).startswith("failed while attempting to run meta")
 
 

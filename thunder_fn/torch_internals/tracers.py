@@ -129,7 +129,9 @@ torch.library.register_fake(
 
 @functools.cache
 def _draws_in_place(func: Any) -> bool:
-    """It fills a tensor with random numbers in the order of its memory; `rrelu` takes the order of the dims."""
+    """Test for an op that fills a tensor with random numbers in the order of its memory; `rrelu` takes the order of
+    the dims.
+    """
     if func is aten.rrelu_with_noise_.default:
         return False
     return (
@@ -173,11 +175,11 @@ class WritesAndReads(Protocol):
     def changing(
         self, tensors: list[torch.Tensor], others: list[torch.Tensor]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around an op that changes tensors in place: those, and the op's others."""
+        """Hear of an op that changes tensors in place: those, and the op's others."""
         ...
 
     def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Before an op reads tensors where gradients are off."""
+        """Hear of tensors before an op reads them where gradients are off."""
         ...
 
     def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -185,7 +187,7 @@ class WritesAndReads(Protocol):
         ...
 
     def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
-        """After `alias = source.detach()`."""
+        """Hear of `alias = source.detach()`."""
         ...
 
 
@@ -458,7 +460,7 @@ def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def write_memory(memory: torch.Tensor, fake: torch.Tensor) -> None:
-    """Another fake tensor in the memory; its views follow."""
+    """Put another fake tensor into the memory; its views follow."""
     with torch._C.DisableTorchFunction():
         torch._functionalize_replace(memory, fake)
         torch._functionalize_commit_update(memory)

@@ -35,7 +35,7 @@ __all__ = ["EXECUTOR", "Backend", "Inductor", "RegionCompiler", "backend", "bise
 
 
 class Inductor(RegionCompiler):
-    """Compiles regions with Inductor. Made by `inductor`."""
+    """The executor that compiles regions with Inductor. Made by `inductor`."""
 
     def __init__(self, *, tiered: bool = False, fuel: int | None = None) -> None:
         super().__init__("inductor", min_shared=6, fuel=fuel, takes_symbols=True, allocates=True)
@@ -58,7 +58,7 @@ class Inductor(RegionCompiler):
         return super().refused(var)
 
     def is_worth(self, region: Trace) -> bool:
-        """There is something to fuse, or a large product, which is faster by our kernel."""
+        """Test for something to fuse, or a large product, which is faster by our kernel."""
         return super().is_worth(region) or any(map(is_worth_a_region, region.equations))
 
     def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
@@ -94,7 +94,9 @@ class Inductor(RegionCompiler):
         return replace(program, run=Staged(run, tiered=self.tiered, settled=settled))
 
     def settles(self, trace: Trace) -> bool:
-        """Everything in the program is PyTorch's or compiled, and gives results in the layouts that it says."""
+        """Test that everything in the program is PyTorch's or compiled, and gives results in the layouts that it
+        says.
+        """
         return all(
             all(map(self.settles, equation.bodies))
             if equation.op.kind == "structured"
@@ -110,7 +112,7 @@ def _is_on_cpu(trace: Trace) -> bool:
 
 
 def _chooses(trace: Trace) -> bool:
-    """Something in the program may go one way or another, by values."""
+    """Test whether something in the program may go one way or another, by values."""
     return any(equation.op.kind == "structured" for equation in trace.equations)
 
 

@@ -23,7 +23,7 @@ Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 class Backend(RegionCompiler):
-    """Compiles regions with a backend of torch.compile. Made by `backend`."""
+    """The executor that compiles regions with a backend of torch.compile. Made by `backend`."""
 
     is_checked = True
 

@@ -1,4 +1,4 @@
-"""From a region to code: the text of one Python function and the C++ kernels that it calls.
+"""Code for a region: the text of one Python function and the C++ kernels that it calls.
 
     def region(arg0_1, arg1_1):
         buf0 = empty_strided_cpu((2, 2), (2, 1), torch.float32)
@@ -295,7 +295,7 @@ def copy_expanded_targets(graph: torch.fx.Graph) -> None:
 
 
 def _is_expanded(value: object) -> bool:
-    """Some elements of the tensor may share memory: a view along the way has a stride of zero."""
+    """Test whether elements of the tensor may share memory: a view along the way has a stride of zero."""
     while isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
         fake = value.meta["val"]
         if any(size > 1 and stride == 0 for size, stride in zip(fake.shape, fake.stride(), strict=True)):

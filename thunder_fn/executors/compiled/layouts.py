@@ -28,7 +28,7 @@ from thunder_fn.trace import Dim, Expr, TensorType, Trace
 
 Function = Callable[..., Any]
 Layout: TypeAlias = tuple[tuple[int | None, ...], ...]
-"""For each input how its strides are explained, see `stride_pattern`; nothing for a number."""
+"""The explanation of each input's strides, see `stride_pattern`; nothing for a number."""
 
 MAX_VARIANTS = 8
 """A region is compiled for so many layouts; calls with others run on the torch executor."""

@@ -103,7 +103,7 @@ def in_cpp(plan: Plan, codes: Sequence[Code]) -> Code:
 
 
 class _CppWriter:
-    """Writes the loop: gathers how much memory its buffers take, and which matrix products it has."""
+    """The writer of a loop: it gathers the memory of its buffers, and its matrix products."""
 
     def __init__(self, plan: Plan, codes: Sequence[Code]) -> None:
         self.plan, self.codes = plan, codes
@@ -152,7 +152,7 @@ class _CppWriter:
         return (*self.plan.kept, *range(self.plan.num_carry, len(self.plan.equation.outputs)))
 
     def sums(self) -> Iterator[str]:
-        """At the end of a block of steps, what its rows are multiplied to."""
+        """Write the products of the rows at the end of a block of steps."""
         plan = self.plan
         if not plan.sums:
             return
@@ -228,7 +228,7 @@ class _CppWriter:
         return f"(n & 1 ? {first} : {second})"
 
     def scratch(self, result: int | None, size: int) -> str:
-        """So many bytes of scratch memory."""
+        """Reserve so many bytes of scratch memory."""
         start = self.size
         self.size += -(-size // ALIGNMENT) * ALIGNMENT
         return f"scratch + {start}"
@@ -374,7 +374,7 @@ def _is_matrix(view: View) -> bool:
 
 
 def _leading(view: View) -> Any:
-    """Its strides as BLAS takes them, of which one is one; dims of size 1 have the stride that fits."""
+    """The strides as BLAS takes them, of which one is one; dims of size 1 have the stride that fits."""
     (m, n), (s0, s1) = view.shape, view.strides
     row, column = (s0 if m > 1 else n), (s1 if n > 1 else m)
     if (s1 == 1 or n == 1) and row >= n:

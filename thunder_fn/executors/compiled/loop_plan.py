@@ -207,7 +207,7 @@ class Plan:
 
     @property
     def is_scan(self) -> bool:
-        """It is a scan; otherwise a while_loop."""
+        """Test for a scan; otherwise it is a while_loop."""
         return self.equation.op == SCAN
 
     @property

@@ -92,7 +92,7 @@ def _connected(region: Trace, positions: Iterable[int], given: Collection[int]) 
 
 
 def _readers(region: Trace) -> dict[int, list[int]]:
-    """For each variable the positions of the equations that read it, and one past the last where it is an output."""
+    """The positions of the equations that read each variable, and one past the last where it is an output."""
     found: dict[int, list[int]] = {}
     for position, equation in enumerate(region.equations):
         for var in equation.operands:

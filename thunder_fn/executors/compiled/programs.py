@@ -103,7 +103,7 @@ class Staged:
         jobs: Jobs,
         results: dict[Job, Function | Failed],
     ) -> None:
-        """From here on calls run compiled code."""
+        """Let calls run compiled code from here on."""
         new = self._bound(key, jobs, results)
         with self.lock:
             self.ready[key] = new

@@ -30,7 +30,7 @@ from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import TensorType, Trace, Var, static_shape
 
 Calls = dict["Region", dict[tuple[Strides, ...], tuple[Any, ...]]]
-"""For each region that was called, the layouts it was called with, and what it gave then."""
+"""The layouts with which each region was called, and its results then."""
 
 MAX_LAYOUTS = 8
 """A program or region is compiled for so many layouts of its inputs; calls with others run on the torch executor."""
@@ -40,7 +40,7 @@ RECORDING: ContextVar[Calls | None] = ContextVar("thunder_fn_region_calls", defa
 
 @contextmanager
 def recording(calls: Calls) -> Generator[None]:
-    """Inside, the layouts that regions are called with are noted."""
+    """Note the layouts that regions are called with inside."""
     token = RECORDING.set(calls)
     try:
         yield

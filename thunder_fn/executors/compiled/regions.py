@@ -19,7 +19,7 @@ _EXTERN = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "con
 
 
 class RegionCompiler(FusionExecutor):
-    """Compiles regions of ATen ops. Arguments are those of a FusionExecutor."""
+    """Base of executors that compile regions of ATen ops. Arguments are those of a FusionExecutor."""
 
     is_checked = False
 
@@ -76,7 +76,7 @@ class RegionCompiler(FusionExecutor):
         return None
 
     def is_worth(self, region: Trace) -> bool:
-        """There is something to fuse: several ops that compute, and not only calls of PyTorch's kernels."""
+        """Test for something to fuse: several ops that compute, and not only calls of PyTorch's kernels."""
         own = [equation for equation in region.equations if equation.op.name.split(".")[1] not in _EXTERN]
         return super().is_worth(region) and any(not ops.is_view(equation.op) for equation in own)
 

@@ -60,7 +60,7 @@ def find_library() -> Library:
 
 
 class NvFuser(RegionCompiler):
-    """Compiles regions with nvFuser.
+    """The executor that compiles regions with nvFuser.
 
     Args:
         library: nvFuser's Python module; found when the first program is made.

@@ -1,4 +1,4 @@
-"""From a region to an nvFuser definition, and how a program calls it.
+"""nvFuser definitions of regions, and the calls that programs make of them.
 
 A definition is written for the dtypes, sizes, strides and devices of its inputs, and is kept with the kernels that
 nvFuser compiles for it: `Definitions` has those of all programs, equal ones once, and forgets what was not called for

@@ -76,7 +76,7 @@ class Operand:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype in the trace."""
+        """The dtype in the trace."""
         return self.type.dtype
 
     @property
@@ -106,7 +106,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 class Writer:
-    """Writes a definition that is open.
+    """The writer of an open definition.
 
     Args:
         definition: nvFuser's.

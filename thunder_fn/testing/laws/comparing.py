@@ -131,7 +131,7 @@ def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: floa
 
 
 def _differs(what: str, position: int, have: Any, want: Any, **traces: Trace) -> LawBroken:
-    """Made only where a law does not hold: to print tensors takes longer than to compare them."""
+    """Describe a difference, only where a law does not hold: to print tensors takes longer than to compare them."""
     return LawBroken(f"{what}: value {position} is\n{have}\nbut should be\n{want}", **traces)
 
 
@@ -151,7 +151,7 @@ def num_equations(trace: Trace) -> int:
 
 
 def is_flat(trace: Trace) -> bool:
-    """Without structured ops: an FX graph of ATen calls can hold it."""
+    """Test for a trace without structured ops: an FX graph of ATen calls can hold it."""
     return all(equation.op.kind != "structured" for inner in subtraces(trace) for equation in inner.equations)
 
 

@@ -415,7 +415,7 @@ def interpreter_keeps_memory(interpreter: Interpreter) -> Law:
 
 
 def _shared_memory(values: Sequence[Any]) -> list[int]:
-    """For each tensor with elements, the first that shares its memory."""
+    """The first tensor that shares the memory of each tensor with elements."""
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.numel()]
     places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     return [places.index(place) for place in places]

@@ -53,7 +53,7 @@ def _write_out(builder: TraceBuilder, trace: Trace, arguments: Atoms, known: Kno
 
 
 def _none(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
-    """It stays as it is, its bodies written out."""
+    """Leave it as it is, with its bodies written out."""
     return None
 
 

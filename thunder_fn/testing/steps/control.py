@@ -155,7 +155,7 @@ def _loop(
 
 @structured("loop", bodies=2)
 def _while_loop(d: Draft, step: Step) -> None:
-    """Runs while a counter is low and, perhaps, a truth of the other carries holds."""
+    """Append a loop that runs while a counter is low and, perhaps, a truth of the other carries holds."""
     carry, consts = _starts(d, (1, 2, 3, 0)), _operands(d, (1, 0, 2))
     limit, max_steps = (2, 3, 1, 0)[d.number(4)], (None, 3, 1, 0)[d.number(4)]
     types, is_delay = (*_types(consts), COUNT, *_types(carry)), d.number(3) == 1
@@ -232,7 +232,7 @@ class DerivedRule:
 
 @structured("rule", bodies=1)
 def _custom_vjp(d: Draft, step: Step) -> None:
-    """With the right backward, so that the laws hold of it as they do of its body."""
+    """Append a custom_vjp with the right backward, so that the laws hold of it as they do of its body."""
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     wanted = tuple(is_differentiable(var.type) for var in operands)
