@@ -94,12 +94,14 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
 
 
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """As `grad`, returning `(gradients, value)` or `(gradients, (value, aux))`, in torch.func's order."""
+    """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in torch.func's
+    order.
+    """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
 
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """As `grad`, returning `(value, gradients)` or `((value, aux), gradients)`, in JAX's order."""
+    """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`, in JAX's order."""
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))
 
 

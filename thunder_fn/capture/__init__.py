@@ -126,7 +126,7 @@ class Captured:
 
     @property
     def num_results(self) -> int:
-        """How many of the trace's outputs belong to the result."""
+        """The number of the trace's outputs that belong to the result."""
         return len(self.trace.outputs) - len(self.writes)
 
     def result(self, outputs: tuple[Any, ...]) -> Any:
@@ -141,7 +141,7 @@ class Captured:
         return pytree.unflatten(self.out_spec, leaves)
 
     def paths(self, root: str = "out") -> list[str]:
-        """How one writes each tensor of the result, such as `out['w']`."""
+        """The path of each tensor of the result, such as `out['w']`."""
         paths = pytree.paths_of(self.out_spec, root)
         return [path for path, leaf in zip(paths, self.out_leaves, strict=True) if leaf is TENSOR]
 
@@ -292,7 +292,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a function has got to: its result, and what it has changed."""
+    """The end of a function's run: its result, and its changes."""
 
     out_spec: pytree.PyTreeSpec
     out_leaves: tuple[Any, ...]
@@ -369,7 +369,7 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> str:
-    """How one writes a leaf of a call, such as `args[0]['w']`."""
+    """The path of a leaf of a call, such as `args[0]['w']`."""
     return [*pytree.paths(args, "args"), *pytree.paths(kwargs, "kwargs")][index]
 
 
@@ -416,7 +416,7 @@ def _output(recorder: Recorder, leaf: Any, name: str) -> Atom:
 def _changes(
     recorder: Recorder, f: Callable[..., Any], tensors: list[torch.Tensor], tracers: list[torch.Tensor]
 ) -> list[tuple[Write, Var]]:
-    """What the function changed, and the new values: tensors in place, buffers of modules, gradients of leaves."""
+    """The changes of the function with the new values: tensors in place, buffers of modules, gradients of leaves."""
     positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
     found: list[tuple[Write, Var]] = []
     for position, tracer in enumerate(tracers):
@@ -455,7 +455,7 @@ def _written(
 def _accumulated(
     recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
 ) -> list[tuple[Write, Var]]:
-    """What `backward()` left in the gradient of a leaf from outside. One that was changed in place is none any more."""
+    """The gradient that `backward()` left in a leaf from outside. One that was changed in place is none any more."""
     if not tracer.is_leaf:
         return []
     with internals.no_torch_function():

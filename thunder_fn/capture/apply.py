@@ -67,7 +67,7 @@ def bind_trace(
 
 
 def _names(trace: Trace, inputs: Sequence[Any]) -> dict[Any, Any]:
-    """What sizes that were found in data, of which the trace is given tensors, are called in this capture."""
+    """Names in this capture for unbacked sizes of which the trace is given tensors."""
     if not any(
         isinstance(size, Expr) for type in trace.input_types if isinstance(type, TensorType) for size in type.shape
     ):

@@ -1,4 +1,4 @@
-"""What tracing decides about symbolic numbers: questions of Python and PyTorch, and demands on sizes found in data."""
+"""Decisions about symbolic numbers while tracing: questions of Python and PyTorch, and demands on unbacked sizes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Decisions:
 
     @property
     def constraints(self) -> tuple[Expr, ...]:
-        """What has been decided about symbols."""
+        """The decisions so far, as constraints."""
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
 
     def settled(self, trace: Trace) -> Trace:

@@ -156,7 +156,7 @@ class _Reader:
             self.use(source)
 
     def end(self, *sources: Source) -> None:
-        """What becomes of the values is not known, or takes all of them."""
+        """End a value: its further use is not known, or takes all of it."""
         for source in sources:
             if source is not None and source[0] not in _NO_CONTENT:
                 self.use(("whole", source))
@@ -390,7 +390,9 @@ def _either(a: Source, b: Source) -> Source:
 
 
 def _is_moving(source: Any, fixed: frozenset[str]) -> bool:
-    """What an expression gives may be another thing at the end of a frame: it depends on calls, or on locals that are bound."""
+    """Test whether an expression may give another value at the end of a frame: it depends on calls, or on bound
+    locals.
+    """
     if not isinstance(source, tuple) or not source or source[0] == "const":
         return False
     if source[0] == "local":

@@ -37,7 +37,7 @@ def bind_followed(
 
 
 class _Node:
-    """What the node of one equation knows: the record of the equation, and where it is."""
+    """The data of one equation's node: the record of the equation, and its place."""
 
     def __init__(self, recorder: Recorder, bind: Bind, apply: Apply, split: SplitRule | None) -> None:
         self.recorder, self._bind, self.apply, self._split = recorder, bind, apply, split

@@ -169,7 +169,7 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
 
 
 def pause() -> Any:
-    """What runs from now on in this thread is machinery. Returns what `resume` takes; None if nothing was watched."""
+    """Mark the start of machinery in this thread. Returns an argument for `resume`; None if nothing was watched."""
     hook = sys.getprofile()
     if hook is None or not hasattr(hook, "is_ours"):
         return None

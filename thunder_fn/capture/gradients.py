@@ -38,7 +38,9 @@ class Gradients:
         self.taken.append((tensor, tracer, before))
 
     def look_at(self, tensor: torch.Tensor) -> None:
-        """What is recorded depends on the `.grad` of a tensor from outside, or of its tracer: on which tensor it is."""
+        """Record that the trace depends on the `.grad` of a tensor from outside, or of its tracer: on which tensor it
+        is.
+        """
         for given, tracer, before in self.taken:
             if tensor is tracer or tensor is given:
                 self.read[id(given)] = given, before

@@ -1,4 +1,4 @@
-"""What autograd follows of a variable: its history, which ops below autograd do not show.
+"""The history of a variable: the values from which autograd differentiates it, which ops below autograd do not show.
 
 Values flow from equation to equation, and gradients mostly flow back the same way. They do not where code runs under
 `no_grad`, inside a `torch.autograd.Function`, or writes to memory that another tensor has with a history of its own. There a
@@ -183,7 +183,7 @@ class History:
 
     @contextmanager
     def _following(self) -> Generator[None]:
-        """What is recorded inside is followed, though gradients are off."""
+        """Follow with autograd what is recorded inside, though gradients are off."""
         before, self._updating = self._updating, True
         try:
             yield
@@ -191,7 +191,7 @@ class History:
             self._updating = before
 
     def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a view is taken of where gradients are off: such a view has no history.
+        """Return the base for a view that is taken where gradients are off: such a view has no history.
 
         Where the memory was changed before, views of it are made again from what it is now, and would have one.
         """
@@ -235,7 +235,7 @@ class History:
         self._links.append((source, weakref.ref(alias)))
 
     def _tell(self, changed: Memory) -> None:
-        """What is linked to a changed memory gets its values."""
+        """Give the new values of a changed memory to the memories linked to it."""
         pending, told = [changed], set[int]()
         while pending:
             memory = internals.storage_id(pending.pop())

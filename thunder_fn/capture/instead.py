@@ -1,4 +1,4 @@
-"""What stands for functions of PyTorch that write to memory of their own or read values, which tracers do not have."""
+"""Stand-ins for functions of PyTorch that write to memory of their own or read values, which tracers do not have."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ HAS_NUMBERS: dict[Any, Callable[[Tensor], bool]] = {
     Tensor.tolist: can_be_listed,
     Tensor.item: lambda x: not x.is_complex(),  # no symbol is a complex number
 }
-"""Whether the numbers in a tensor can be symbols, for the methods that ask for them."""
+"""For each method that asks for a tensor's numbers, a test whether these can be symbols."""
 
 
 def tolist(x: Tensor) -> Any:
@@ -249,7 +249,7 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
 
 
 def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
-    """Where a backward arrives at tensors from outside that have a graph: their tracers, and the tensors."""
+    """The ends of a backward at tensors from outside that have a graph: their tracers, and the tensors."""
     tensors = [x for x in outputs if isinstance(x, Tensor) and not is_wrapped(x)]
     own = [x for x in tensors if isinstance(x, internals.Tracer) and recorder.owns(x)]
     found = [(x, x) for x in tensors if not any(x is one for one in own)]
@@ -313,7 +313,7 @@ def _layer_by_layer(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """What a recurrent function gives. PyTorch composes it by Python code for symbolic sizes, which forgets to drop."""
+    """Run a recurrent function layer by layer. PyTorch's Python code for symbolic sizes forgets to drop."""
     if num_layers == 1 or not train or dropout == 0:
         return original(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     states, count, width = tuple(state), len(weights) // num_layers, 2 if bidirectional else 1

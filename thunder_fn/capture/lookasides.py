@@ -74,11 +74,13 @@ class Lookaside:
 
 
 _CACHED = type(functools.cache(lambda: None))
-"""What `functools.cache` and `functools.lru_cache` make of a function."""
+"""The type of functions made by `functools.cache` and `functools.lru_cache`."""
 
 
 def is_by_name(fn: Any) -> bool:
-    """What the recorder does not see, and what has no code to replace: a function of C, or what `functools` makes of one."""
+    """Test for a function that the recorder does not see and that has no code to replace: of C, or made by
+    `functools`.
+    """
     if isinstance(fn, types.BuiltinFunctionType):
         return not internals.is_told_to_modes(fn)
     return isinstance(fn, _CACHED | functools.partial | functools.cached_property)
@@ -122,7 +124,7 @@ def same_function(fn: Function) -> object:
 
 
 def _content(value: Any) -> Any:
-    """What a cell holds; the cell itself while it is empty, and anything else as it is."""
+    """The content of a cell; the cell itself while it is empty, and anything else as it is."""
     try:
         return value.cell_contents if isinstance(value, types.CellType) else value
     except ValueError:
@@ -146,7 +148,7 @@ def chosen_lookasides() -> frozenset[Lookaside]:
 
 
 def replacement(fn: Any) -> Function | None:
-    """What a call of fn goes to in this thread; None for fn itself."""
+    """The function to which a call of fn goes in this thread; None for fn itself."""
     lookaside = _chosen.get().get(fn)
     if lookaside is None or lookaside.fn in _running.get() or not (_in_parts.get() or current() is not None):
         return None
@@ -246,7 +248,7 @@ def original_of(fn: Any) -> Any:
 _LIBRARIES = frozenset(
     ("thunder_fn", "torch", "optree", "sympy", "mpmath", "networkx", "numpy", *sys.stdlib_module_names)
 )
-"""Whose calls of a builtin are not the user's: what runs while a function is traced is written in them."""
+"""Libraries whose calls of a builtin are not the user's: machinery of tracing is written in them."""
 _patches: dict[Any, internals.Patch] = {}
 
 
@@ -282,13 +284,13 @@ _DISPATCH = _dispatching(len, len).__code__
 
 
 def calling_frame() -> types.FrameType:
-    """The frame that calls what asks, in which a dispatcher has no part."""
+    """The frame of the caller's caller, dispatchers left out."""
     frame = _frame(2)
     return frame.f_back if frame.f_code is _DISPATCH and frame.f_back is not None else frame
 
 
 def _of_user(fn: Any) -> Function | None:
-    """What a call of fn goes to: that of a builtin, if users' code makes it."""
+    """The function to which a call of fn goes: that of a builtin, if users' code makes it."""
     caller = _frame(2).f_globals.get("__name__", "")
     is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
     return replacement(fn) if is_users or isinstance(fn, types.FunctionType) else None
@@ -350,7 +352,7 @@ class _Trampoline:
         return self.copy(*args, **kwargs)
 
     def _place(self) -> int:
-        """Where the replacement is that Dynamo compiles in this thread; -1 if there is none."""
+        """The place of the replacement that Dynamo compiles in this thread; -1 if there is none."""
         lookaside = _chosen.get().get(self.fn) if _in_parts.get() else None
         if lookaside is None:
             return -1
@@ -407,6 +409,6 @@ def _trampoline(fn: types.FunctionType) -> _Trampoline:
 
 
 def dispatcher(number: int) -> Function:
-    """Where the code of a trampoline leads."""
+    """The function to which the code of a trampoline leads."""
     trampoline = _numbered[number]
     return trampoline.in_dynamo if internals.is_dynamo_compiling() else trampoline.dispatch

@@ -75,7 +75,7 @@ def _around(value: float, bounds: Bounds) -> Bounds:
 
 
 def _asked(symbol: Symbol, bounds: Bounds) -> Iterator[Decision]:
-    """What bounds ask of a symbol, and the answers."""
+    """The questions that bounds ask of a symbol, and the answers."""
     low, high = bounds
     relations = (
         sympy.Ge(symbol, low) if low is not None else None,
@@ -141,7 +141,7 @@ def is_number(leaf: Any) -> bool:
 
 
 def value_at(leaves: Sequence[Any], place: Place) -> Any:
-    """What a symbol that is read from this place is for these leaves."""
+    """The value of a symbol that is read from this place, for these leaves."""
     index, dim = place
     if dim is None:
         return leaves[index]

@@ -70,5 +70,5 @@ _asked = internals.process_patch(
 
 
 def noted_state() -> AbstractContextManager[None]:
-    """What code asks of PyTorch's state is noted, in captures; other threads see no difference."""
+    """Note questions about PyTorch's state, in captures; other threads see no difference."""
     return _asked.applied()

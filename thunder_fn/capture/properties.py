@@ -45,7 +45,7 @@ def _type(tensor: Tensor) -> Any:
 
 
 FOUND = internals.PROPERTIES
-"""What is compared of each property."""
+"""The function that reads each property for comparison."""
 
 PROPERTIES = tuple(name for name in (*FOUND, "_base") if hasattr(Tensor, name))
 """Those that are looked at where a function asks for them."""
@@ -80,7 +80,7 @@ class Properties:
         return next((own for own, _, _ in self.given.values() if internals.have_one_memory(own, tracer)), None)
 
     def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
-        """What there is of a property of a tensor from outside, which the trace depends on from now on.
+        """Read a property of a tensor from outside, on which the trace depends from now on.
 
         Of what was computed around this capture there is nothing to depend on.
         """
@@ -98,8 +98,9 @@ class Properties:
         return self.found[id(tensor), name][-1]
 
     def look_at_process(self, name: str, find: Callable[[], Any], *around: Any) -> Any:
-        """What there is of the state of the process, which the trace depends on from now on. `around` is what there was around
-        the capture, where that changes it."""
+        """Read a part of the process's state, on which the trace depends from now on. `around` is its value around
+        the capture, where the capture changes it.
+        """
         if self.recorder.outer is not None:
             return self.recorder.outer.properties.look_at_process(name, find, *around)
         now = find() or around[0] if around else find()
@@ -107,7 +108,7 @@ class Properties:
         return now
 
     def reads(self, positions: dict[int, int]) -> tuple[Read, ...]:
-        """What was read. `positions` are those of the inputs, by their ids."""
+        """The reads so far. `positions` are those of the inputs, by their ids."""
         if self.recorder.outer is not None:
             return ()
         for tensor, name, *_ in list(self.found.values()):
@@ -129,7 +130,7 @@ class Properties:
 
 
 def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
-    """What the function is told of a property of a tensor; `natural` is what the tracer says of itself."""
+    """Answer the function's question about a property of a tensor; `natural` is the tracer's own answer."""
     recorder = _owner(recorder, tensor)
     properties = recorder.properties
     if not isinstance(tensor, internals.Tracer):
@@ -188,7 +189,7 @@ ANSWERS: dict[str, Callable[[Recorder, Tensor, Any, Any], Any]] = {
     "_backward_hooks": _hooks,
     "_post_accumulate_grad_hooks": _hooks,
 }
-"""How what was found of a tensor, and what its tracer says, make the answer."""
+"""The answer for each property, made from the finding about the tensor and the tracer's own answer."""
 
 
 def _owner(recorder: Recorder, tensor: Tensor) -> Recorder:
@@ -305,7 +306,7 @@ def _held(recorder: Recorder, tensor: Tensor, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What there is of an attribute in a tensor's `__dict__`, as later calls compare it."""
+    """The state of an attribute in a tensor's `__dict__`, as later calls compare it."""
 
     name: str
 

@@ -172,7 +172,7 @@ def _on_arrays(self: Any, function: Any, method: str, *inputs: Any, **options: A
 
 
 def _complete(kind: Any, base: Any, number: type) -> None:
-    """What Python's number has, for the class that stands for it."""
+    """Give the class that stands for a Python number all attributes of that number."""
     kind.__name__ = kind.__name__.lower()
     kind.__divmod__, kind.__rdivmod__, kind.__array_ufunc__ = _divmod, _rdivmod, _on_arrays
     kind.conjugate = lambda self: self.real

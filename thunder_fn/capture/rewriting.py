@@ -1,4 +1,4 @@
-"""What is done to every trace that is captured in some context: the rules of executors are put in before any transform.
+"""Rewrites of every trace that is captured in some context: rules of executors are put in before any transform.
 
 A `Rewrite` is a hashable function from trace to trace. It belongs to the captures of one thread that run inside
 `rewritten_by`, like a lookaside.
@@ -54,7 +54,7 @@ def to_be_fused(flag: bool) -> Generator[None]:
 
 
 def is_to_be_fused() -> bool:
-    """What is captured here will be fused."""
+    """Tell whether an executor will fuse what is captured here."""
     return _fused.get()
 
 

@@ -1,4 +1,4 @@
-"""Who watches learns of every trace as it is made, by a capture or by a transform that is called. The inspector does."""
+"""Watchers, which learn of every trace as a capture or a called transform makes it. The inspector is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What claiming asks of equations: who runs them as they are, who is asked about their bodies, which bodies are shared."""
+"""Questions of claiming about equations: who runs them as they are, who is asked about their bodies, which bodies are
+shared.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def is_final(equation: Equation) -> bool:
 
 
 def called(equation: Equation) -> str:
-    """What a comment calls an equation whose body follows."""
+    """The name that a comment gives to an equation whose body follows."""
     return f"call of {call_options(equation)[0]}" if equation.op == CALL else equation.op.name
 
 
@@ -52,7 +54,7 @@ def shared_bodies(trace: Trace, min_size: int) -> frozenset[Trace]:
 
 
 def _occurrences(trace: Trace, known: dict[Trace, Counter[Trace]]) -> Counter[Trace]:
-    """How often each body occurs once the trace is unfolded."""
+    """The number of times that each body occurs once the trace is unfolded."""
     if trace not in known:
         found = Counter[Trace]()
         for equation in trace.equations:

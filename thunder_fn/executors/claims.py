@@ -52,7 +52,7 @@ REGION = "region"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an executor runs: an equation, by a function, or a region, which it compiles."""
+    """A part that an executor runs: an equation, by a function, or a region, which it compiles."""
 
     executor: Executor
     name: str
@@ -90,7 +90,7 @@ class Claimed:
         return tuple(decision for decision in self.log if decision.how == INSTEAD)
 
     def claim_of(self, equation: Equation) -> Claim:
-        """Who runs a composite."""
+        """The claim of a composite."""
         return self.claims.get(equation.op) or self.claims[alone(equation)]
 
     def region_of(self, equation: Equation) -> Trace | None:

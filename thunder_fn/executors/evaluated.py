@@ -1,4 +1,6 @@
-"""What a program calls beside ops: structured ops by their evaluation rule, bodies lowered when they are first run; regions."""
+"""Callees of a program beside ops: structured ops by their evaluation rule, bodies lowered when they are first run;
+regions.
+"""
 
 from __future__ import annotations
 

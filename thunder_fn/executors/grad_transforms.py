@@ -283,7 +283,7 @@ def _derived(rule: LazyRule) -> DerivedRule:
 
 @dataclass(frozen=True)
 class LazyRule:
-    """What a `custom_vjp` equation has as its rule: it is captured when a derivative asks for it."""
+    """The rule of a `custom_vjp` equation before it is captured, which happens when a derivative asks for it."""
 
     primal: Trace
 

@@ -55,7 +55,7 @@ class Function:
 
 
 def function_of(equation: Equation) -> Callable[[FunctionWriter, Equation], Function] | None:
-    """What writes the function of a structured equation; None for one that runs by its evaluation rule."""
+    """The writer of a structured equation's function; None for one that runs by its evaluation rule."""
     if any(body.constants for body in equation.bodies):
         return None
     if equation.op == SCAN:

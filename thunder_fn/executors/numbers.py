@@ -44,5 +44,5 @@ def number_of(equation: Equation) -> torch.Tensor | None:
 
 
 def number_name(value: float) -> str:
-    """What a program calls the tensor of a number: `number_0_5`."""
+    """The name in a program of a number's tensor: `number_0_5`."""
     return "number_" + re.sub(r"\W", "_", repr(value).replace("-", "minus_"))

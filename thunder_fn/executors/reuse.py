@@ -1,4 +1,4 @@
-"""Which equations may overwrite an operand instead of filling new memory.
+"""Reuse of memory: equations that may overwrite an operand instead of filling new memory.
 
 A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds the equations whose
 first operand is not needed any more, lives in memory that nobody else can see, and whose op has an in-place form with
@@ -70,7 +70,7 @@ def no_region(equation: Equation) -> None:
 
 
 def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
-    """Which variables may share memory. A buffer is named by the variable that it was made for."""
+    """Find the variables that may share memory. A buffer is named by the variable that it was made for."""
     roots = (*trace.inputs, *(constant.var for constant in trace.constants))
     buffers: list[frozenset[int]] = [frozenset((var.index,)) for var in roots]
     whole, covers = [False] * len(roots), [False] * len(roots)
@@ -198,7 +198,7 @@ def last_uses(trace: Trace) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What a program does with memory whose value nobody needs any more."""
+    """A program's plan for memory whose value nobody needs any more."""
 
     in_place: frozenset[int]
     """The equations, by position, that run over their first operand."""
@@ -275,7 +275,9 @@ def plan_reuse(
 
 
 class _Members:
-    """Which variables may lie in a buffer. Many may lie in the same ones: results of a region in all that it reads."""
+    """The variables that may lie in each buffer. Many may lie in the same ones: results of a region in all that it
+    reads.
+    """
 
     def __init__(self, aliases: Aliases) -> None:
         self.aliases = aliases
@@ -285,7 +287,7 @@ class _Members:
 
     @cached_property
     def holding(self) -> dict[int, list[frozenset[int]]]:
-        """Which of these sets a buffer is in. Most programs of regions never ask."""
+        """The sets that a buffer is in. Most programs of regions never ask."""
         found: dict[int, list[frozenset[int]]] = {}
         for buffers in self.variables:
             for buffer in buffers:

@@ -145,7 +145,7 @@ def tensors_in(result: Any, count: int) -> list[torch.Tensor]:
 
 
 def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """What fn is given: tensors that require no gradient. They are added to those that are there."""
+    """Arguments of fn: tensors that require no gradient. They are added to those that are there."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return value.detach() if value.requires_grad else value
@@ -153,7 +153,7 @@ def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often each of the tensors was written to; inference tensors do not count."""
+    """The number of writes to each tensor so far; inference tensors do not count."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 

@@ -1,4 +1,4 @@
-"""How an equation is written as a call that Python makes fast.
+"""Spelling of an equation as a call that Python makes fast.
 
 `torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated code.
 A C-bound function of the op's name is used where it reaches the dispatcher with the very overload and arguments that

@@ -104,7 +104,7 @@ def _identity(
     returned: set[int],
     below_autograd: bool,
 ) -> Arg | None:
-    """What a detach or a clone copies, where the copy can be dropped."""
+    """The operand of a detach or a clone whose copy can be dropped."""
     if len(new.args) != 1 or new.kwargs or not isinstance(new.args[0], Var):
         return None
     if new.op in (ops.STOP_GRADIENT, ops.NO_GRAD):

@@ -63,7 +63,7 @@ class Program:
 
     @property
     def trace(self) -> Trace:
-        """What the program computes: leaves, structured ops, and one composite for each thing that an executor took."""
+        """The program's computation: leaves, structured ops, and one composite for each part that an executor took."""
         return self.claimed.trace
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -325,7 +325,9 @@ class _Emitter:
         return [f"v{index}" for index in sorted(read | unused)]
 
     def output(self, atom: Atom) -> str:
-        """What lies in memory that is the trace's own, or is about to be overwritten, is handed out as a copy."""
+        """Write an output; a value in the trace's own memory, or in memory about to be overwritten, is handed out as
+        a copy.
+        """
         if isinstance(atom, Var) and atom.index in self.private:
             return f"{self.bind('clone', 'clone', torch.clone)}({atom})"
         return self.arg(atom, None)
@@ -382,7 +384,7 @@ class FunctionWriter:
         return claim(dce(body), self.executors, below_autograd=self.below_autograd)
 
     def block(self, body: Claimed, donated: Sequence[int] = ()) -> _Emitter:
-        """What writes the lines of a body, in this function."""
+        """The writer of a body's lines in this function."""
         return _Emitter(body, self.executors, donated, (), self.below_autograd, self.names)
 
     def call(self, body: Claimed, name: str) -> str:

@@ -81,7 +81,7 @@ VERIFIER = Verifier("verify", numerics="bitwise")
 
 
 def _from_here(run: Callable[[], Any]) -> Any:
-    """What a function gives that draws the random numbers that come next; they still come next afterwards."""
+    """Run a function with the random numbers that come next; they still come next afterwards."""
     state = torch.get_rng_state()
     try:
         return run()
@@ -90,7 +90,7 @@ def _from_here(run: Callable[[], Any]) -> Any:
 
 
 def _meant(meaning: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What a trace means: all of it evaluated, bodies of loops too."""
+    """Evaluate a whole trace, bodies of loops too."""
     with bodies_compiled_by(lambda body: lambda *values: evaluate(body, values)):
         return evaluate(meaning, inputs)
 
@@ -219,7 +219,7 @@ def _run(claim: Claim, equation: Equation, env: Sequence[Any], numbers: dict[Any
 
 
 def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -> None:
-    """What executors compute in place of equations means what the trace meant, up to the loosest of their labels."""
+    """Check that a claimed trace means what the trace meant, up to the loosest of the executors' labels."""
     found, meant = (_from_here(lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning))
     label = loosest([claimed.executors[one.taken_by].numerics for one in claimed.replaced if one.taken_by])
     chance = unwritten_outputs(meaning)
@@ -278,7 +278,7 @@ def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
 
 
 def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """What a trace gives where the last bit of each operand is another one, in two ways; nothing where that is an error."""
+    """Evaluate a trace with the last bit of each operand changed, in two ways; nothing where that is an error."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Any) -> Any:
@@ -298,7 +298,7 @@ def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def divergence(found: Any, wanted: Any, numerics: Numerics, moved: Callable[[], Sequence[Any]]) -> str | None:
-    """How far a value is from another, if that is farther than a label allows. `moved` are values that are as right."""
+    """The distance of a value from another, if it exceeds what a label allows. `moved` are values that are as right."""
     if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor):
         return None if Literal(found) == Literal(wanted) else f"{found!r}, not {wanted!r}"
     if found.dtype != wanted.dtype or found.shape != wanted.shape:

@@ -1,4 +1,4 @@
-"""What one trace has that another has not, equation by equation, whatever composites they are folded into.
+"""The difference of two traces, equation by equation, whatever composites they are folded into.
 
 Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value numbering).
 What is left is paired by what it looks like: op, arguments and user's line first, then op and line, then op and operands.
@@ -41,7 +41,7 @@ class Diff:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many equations were added, removed, changed, and are the same."""
+        """The numbers of equations that were added, removed, changed, and are the same."""
         found = Counter(self.status)
         return {
             "added": found["added"],
@@ -98,7 +98,7 @@ def diff(before: Trace, after: Trace, inputs: Pairs | None = None) -> Diff:
 
 
 def diff_flat(before: Flat, after: Flat, inputs: Pairs | None = None) -> Diff:
-    """As `diff`, of traces that are unfolded already."""
+    """Compare, as `diff` does, traces that are unfolded already."""
     return _Matching(before, after, inputs).diff()
 
 
@@ -183,7 +183,7 @@ class _Matching:
         self.values.update(outputs)
 
     def why(self, before: Leaf, after: Leaf) -> str:
-        """How partners differ; nothing if they do not."""
+        """Describe the differences of partners; nothing if there are none."""
         parts: list[str] = []
         if before.equation.op != after.equation.op:
             parts.append(f"{before.equation.op} to {after.equation.op}")

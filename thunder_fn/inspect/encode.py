@@ -25,7 +25,7 @@ from thunder_fn.text import literal_text, object_name
 from thunder_fn.trace import Equation, Literal, Source, Trace, Type, Var
 
 CONTEXT = 3
-"""How many lines of source are shown before and after the user's line."""
+"""The number of lines of source that are shown before and after the user's line."""
 
 KINDS = ("leaf", "composite", "structured")
 LETTERS = {"same": "s", "changed": "c", "added": "a"}
@@ -220,7 +220,7 @@ def _arg(arg: Any) -> Any:
 
 
 def _decisions(found: Chain) -> Iterator[tuple[tuple[str, str], Decision]]:
-    """What was decided about each op at each line, the first time that it was asked about."""
+    """The decision about each op at each line, the first time that it was asked about."""
     seen = set[tuple[str, str]]()
     for decision in found.decisions:
         key = decision.op, decision.place

@@ -59,7 +59,7 @@ def held(flat: Flat) -> dict[int, int]:
 
 
 def unfolded(equation: Equation) -> Trace | None:
-    """What an equation stands for, as a trace over its operands; None for one that runs as it is."""
+    """The trace for which an equation stands, over its operands; None for one that runs as it is."""
     return lowered(equation)
 
 
@@ -94,7 +94,7 @@ class _Flattening:
         return len(self.types) - 1
 
     def bound(self, trace: Trace, inputs: Sequence[Value]) -> list[Value]:
-        """What the inputs and constants of a body are; the list grows as its equations bind variables."""
+        """Bind the inputs and constants of a body; the list grows as its equations bind variables."""
         env = list(inputs)
         for constant in trace.constants:
             known = self.held.get(id(constant.tensor))

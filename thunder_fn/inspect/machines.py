@@ -1,4 +1,4 @@
-"""What machines can do at most: operations and bytes in a second, from data sheets or measured."""
+"""Limits of machines: operations and bytes in a second, from data sheets or measured."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from thunder_fn.trace import Source
 
 @dataclass(frozen=True)
 class Memory:
-    """What lives when. Positions count the equations of the forward program, then those of the backward.
+    """The lifetimes of buffers. Positions count the equations of the forward program, then those of the backward.
 
     Attributes:
         buffers: all memory, in the order in which it is made.
@@ -78,24 +78,24 @@ class Memory:
 
     @property
     def input_bytes(self) -> int:
-        """What the caller holds: arguments and closed-over tensors."""
+        """Bytes that the caller holds: arguments and closed-over tensors."""
         return self._sum("input")
 
     @property
     def residual_bytes(self) -> int:
-        """What the forward keeps for the backward, arguments left out."""
+        """Bytes that the forward keeps for the backward, arguments left out."""
         return self._sum("residual")
 
     @property
     def output_bytes(self) -> int:
-        """What is returned."""
+        """Bytes of the results."""
         return self._sum("output")
 
     def _sum(self, kind: str) -> int:
         return sum(buffer.num_bytes for buffer in self.buffers if buffer.kind == kind)
 
     def at_peak(self) -> list[Buffer]:
-        """What lives at the peak, largest first."""
+        """The buffers that live at the peak, largest first."""
         found = [one for one in self.buffers if one.kind != "input" and one.born <= self.peak_at <= one.dies]
         return sorted(found, key=lambda buffer: -buffer.num_bytes)
 
@@ -122,7 +122,7 @@ class Memory:
         )
 
     def rows(self, limit: int = 12) -> list[tuple[str, ...]]:
-        """What lives at the peak: bytes, kind, what made it, module, the user's line."""
+        """The buffers at the peak: bytes, kind, maker, module, the user's line."""
         known = self.at_peak()
         found = [
             (bytes_text(one.num_bytes), one.kind, one.what, one.module, _line(one.source)) for one in known[:limit]

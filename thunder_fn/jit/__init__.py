@@ -103,7 +103,7 @@ class Jitted:
 
     @property
     def traced(self) -> Callable[..., Any]:
-        """What is traced."""
+        """The function that is traced."""
         return self.fn
 
     def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,7 +194,7 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def _modules() -> Any:
-    """What jits modules, which is built from what jits functions."""
+    """The module that jits modules, which is built from the one that jits functions."""
     from thunder_fn.jit import module
 
     return module
@@ -298,12 +298,12 @@ def _last(f: Any) -> Entry:
 
 
 def last_traces(f: Callable[..., Any]) -> list[Trace | Program]:
-    """What the latest call of a jitted function ran: what was traced, the trace after each transform, the program."""
+    """The traces of the latest call of a jitted function: as traced, after each transform, the program."""
     return list(_last(f).stages)
 
 
 def last_prologue_traces(f: Callable[..., Any]) -> list[Trace]:
-    """What was checked of the latest call's arguments, as a trace."""
+    """The checks of the latest call's arguments, as a trace."""
     return [_last(f).prologue]
 
 
@@ -314,7 +314,8 @@ def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
 
 
 def explain_misses(f: Callable[..., Any]) -> list[Miss]:
-    """Why a jitted function was traced again, the latest time last: what did not hold, and the line that asked for it.
+    """Explain why a jitted function was traced again, the latest time last: the condition that failed, and the line
+    that asked for it.
 
     Example:
         >>> import torch
@@ -337,7 +338,7 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
 
 
 def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClaimReport:
-    """Which executor takes what of `f(*args, **kwargs)`, and why those that were asked before do not.
+    """Report which executor takes which part of `f(*args, **kwargs)`, and why those that were asked before do not.
 
     Nothing is run. Where an argument requires a gradient, the backward is part of the report.
 

@@ -78,7 +78,7 @@ _SPARSE = {
     "aten._embedding_bag.default": (5, "sparse"),
     "aten.gather.default": (None, "sparse_grad"),
 }
-"""Where ops say that the gradient of their first operand is sparse: the position and name of an argument."""
+"""Ops that may give their first operand a sparse gradient: the position and name of the argument that says so."""
 
 
 def check_dense(trace: Trace, wanted: Mask) -> None:
@@ -157,14 +157,14 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
 
 
 def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
-    """Which outputs autograd is told of: those that depend on a wanted input and pass through it."""
+    """Tell which outputs autograd follows: those that depend on a wanted input and pass through it."""
     active = activity(trace, wanted)
     pairs = zip(trace.outputs, handed_over(trace), strict=True)
     return tuple(isinstance(atom, Var) and active[atom.index] and flag for atom, flag in pairs)
 
 
 def handed_over(trace: Trace) -> Mask:
-    """Which outputs pass through autograd: variables that are not inputs, each once."""
+    """Tell which outputs pass through autograd: variables that are not inputs, each once."""
     seen, found = set[int](range(len(trace.inputs))), list[bool]()
     for atom in trace.outputs:
         found.append(isinstance(atom, Var) and atom.index not in seen)
@@ -230,7 +230,7 @@ class Bridge:
 
     @cached_property
     def handed_over(self) -> Mask:
-        """Which outputs pass through autograd."""
+        """The outputs that pass through autograd."""
         return handed_over(self.trace)
 
     @cached_property
@@ -290,7 +290,7 @@ class Bridge:
 
     @cached_property
     def decisions(self) -> tuple[Expr, ...]:
-        """What the rules of the derivative, and the trace, demand of symbols."""
+        """The demands of the trace and of the derivative's rules on symbols."""
         found = (constraints_of(trace) for trace in (self.trace, self.split.forward, self.split.backward))
         return tuple(dict.fromkeys(decision for decisions in found for decision in decisions))
 

@@ -32,7 +32,7 @@ class _Miss:
 
 
 MISS = _Miss()
-"""What a call path gives for a call that it was not made for."""
+"""The result of a call path for a call that it was not made for."""
 
 Structure = Any
 """A pytree whose leaves are `Leaf`s."""

@@ -97,7 +97,7 @@ def parameter_names(f: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def marked(f: Callable[..., Any], marks: Marks, call: Call) -> Marked:
-    """What the marks say of a call.
+    """Apply the marks to a call.
 
     Raises:
         ArgnumError: the call has no such argument, or one of its tensors no such dim.

@@ -29,7 +29,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Content:
-    """What a container holds. `keys` is None for one without."""
+    """The content of a container. `keys` is None for one without."""
 
     keys: tuple[Any, ...] | None
     values: tuple[Any, ...]
@@ -49,7 +49,7 @@ class Filling:
 
 
 def filling(arguments: Any) -> Callable[[Any], Any]:
-    """What makes of a function's result a `Filling`, if it changes these arguments.
+    """The function that makes of a function's result a `Filling`, if it changes these arguments.
 
     Raises:
         UnsupportedCall: it changes a container of another kind.
@@ -111,7 +111,7 @@ def _content(container: Any) -> Content:
 
 
 def filled(before: Held) -> Filled:
-    """What those hold, by number, that hold something else than before."""
+    """The new content, by number, of those containers that hold something else than before."""
     numbers = {id(container): number for number, (container, _) in enumerate(before)}
     changed = list[tuple[int, Content]]()
     for number, (container, then) in enumerate(before):

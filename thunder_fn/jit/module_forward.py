@@ -43,7 +43,9 @@ class Forward:
 
 
 def _held(module: torch.nn.Module) -> Any:
-    """What was assigned. Asked of the module behind, for Dynamo of PyTorch 2.11 takes `__dict__.get` for `getattr`."""
+    """The assigned `forward`. The module behind is asked, for Dynamo of PyTorch 2.11 takes `__dict__.get` for
+    `getattr`.
+    """
     return getattr(module, SLOT).module.__dict__.get("forward")
 
 

@@ -31,7 +31,7 @@ Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
 """A trace as a function of tensors that autograd follows, and what has to hold of the trace's symbols."""
 
 MAX_KNOWN = 16
-"""How many derivatives of one node are remembered: for sizes one by one, where their rules do not hold for all."""
+"""The number of derivatives of one node that are remembered: by sizes, where their rules do not hold for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,9 @@ class Node:
     piece: Piece
     start: int
     known: dict[Any, Following] = field(default_factory=dict[Any, "Following"], repr=False)
-    """What computes `gradient` under autograd, by which of its inputs require grad, and by sizes where it is for these only."""
+    """Functions that compute `gradient` under autograd, by which inputs require grad, and by sizes where they hold
+    for these only.
+    """
 
     @cached_property
     def closed(self) -> tuple[Trace, tuple[Expr, ...]]:
@@ -61,7 +63,7 @@ class Node:
 
     @cached_property
     def sources(self) -> tuple[tuple[bool, int], ...]:
-        """Where the tensors come from that the piece's results are gradients of: from inputs (True) or edges."""
+        """The origin of each tensor whose gradient the piece gives: an input (True) or an edge."""
         places = self.bridge.wanted_places
         return tuple(
             (False, target.index) if target.kind == "edge" else (True, places[target.index])
@@ -124,7 +126,7 @@ class Node:
         return cut(whole, inputs=kept)
 
     def differentiable(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the piece gives, from the inputs that are needed and the cotangents, so that autograd follows it."""
+        """Compute the piece from the inputs that are needed and the cotangents, so that autograd follows it."""
         wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
         sizes = bind(self.gradient.inputs, tensors)
         call, decisions = self.following((wanted, ()), self.gradient, tensors)
@@ -142,7 +144,7 @@ class Node:
         return self.known[key]
 
     def reached(self, given: Mask) -> Mask:
-        """Which of its results are not None, where only some of the edges have a cotangent."""
+        """Tell which results are not None, where only some of the edges have a cotangent."""
         return depends(self.piece.trace, (False,) * len(self.piece.residuals) + given)
 
 
@@ -255,7 +257,7 @@ class _Function(torch.autograd.Function):
 
 
 def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
-    """What the node gives, from its inputs, by the rules for the cotangents that there are."""
+    """Compute the node from its inputs, by the rules for the cotangents that there are."""
     node: Node = ctx.node
     narrow = node.bridge.narrowed(tuple(cotangent is not None for cotangent in cotangents))
     inputs = dict(zip(node.needed, ctx.saved_tensors, strict=False)) | ctx.others

@@ -43,7 +43,7 @@ def calls_within(numerics: Numerics) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What jit was asked for. See `jit` for what each option means."""
+    """The options that jit was given. See `jit` for their meaning."""
 
     executors: tuple[Executor, ...] = ()
     transforms: tuple[Transform, ...] = ()
@@ -180,7 +180,7 @@ def _parameters(f: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
 
 
 def unknown(what: str, kind: str, given: Any, known: Iterable[str]) -> str:
-    """What to say of a name that `what` does not know: the nearest one, if it is near, and all."""
+    """The message for a name that `what` does not know: the nearest one, if it is near, and all."""
     choices = list(known)
     near = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -56,7 +56,7 @@ class Outside:
             yield f"{names.bind(module, 'module')}()"
 
     def change(self) -> tuple[str, Any, Any] | None:
-        """What has changed since the trace: how it is written, what it was and what it is."""
+        """Describe what has changed since the trace: the path, the old and the new value."""
         for edge in self.edges:
             now = look(edge.kind, edge.holder, edge.key)
             if is_same(now, edge.value, edge.kind):
@@ -73,7 +73,7 @@ class Outside:
 
 
 FAILURES = "(ValueError, LookupError, AttributeError)"
-"""What a read raises where a cell is empty, a list is shorter, or an attribute is gone."""
+"""Exceptions of a read where a cell is empty, a list is shorter, or an attribute is gone."""
 
 
 def _described(value: Any) -> str:
@@ -181,7 +181,7 @@ class ModuleCheck:
         return True
 
     def change(self) -> str:
-        """What has changed; empty if nothing has."""
+        """Describe what has changed; empty if nothing has."""
         now = module_state.read(self.module)
         if now.layout != self.reading.layout or self.own_hooks() != self.hooks:
             return f"the parts or hooks of {self.path} have changed"

@@ -28,7 +28,7 @@ _ADD = ops.leaf(ops.aten.add.Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a value goes: an edge, or the gradient of the wanted input of this number."""
+    """The destination of a value: an edge, or the gradient of the wanted input of this number."""
 
     kind: Choice["edge", "gradient"]
     index: int
@@ -66,7 +66,7 @@ def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
 
 @memo(16384)
 def depends(trace: Trace, flags: Mask) -> Mask:
-    """Which outputs of a trace are computed from the inputs that are marked?"""
+    """Tell which outputs of a trace are computed from the marked inputs."""
     marked = [False] * num_vars(trace)
     for var, flag in zip(trace.inputs, flags, strict=True):
         marked[var.index] = flag
@@ -81,7 +81,9 @@ def depends(trace: Trace, flags: Mask) -> Mask:
 
 
 class _Cutting:
-    """Which part of a backward each variable belongs to. A part is the set of cotangents that it depends on, as bits."""
+    """The part of a backward to which each variable belongs. A part is the set of cotangents that it depends on, as
+    bits.
+    """
 
     def __init__(self, split: Split) -> None:
         self.trace, self.count = split.backward, len(split.residuals)

@@ -29,22 +29,22 @@ class HasTraits(Protocol):
 
     @property
     def name(self) -> str:
-        """What the traits of others call it."""
+        """The name by which traits of others refer to it."""
         ...
 
     @property
     def after(self) -> tuple[str, ...]:
-        """What comes before it."""
+        """Names of those that come before it."""
         ...
 
     @property
     def before(self) -> tuple[str, ...]:
-        """What comes after it."""
+        """Names of those that come after it."""
         ...
 
     @property
     def conflicts(self) -> tuple[str, ...]:
-        """What it cannot be used with."""
+        """Names of those with which it cannot be used."""
         ...
 
 
@@ -139,7 +139,7 @@ def as_transform(given: Callable[..., Any]) -> Transform:
 
 
 def name_of(function: Any) -> str:
-    """What others call a function that has no traits."""
+    """The name of a function that has no traits."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -192,7 +192,7 @@ def _when(one: HasTraits) -> int:
 
 
 def reason(first: HasTraits, second: HasTraits) -> str | None:
-    """Why the one comes before the other; None if no trait says so."""
+    """The reason why the one comes before the other; None if no trait says so."""
     if first.name in second.after:
         return f"after {first.name}, as {second.name} says"
     return f"after {first.name}, as {first.name} says" if second.name in first.before else None

@@ -1,4 +1,4 @@
-"""What suits every model."""
+"""The recipe that suits every model."""
 
 from __future__ import annotations
 

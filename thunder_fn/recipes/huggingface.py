@@ -75,7 +75,7 @@ def _generate_with_static_cache(compiled: Any) -> Any:
 
 
 _beneath: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
-"""What compiled models with adapters generate by."""
+"""The model by which compiled models with adapters generate."""
 
 
 def _generate_beneath(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -55,7 +55,7 @@ class Quantize(Recipe):
         self.matrices_of(model)
 
     def matrices_of(self, model: Any) -> list[torch.nn.Parameter]:
-        """What may be quantised.
+        """The parameters that may be quantised.
 
         Raises:
             RecipeError: there is nothing.
@@ -211,5 +211,5 @@ class ReduceOverhead(Recipe):
             raise RecipeError(located(what, fix="Move it to the device first."))
 
     def setup_executors(self) -> Sequence[Executor]:
-        """What records programs."""
+        """The executor that records programs."""
         return (self.executor,)

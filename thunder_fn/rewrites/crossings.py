@@ -1,4 +1,4 @@
-"""What crosses the border of a layer whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
+"""Crossings of a layer's border whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
 
 `copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards; `share` takes apart
 forwards and puts together backwards, `gathered_dim` puts together forwards and takes apart backwards, for which nothing is

@@ -43,7 +43,7 @@ EXECUTOR = OperatorExecutor("quantized", version=torch.__version__, numerics="pr
 
 
 def row_count(x: torch.Tensor) -> int:
-    """How many rows of activations there are."""
+    """The number of rows of activations."""
     return x.numel() // max(x.shape[-1], 1)
 
 
@@ -104,7 +104,7 @@ EXECUTOR.register_implementation(int8_dynamic_linear, checker=suits_int_mm, exec
 def suits_static(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
 ) -> bool:
-    """As for `suits_int_mm`."""
+    """Decide like `suits_int_mm`."""
     return suits_int_mm(x, values, scales)
 
 
@@ -127,7 +127,9 @@ EXECUTOR.register_implementation(int8_static_linear, checker=suits_static, execu
 
 @cache
 def kernel_block() -> int | None:
-    """How many rows a block has in the bytes that PyTorch's kernel reads on this processor; None if they lie otherwise."""
+    """The number of rows of a block in the bytes that PyTorch's kernel reads on this processor; None if they lie
+    otherwise.
+    """
     with internals.isolated(), internals.no_torch_function():
         codes = torch.arange(128 * 64, dtype=torch.int32).reshape(128, 64) * 7 % 16
         wanted = aten._convert_weight_to_int4pack_for_cpu(codes, 1)
@@ -157,7 +159,7 @@ def suits_int4(
 def int4_kernel(
     x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
 ) -> torch.Tensor:
-    """As `int8_kernel`, a step and a zero for each group."""
+    """Multiply like `int8_kernel`, with a step and a zero for each group."""
     packed, group = in_blocks(values, kernel_block() or 0), columns // scales_and_zeros.shape[0]
     y = on_rows(x, lambda rows: aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales_and_zeros))
     return plus(y, bias)

@@ -76,7 +76,7 @@ class RewrittenModule(torch.nn.Module):
 
     @internals.outside_dynamo
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes on the parameters that the parts stand for."""
+        """Compute the module on the parameters that the parts stand for."""
         latest = self._latest
         if latest is not None and self._whole is None and current() is None and latest.holds():
             return latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
@@ -108,7 +108,7 @@ class RewrittenModule(torch.nn.Module):
         return {name: known[part] for name, part in named_parts(self._state_names, known)}
 
     def sharded_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """What an optimizer of this module keeps, as `sharded_state_dict` has the parameters. See `optimizer_state`."""
+        """The state of an optimizer of this module, in the form of `sharded_state_dict`. See `optimizer_state`."""
         return sharded_optimizer_state(self.parts(), optimizer)
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -316,7 +316,7 @@ class RewrittenModule(torch.nn.Module):
         return missing, unknown, wrong
 
     def _load_parts(self, split: Layout, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-        """As `_load`, of parameters as they are stored."""
+        """Load, like `_load`, parameters as they are stored."""
         known = dict(named_parts(self._state_names, (*split.names, *self._buffer_names)))
         missing, unknown = sorted(known.keys() - state.keys()), sorted(state.keys() - known.keys())
         given = {part: whole_tensor(state[name]) for name, part in known.items() if name in state}
@@ -344,7 +344,7 @@ class RewrittenModule(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """How a module that holds this one loads it."""
+        """Load this module as part of one that holds it."""
         own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         missing, unknown, wrong = self._load(own)
         missing_keys += [prefix + name for name in missing]

@@ -1,4 +1,4 @@
-"""What a quantisation scheme is, and what schemes share.
+"""Quantisation schemes, and what they share.
 
 A scheme is a pair of traceable functions with a promise on the error. Codes lie along dim 0 of a weight, the output
 channels of a linear layer; all other dims are flattened. Sources: LLM.int8() (arXiv:2208.07339), GPTQ's group-wise int4
@@ -37,7 +37,7 @@ INPUT_SCALE = "input_scale"
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a floating weight is stored.
+    """The form in which a floating weight is stored.
 
     Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element, where the bound is finite. NaN and infinities are
     decoded to no numbers.
@@ -97,7 +97,7 @@ def scales_in_bfloat16(scales: torch.Tensor) -> torch.Tensor:
 
 
 def rounding(w: torch.Tensor) -> torch.Tensor:
-    """What arithmetic in float32 and the cast back to the weight's dtype may add."""
+    """The error that arithmetic in float32 and the cast back to the weight's dtype may add."""
     info = torch.finfo(w.dtype)
     relative = w.abs().float() * (2 * info.eps + 4 * torch.finfo(torch.float32).eps)
     return relative + max(
@@ -112,7 +112,7 @@ def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def in_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `narrowed`, where numbers of a weight's size may be too great."""
+    """Narrow, like `narrowed`, where numbers of a weight's size may be too great."""
     return narrowed(values, dtype) if dtype == torch.float16 else values.to(dtype)
 
 
@@ -123,7 +123,7 @@ def padded(flat: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def flat_size(shape: Shape) -> int:
-    """How many weights a row has."""
+    """The number of weights in a row."""
     return math.prod(shape[1:])
 
 

@@ -38,7 +38,7 @@ Dims = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How an op works on shares.
+    """The result of an op on shares.
 
     Args:
         dim: along which its results are split.
@@ -128,7 +128,7 @@ class OnShares:
         return traced_on_parts(call, equation, kept)
 
     def aligned(self, x: torch.Tensor, align: int | None, rank: torch.Tensor) -> torch.Tensor:
-        """What of a whole operand this rank needs; gradients of all ranks are added."""
+        """The part of a whole operand that this rank needs; gradients of all ranks are added."""
         if align is not None and x.dim() >= -align and x.shape[align] != 1:
             return share(x, rank, self.group, align)
         return copied(x, self.group) if x.is_floating_point() or x.is_complex() else x

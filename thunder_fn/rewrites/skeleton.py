@@ -107,7 +107,7 @@ class Skeleton:
         self.places = tuple(places_of(self.module))
 
     def extras(self) -> dict[str, Any]:
-        """What modules save besides tensors, by its name in the state."""
+        """Data that modules save besides tensors, by its name in the state."""
         return {name: value for name, value in self.module.state_dict().items() if is_extra(name)}
 
     def set_extras(self, state: Mapping[str, Any]) -> bool:

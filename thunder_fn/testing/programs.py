@@ -261,7 +261,7 @@ def as_arg(value: Any) -> Arg:
 
 
 def elements(type: Type) -> int:
-    """How many elements a tensor of a type has; 0 for what is no tensor."""
+    """The number of elements of a tensor's type; 0 for other types."""
     return torch.Size(static_shape(type)).numel() if isinstance(type, TensorType) else 0
 
 

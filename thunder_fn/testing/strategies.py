@@ -142,7 +142,7 @@ def cases(**options: Any) -> st.SearchStrategy[Case]:
 
 
 def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
-    """What `vmap` may be asked of a trace: for each input a batch dim, or None; at least one is batched, if there is one.
+    """Draw the `in_dims` of a `vmap`: for each input a batch dim, or None; at least one is batched, if there is one.
 
     Law: ``vmap(trace, dims, size)`` is a loop, for each dims drawn.
     """

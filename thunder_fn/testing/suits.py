@@ -1,4 +1,4 @@
-"""Which variables suit a place in a step."""
+"""Tests whether a variable suits a place in a step."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def same_dtype(other: Var) -> Suits:
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> torch.Size | None:
-    """What two shapes broadcast to, None if they do not."""
+    """The shape that two shapes broadcast to, None if they do not."""
     try:
         return torch.broadcast_shapes(a, b)
     except RuntimeError:

@@ -35,7 +35,7 @@ DATA_DEPENDENT_VALUE = DataDependentOutputException
 DATA_DEPENDENT_SHAPE = DynamicOutputShapeException
 
 INTERNAL_ERRORS = (UnsupportedFakeTensorException, UnsupportedOperatorException)
-"""What PyTorch raises where an op has no rule for tensors without memory."""
+"""Exceptions of PyTorch where an op has no rule for tensors without memory."""
 
 OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -93,7 +93,7 @@ class RecordingMode(FakeTensorMode):
         return result
 
     def _result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What the op gives, from memory where it has been asked before.
+        """Compute an op's result, from memory where it has been asked before.
 
         A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may copy.
         Whether eager PyTorch has the view is asked of the tensor, by TracerMode.
@@ -135,7 +135,7 @@ class RecordingMode(FakeTensorMode):
 
     @property
     def numbers(self) -> Numbers:
-        """What is known of symbols. Most captures have none, and no such thing."""
+        """The ShapeEnv of the symbols. Most captures have no symbols, and no such thing."""
         if not isinstance(self.shape_env, Numbers):
             self.shape_env = Numbers(self._on_decision)
         return self.shape_env
@@ -241,7 +241,7 @@ def _ctc_loss(
 
 
 def _ctc_loss_of_tensors(log_probs: FakeTensor, targets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """As above, where the longest target is what the data says."""
+    """Compute the loss as above, where data says how long the longest target is."""
     numbers = log_probs.fake_mode.shape_env
     if numbers is None or not numbers.allow_dynamic_output_shape_ops:
         return NotImplemented

@@ -1,4 +1,6 @@
-"""What a function allocates, seen on tensors without values: each storage from the op that makes it to its last tensor."""
+"""Allocations of a function, seen on tensors without values: each storage from the op that makes it to its last
+tensor.
+"""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -65,6 +67,6 @@ def _is_tensor(value: object) -> bool:
 def footprint(
     mode: RecordingMode, run: Callable[..., Any], inputs: Sequence[torch.Tensor], scratch: Scratch
 ) -> tuple[tuple[Any, ...], int]:
-    """What a function of tensors returns for these, fakes of the mode, and the most bytes that it holds at a time."""
+    """Run a function on fakes of the mode. Returns its results, and the most bytes that it holds at a time."""
     with only_mode(mode), torch.no_grad(), _Footprint(inputs, scratch) as found:
         return tuple(run(*inputs)), found.peak

@@ -58,7 +58,7 @@ class MeshDim:
 
     @property
     def root(self) -> tuple[Any, ...]:
-        """What two dims of one mesh agree in."""
+        """The key in which two dims of one mesh agree."""
         return (self.device_type, self.shape, self.ranks, self.names, self.groups)
 
     def all_ranks(self) -> torch.Tensor:

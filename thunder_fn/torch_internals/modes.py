@@ -120,7 +120,7 @@ def outside_inference_mode() -> Generator[None]:
 
 @contextlib.contextmanager
 def outside_torch_func() -> Generator[None]:
-    """What is done to a tensor inside is done to itself, not at the level of the torch.func transforms around."""
+    """Work on tensors themselves inside, not at the level of the torch.func transforms around."""
     with temporarily_clear_interpreter_stack(), torch._C.DisableTorchFunction():
         yield
 
@@ -264,7 +264,7 @@ def function_modes() -> list[Any]:
 
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many torch function modes are active."""
+"""The number of active torch function modes."""
 
 
 def inside_torch_func() -> bool:

@@ -1,4 +1,4 @@
-"""What a capture patches, in the threads that capture and only there, and torch functions written in Python."""
+"""Patches of a capture, in the threads that capture and only there, and torch functions written in Python."""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -56,7 +56,7 @@ class _Place:
             self.restore()
 
     def restore(self) -> None:
-        """What was there comes back."""
+        """Put the original back."""
         if self.own:
             setattr(self.owner, self.name, self.own[0])
         else:
@@ -103,7 +103,7 @@ def patched_places(original: Any) -> list[tuple[Any, str]]:
 
 
 def unpatched(value: Any) -> Any:
-    """What a replacement of a patch stands for; anything else itself."""
+    """The original behind a patch's replacement; anything else itself."""
     with _lock:
         found = (place.original for known in _places.values() for place in known if place.shown is value)
         return next(found, value)
@@ -126,7 +126,7 @@ class Patch:
 
     @property
     def users(self) -> int:
-        """How many need it now."""
+        """The number of captures that need it now."""
         return self._users
 
     @contextlib.contextmanager
@@ -183,7 +183,9 @@ class _CompilingFlag:
 
 
 def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What Dynamo does with its callback, made so that `torch.compile`d functions run as they are in threads that capture."""
+    """Replace Dynamo's setting of its callback, so that `torch.compile`d functions run as they are in threads that
+    capture.
+    """
 
     def callback_from_stance(callback: Any) -> Any:
         if not _capturing.value:
@@ -282,7 +284,9 @@ def is_op(fn: Any) -> bool:
 
 
 def arrives_as(fn: Any) -> tuple[Any, ...]:
-    """What modes are told of where `fn` is called: `x + y` arrives as `Tensor.add`, an operator as one of its overloads."""
+    """The functions that modes see where `fn` is called: `x + y` arrives as `Tensor.add`, an operator as one of its
+    overloads.
+    """
     if isinstance(fn, torch._library.custom_ops.CustomOpDef):
         fn = fn._opoverload
     if isinstance(fn, torch._ops.OpOverload):
@@ -301,7 +305,7 @@ def arrives_as(fn: Any) -> tuple[Any, ...]:
 
 
 PROGRAMS = 256
-"""How many programs of one code object Dynamo keeps: models of one class run the same code."""
+"""The number of programs of one code object that Dynamo keeps: models of one class run the same code."""
 
 
 class TooManyPrograms(Exception):
@@ -310,7 +314,8 @@ class TooManyPrograms(Exception):
 
 @contextlib.contextmanager
 def in_dynamo() -> Generator[None]:
-    """What Dynamo compiles meanwhile draws `numpy.random`'s numbers from NumPy's generator, outside of graphs.
+    """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator, outside of
+    graphs.
 
     Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. Where there are too many it would
     run the code as it is, and only log that. Its configuration is that of the thread.
@@ -338,7 +343,7 @@ def calls_patch(
     wrapped: Callable[[Any], Any],
     random: dict[str, Callable[[Any], Any]],
 ) -> Patch:
-    """What a capture replaces in calls: each is made of what it replaces.
+    """The replacements of a capture in calls: each is made of what it replaces.
 
     `module_call` is `nn.Module.__call__`, `function_inputs` what `autograd.Function.apply` does to its inputs, `wrapped` how
     torch.func's transforms wrap a tensor in a level, and `random` are functions of `torch.random`.

@@ -58,7 +58,7 @@ OF_IMPLEMENTATION: tuple[Any, ...] = (
     *(getattr(torch.Tensor, name).__get__ for name in ("_version", "_cdata")),
     *(getattr(torch.Tensor, name) for name in ("const_data_ptr", "_typed_storage") if hasattr(torch.Tensor, name)),
 )
-"""Where the memory of a tensor is, and how often it was written to."""
+"""Properties of a tensor's memory: its place, and the number of writes to it."""
 
 
 def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:

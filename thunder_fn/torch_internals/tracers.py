@@ -155,7 +155,7 @@ def _memory_order(tensor: torch.Tensor) -> list[int]:
 
 
 def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """As eager fills it: strides are no part of a trace, so the order of the dimensions becomes an equation."""
+    """Draw in the order of memory, as eager does: strides are no part of a trace, so that order becomes an equation."""
     target, *rest = args
     order = _memory_order(target)
     if _is_one_by_one(func, target):
@@ -168,7 +168,7 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class WritesAndReads(Protocol):
-    """Who wants to know what ops change in place and which tensors share memory."""
+    """A listener for ops that change tensors in place and for tensors that share memory."""
 
     def changing(
         self, tensors: list[torch.Tensor], others: list[torch.Tensor]
@@ -244,7 +244,7 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor are one, as far as numbers say so."""
+    """Test whether two elements of a tensor are one, as far as numbers say so."""
     sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
     if 0 in sizes or tensor.is_contiguous():
         return False
@@ -487,7 +487,7 @@ def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
 
 
 def is_from_outside(wrapped: torch.Tensor) -> bool | None:
-    """Whether a torch.func wrapper was made by a transform around the capture; None where that cannot be told.
+    """Test whether a torch.func wrapper was made by a transform around the capture; None where that cannot be told.
 
     Inside a capture the transforms are numbered anew, so a wrapper of a level that is not running is from outside.
     """

@@ -42,7 +42,7 @@ class Inductor(RegionCompiler):
         self.tiered = tiered
 
     def supports(self, equation: Equation) -> str | None:
-        """What Inductor compiles, and compiles rightly."""
+        """Accept what Inductor compiles, and compiles rightly."""
         if equation.op.name == "aten.max_pool3d_with_indices.default":
             return "Inductor's indices of pools are wrong for inputs that are not contiguous"
         return super().supports(equation)

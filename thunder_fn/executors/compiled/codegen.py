@@ -105,7 +105,7 @@ def closed_region(region: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
 
 
 def _explicit(equation: Equation) -> Equation:
-    """What makes a tensor from nothing, with its dtype and device written out: defaults change."""
+    """Write out the dtype and device of an op that makes a tensor from nothing: defaults change."""
     if not ops.is_factory(equation.op):
         return equation
     type = equation.outputs[0].type
@@ -174,7 +174,7 @@ def _symbolic_code(job: Job) -> Code:
 
 
 def _planned(job: Job, fakes: Sequence[Any], numbers: Numbers | None) -> Plan:
-    """How the outputs lie in memory."""
+    """The layout of the outputs in memory."""
     with internals.running(fakes, numbers):
         return plan_outputs(job.region, values_of(job)(*fakes))
 
@@ -244,7 +244,7 @@ def values_of(job: Job) -> Callable[..., list[Any]]:
 
 
 def _checked(job: Job, conditions: tuple[str, ...]) -> str:
-    """What makes the function give None where a condition does not hold."""
+    """Write the check that makes the function return None where a condition does not hold."""
     if not conditions:
         return ""
     values = "".join(f"    {symbol} = values[{position}]\n" for symbol, position in _places_of_symbols(job).items())
@@ -256,7 +256,7 @@ def _checked(job: Job, conditions: tuple[str, ...]) -> str:
 
 
 def _places_of_symbols(job: Job) -> dict[str, int]:
-    """Where the code of a region with symbols gets their values from."""
+    """The places from which the code of a region with symbols gets their values."""
     numbers = (
         (str(var.type.value), place)
         for place, var in enumerate(job.region.inputs)

@@ -23,7 +23,7 @@ Functions = Mapping[str, Function]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a job could not be compiled."""
+    """The reason why a job could not be compiled."""
 
     reason: str
 

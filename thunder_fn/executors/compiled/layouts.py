@@ -119,7 +119,7 @@ class Variants:
         return self.run(*inputs) if is_new else self.on_torch(*inputs)
 
     def _none(self, *inputs: Any) -> None:
-        """What could not be compiled."""
+        """Stand for a variant that could not be compiled."""
 
 
 def is_unexplained(stride: Dim) -> bool:

@@ -60,7 +60,7 @@ _C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a tensor of a step lies: a buffer, and its layout there."""
+    """The place of a step's tensor: a buffer, and its layout there."""
 
     base: str
     shape: tuple[int, ...]
@@ -208,7 +208,7 @@ class _CppWriter:
         return f'extern "C" void kernel({", ".join([*names, "uint8_t* scratch", "int64_t gemm"])}) {{\nRunning running;'
 
     def placed(self, result: int | None, size: int) -> str:
-        """Where a buffer lies.
+        """The place of a buffer.
 
         Results in their slice of what is stacked, unless they are a part of the buffer only; rows of sums one after the
         other; carries in turns; others in the scratch memory.
@@ -235,7 +235,7 @@ class _CppWriter:
 
 
 def _slice(var: Var) -> int:
-    """How many bytes a step's part of a stacked output has."""
+    """The number of bytes of a step's part of a stacked output."""
     type = tensor_type(var)
     return _bytes(static_shape(type)[1:], type.dtype)
 
@@ -274,7 +274,7 @@ class _Statements:
         return [*self.buffers(), *self.found]
 
     def buffers(self) -> Iterator[str]:
-        """Where the buffers lie; a result's lies where results do."""
+        """The places of the buffers; a result's buffer lies among the results."""
         results = {view.base: position for position, view in enumerate(self.results)}
         if len(results) < len(self.results) or not results.keys() <= self.bases.keys():
             raise NotCpp("results that share memory")

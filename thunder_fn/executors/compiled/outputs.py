@@ -1,4 +1,4 @@
-"""How the outputs of a region lie in memory: as eager's do, view for view.
+"""Layouts of a region's outputs in memory: as eager's, view for view.
 
     v1 = aten.exp.default(v0)                           what Inductor is asked for: v1
     v2, v3 = aten.split.Tensor(v1, 32, 1)
@@ -51,7 +51,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the code computes, each in memory of its own; its layouts; and the region's outputs by these."""
+    """The tensors that the code computes, each in memory of its own; their layouts; and the region's outputs in terms
+    of these.
+    """
 
     region: Trace
     layouts: tuple[Layout | None, ...]
@@ -182,7 +184,7 @@ class _Made:
 
     @staticmethod
     def of(value: ast.expr, layout: Layout, is_given: bool) -> _Made:
-        """What Inductor returns: a tensor, or a view of one that need not be made twice."""
+        """Return an output as Inductor is to return it: a tensor, or a view of one that need not be made twice."""
         match value:
             case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[ast.Name(id=name), _, _, begin]):
                 return _Made(name, layout, ast.unparse(begin), is_all=False)

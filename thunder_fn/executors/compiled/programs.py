@@ -223,7 +223,7 @@ def rebound(run: types.FunctionType, functions: Mapping[Region, Function]) -> ty
 
 
 def jobs_of(program: Staged, inputs: Sequence[Any]) -> list[Job]:
-    """What there is to compile for inputs like these; nothing if that takes values to know."""
+    """The jobs to compile for inputs like these; nothing if that takes values to know."""
     calls: Calls = {}
     found = _run_on_fakes(program.run, inputs, calls)
     return [job for jobs in _jobs(calls).values() for job in _all_jobs(jobs)] if found else []

@@ -113,7 +113,7 @@ class Region:
         return self._joined({part: partial(once, part) for part in self.parts})(*inputs)
 
     def dry_run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        """What the compiled region allocates and gives, on tensors without values."""
+        """Run the compiled region on tensors without values: its results, and its allocations."""
         functions: dict[Part, Function] = {
             part: dry_function(job) for part, job in self.jobs(self.layout_of(inputs)).items()
         }
@@ -124,7 +124,7 @@ class Region:
         return layout_of(inputs) if self.is_symbolic else tuple(tensor.stride() for tensor in inputs)
 
     def jobs(self, layout: tuple[Any, ...]) -> dict[Part, Job]:
-        """What there is to compile for inputs of this layout."""
+        """The jobs to compile for inputs of this layout."""
         strides = strides_for(self.trace, layout) if self.is_symbolic else layout
         given: dict[int, Any] = dict(enumerate((*strides, *(tensor.stride() for tensor in self.constants))))
         threads = torch.get_num_threads()

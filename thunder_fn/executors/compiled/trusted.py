@@ -80,7 +80,7 @@ def _code(name: str, text: str) -> str:
 
 
 def read(path: Path) -> bytes:
-    """What is in a file of the user's.
+    """The content of a file of the user's.
 
     Raises:
         OSError: there is none.

@@ -75,7 +75,7 @@ class NvFuser(RegionCompiler):
         self._reasons: dict[Trace, str | None] = {}
 
     def supports(self, equation: Equation) -> str | None:
-        """What has an emitter that does not refuse, or decomposes into such."""
+        """Accept an op that has an emitter which does not refuse, or that decomposes into such."""
         reason = super().supports(equation)
         if reason is not None:
             return reason
@@ -87,7 +87,7 @@ class NvFuser(RegionCompiler):
         return self._reasons[single]
 
     def why_not(self, single: Trace) -> str | None:
-        """Why an equation can neither be written nor decomposed into some that can."""
+        """The reason why an equation can neither be written nor decomposed into some that can."""
         reason = why_not(single.equations[0])
         if reason != UNKNOWN:
             return reason

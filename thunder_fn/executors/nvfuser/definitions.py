@@ -101,7 +101,7 @@ class Definition:
     def run(
         self, inputs: Sequence[Any], scalars: Sequence[Any], output_strides: Sequence[Strides]
     ) -> list[torch.Tensor]:
-        """What is computed for these inputs, with these values of the symbolic numbers."""
+        """Compute the results for these inputs and these values of the symbolic numbers."""
         options = {} if self.device is None else {"device": self.device}
         outputs = self.fusion.execute([*(inputs[position] for position in self.used), *scalars], **options)
         taken = {inputs[position].untyped_storage().data_ptr() for position in self.used}
@@ -181,7 +181,7 @@ def _input(library: Library, fusion: Any, writer: Writer, type: Any, strides: tu
 def _output(
     library: Library, writer: Writer, val: Any, type: TensorType, strides: tuple[Dim, ...], given: set[int]
 ) -> Any:
-    """What leaves the definition: no input as it is, and in the order of eager's strides."""
+    """An operand as it leaves the definition: no input as it is, and in the order of eager's strides."""
     val = writer.ops.set(val) if id(val) in given else val
     _, order = library.compute_tensor_descriptor(hint_of(type.shape), hint_of(strides))
     return writer.ops.stride_order(val, order) if list(order) != list(range(len(type.shape)))[::-1] else val
@@ -209,7 +209,7 @@ class Kept:
         self.works: bool | None = None
 
     def __call__(self, warn: Callable[[RuntimeError], None], *given: Any) -> Any:
-        """What the definition gives; None where nvFuser could not compile it, which is said once."""
+        """Run the definition; None where nvFuser could not compile it, which is said once."""
         if self.works is False:
             return None
         try:
@@ -238,7 +238,7 @@ class Definitions:
         return len(self._known)
 
     def find(self, region: Trace, layout: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Kept:
-        """What is kept for the key; made if nothing is."""
+        """Return the definition for the key, made if there is none."""
         key = region, layout
         with self._lock:
             known = self._known.get(key)

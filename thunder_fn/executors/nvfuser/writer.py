@@ -44,7 +44,7 @@ DTYPES = {
     torch.int32: "Int32",
     torch.bool: "Bool",
 }
-"""What nvFuser's Python module calls the dtypes that regions may have. It has none of 8 or 16 bit integers."""
+"""The names in nvFuser's Python module of the dtypes that regions may have. It has no integers of 8 or 16 bits."""
 
 HALF = (torch.float16, torch.bfloat16)
 Symbolic = torch.SymInt | torch.SymFloat
@@ -81,13 +81,13 @@ class Operand:
 
     @property
     def rank(self) -> int:
-        """How many dims it has."""
+        """The number of dims."""
         return len(self.type.shape)
 
 
 Emitter = Callable[..., Any]
 EMITTERS: dict[str, Emitter] = {}
-"""What is known of each op, by its name."""
+"""The emitter of each op, by its name."""
 
 
 def emits(*names: str) -> Callable[[Emitter], Emitter]:
@@ -122,7 +122,7 @@ class Writer:
         self._numbers, self._scalar_vals = numbers, dict[Expr, Any]()
 
     def dtype(self, dtype: torch.dtype) -> Any:
-        """What nvFuser calls a dtype."""
+        """The name of a dtype in nvFuser."""
         if dtype not in DTYPES:
             raise Refused(f"nvFuser's Python module has no {str(dtype).removeprefix('torch.')}")
         return getattr(self.dtypes, DTYPES[dtype])
@@ -157,7 +157,7 @@ class Writer:
         return self._numbers.number(dim)
 
     def know(self, dim: Dim, val: Any) -> None:
-        """What the definition calls a size of an input."""
+        """Note the definition's name for a size of an input."""
         if isinstance(dim, Expr):
             self._scalar_vals.setdefault(dim, val)
 
@@ -218,7 +218,7 @@ class Writer:
 
 
 def emitter_of(equation: Equation) -> Emitter:
-    """What writes an equation.
+    """The emitter that writes an equation.
 
     Raises:
         Refused: nothing does.
@@ -284,7 +284,7 @@ class Blank:
 
 
 def why_not(equation: Equation) -> str | None:
-    """Why an equation cannot be written, None if it can."""
+    """The reason why an equation cannot be written, None if it can."""
     blank = Blank()
     try:
         Writer(blank, blank).equation(equation, lambda var: blank)

@@ -156,7 +156,7 @@ def is_flat(trace: Trace) -> bool:
 
 
 def leaf_counts(trace: Trace) -> Counter[str]:
-    """How often each leaf op stands in a trace, composites unfolded."""
+    """Count how often each leaf op stands in a trace, composites unfolded."""
     found: Counter[str] = Counter()
     for equation in trace.equations:
         if equation.op.kind == "leaf":
@@ -167,12 +167,12 @@ def leaf_counts(trace: Trace) -> Counter[str]:
 
 
 def wanted_inputs(trace: Trace) -> tuple[bool, ...]:
-    """Which inputs have gradients: the floating and complex ones."""
+    """Tell which inputs have gradients: the floating and complex ones."""
     return tuple(is_differentiable(type) for type in trace.input_types)
 
 
 def wanted_outputs(trace: Trace) -> tuple[bool, ...]:
-    """Which outputs take cotangents: the floating and complex ones."""
+    """Tell which outputs take cotangents: the floating and complex ones."""
     return tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
 
 

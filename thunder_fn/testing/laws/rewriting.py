@@ -165,7 +165,7 @@ class Rewriting:
 
     @property
     def function(self) -> Function:
-        """What is rewritten."""
+        """The function that is rewritten."""
         return UNDER[self.under][0](self.problem(self.dtype)[0])
 
     @property
@@ -271,7 +271,7 @@ def law_adapters_and_codes_commute(case: Rewriting) -> None:
 
 
 def law_restoring_undoes_preparing(case: Rewriting) -> None:
-    """What ranks hold together is the parameter, bit by bit; what codes stand for is within the scheme's bound."""
+    """Ranks together hold the parameter, bit by bit; codes stand for it within the scheme's bound."""
     loss, params = case.problem(torch.float32)
     if case.way in WAYS:
         functions, shards = _on_ranks(case, loss, params)
@@ -331,7 +331,7 @@ def _on_ranks(case: Rewriting, loss: Function, params: Any) -> tuple[list[Any], 
 
 
 def _run(f: Function, shards: Sequence[Any], batches: Sequence[torch.Tensor]) -> list[Any]:
-    """What each rank computes: all run the trace of the first."""
+    """Run each rank: all run the trace of the first."""
     captured = capture(f, (shards[0], batches[0]))
     check(captured.trace)
     inputs = [[*shard.values(), batch] for shard, batch in zip(shards, batches, strict=True)]
@@ -351,7 +351,7 @@ def _drawn(prepare: Callable[[], Any]) -> Any:
 
 
 def _gathers(trace: Trace) -> int:
-    """How many gathers run."""
+    """Count the gathers that run."""
     bodies = [body for equation in trace.equations if (body := lowered(equation)) is not None]
     return sum(equation.op.name == GATHER for equation in trace.equations) + sum(map(_gathers, bodies))
 

@@ -1,4 +1,4 @@
-"""What structured ops mean, written out: the judge of their rules.
+"""The meaning of structured ops, written out: the judge of their rules.
 
 A scan is its steps one after the other, a choice that is known is the branch, a loop whose number of steps is known is
 so many steps, a checkpoint and a function with a rule of its own are their bodies. What is left of a trace are leaves,

@@ -102,7 +102,7 @@ def _guarded(d: Draft, step: Step) -> None:
 
 
 def _starts(d: Draft, counts: tuple[int, ...]) -> tuple[Var, ...]:
-    """What carries begin with: variables, or numbers of their types that depend on nothing."""
+    """The first carries: variables, or numbers of their types that depend on nothing."""
     return tuple(
         d.leaf(aten.full.default, list(shape_of(var)), 0.5, dtype=dtype_of(var), device=torch.device("cpu"))[0]
         if is_inexact(var) and d.number(3) == 1
@@ -112,7 +112,7 @@ def _starts(d: Draft, counts: tuple[int, ...]) -> tuple[Var, ...]:
 
 
 def _handed_on(body: Draft, carry: tuple[Var, ...], is_delay: bool) -> tuple[Var, ...]:
-    """What the next step gets: anything of the right types, or each what the carry before it had."""
+    """The carries of the next step: any values of the right types, or those that the carry before had."""
     before = (None, *carry)[: len(carry)]
     return tuple(
         last if is_delay and last is not None and last.type == var.type else body.of_type(tensor_type(var))
