@@ -123,7 +123,7 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
 def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
     """A function that gives sizes that are found in data other names.
 
-    Where a name is for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
+    If a name stands for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
     """
     exact = {size: name.value for size, name in names.items()}
     bare = {size: name for size, name in exact.items() if size.is_Symbol}
@@ -215,7 +215,8 @@ _TRIES = 200
 def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int] | None:
     """Sizes and numbers that keep the premises and break the relation; None if there are none, or none is found.
 
-    What follows by algebra has none. Of anything else the hints are tried first, then numbers near them and multiples.
+    A relation that follows by algebra has none. Of anything else the hints are tried first, then numbers near them
+    and multiples.
     """
     known = _equalities(premises)
     value = _given(relation.value, known)

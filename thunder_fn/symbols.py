@@ -9,9 +9,9 @@ number `s0` itself, says what `s0` is. An equation whose result has a size that 
 own, `u0`. Symbols are in scope in the bodies of equations, as the type variables of a function are in the functions
 inside it, so that no interpreter has to hand numbers from trace to trace.
 
-A symbol knows the number that it stood for when its trace was made, its `hint`. Where a rule is derived and PyTorch asks
-whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of other
-numbers have other symbols, so nothing that is remembered of one is taken for the other.
+A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is derived and PyTorch
+asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of
+other numbers have other symbols, so nothing that is remembered of one is taken for the other.
 
 An equation that finds a size in data stays while anything may read the symbol, is never merged, and stands at the top
 of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that is
@@ -177,7 +177,7 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
 def finders(trace: Trace) -> dict[sympy.Basic, Var]:
     """The first variable that binds each unbacked size or number found by a trace's own equations.
 
-    What is mentioned before is known from around the trace.
+    A symbol that is mentioned before is known from around the trace.
     """
     found: dict[sympy.Basic, Var] = {}
     if not any(map(made_by, trace.equations)):

@@ -39,7 +39,7 @@ class Decisions:
     def on_assertion(self, relation: Expr) -> None:
         """PyTorch or `torch._check` demands something of sizes that depend on data: the program checks it.
 
-        What PyTorch knows of a size that the op at hand finds is true of the op.
+        PyTorch's knowledge of a size that the op at hand finds is true of the op.
         """
         if not all(isinstance(symbol, Symbol) or symbol in self._made for symbol in relation.value.free_symbols):
             return

@@ -193,7 +193,8 @@ class History:
     def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the base for a view that is taken where gradients are off: such a view has no history.
 
-        Where the memory was changed before, views of it are made again from what it is now, and would have one.
+        If the memory was changed before, PyTorch makes views of it again from its present value, and they would have
+        a history.
         """
         memory = internals.memory_in(tensor)
         if internals.storage_id(memory) not in self._written:

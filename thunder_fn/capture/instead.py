@@ -216,7 +216,7 @@ def _engine(*args: Any, **options: Any) -> Any:
 def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a graph of their own.
 
-    What a transform is called on, outside any other trace, may ask for gradients through such a graph: it is a linear map.
+    An outermost transform may ask for gradients through such a graph: it is a linear map.
 
     Raises:
         UnsupportedCall: the gradient would go on into such a graph otherwise.

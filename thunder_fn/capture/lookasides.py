@@ -40,12 +40,13 @@ class Lookaside:
     Law: outside a capture, and in other threads, `fn` is what it was.
 
     Args:
-        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is `x.add(y)`; an
-            operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a builtin, a function with a
-            cache or a `functools.partial` that modules or classes have by name, as `math.sqrt` and `print`: calls that look it up
-            there are diverted, in users' code, not in libraries. What a cache holds is neither asked nor changed.
-        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn` inside it goes to
-            the original, in a generator's steps too.
+        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is
+            `x.add(y)`; an operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a
+            builtin, a function with a cache or a `functools.partial` that modules or classes have by name, as
+            `math.sqrt` and `print`: calls that look it up there are diverted, in users' code, not in libraries.
+            Values in a cache are neither read nor changed.
+        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn`
+            inside it goes to the original, in a generator's steps too.
     """
 
     fn: Any

@@ -29,7 +29,7 @@ _CONTAINERS = (list, dict, set, deque, OrderedDict)
 
 
 TRACING = threading.RLock()
-"""Held while modules hold tracers. Who reads modules to pass their tensors on takes it too."""
+"""Held while modules hold tracers. Code that reads modules to pass their tensors on takes it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _State:
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture. Where it `is_exclusive`, no other thread captures modules until they are restored."""
+    """The modules of one capture. If it `is_exclusive`, no other thread captures modules until they are restored."""
 
     is_exclusive: bool = False
     states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)

@@ -193,7 +193,9 @@ class Watch:
     # ---- what the frames tell ----
 
     def started(self, frame: types.FrameType) -> None:
-        """Look at what a frame can reach, before it changes anything. What an import runs is no part of the function."""
+        """Look at what a frame can reach, before it changes anything. Code that an import runs is no part of the
+        function.
+        """
         code = frame.f_code
         if self.importing is None and is_import(frame):
             self.importing = frame

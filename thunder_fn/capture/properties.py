@@ -1,8 +1,9 @@
 """Properties of tensors that are no part of a type: a traced function that reads one is traced for what it found.
 
-Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Whether a tensor is a
-leaf, where it begins in its storage, or which attributes it has is looked at in the calls of programs only whose function asked
-for it: a read is a condition of the trace (`Read`). What cannot be answered while tracing is refused.
+Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Other
+properties, such as `is_leaf`, the storage offset or attributes, are looked at only in calls of programs whose
+function asked for them: a read is a condition of the trace (`Read`). Questions that cannot be answered while tracing
+are refused.
 
 `tests/unit/test_cache_properties.py` has a row for everything that PyTorch's tensors have.
 """

@@ -66,7 +66,7 @@ class Tracked:
 def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     """Track the attributes, other than tensors, that are read and written inside, in this thread.
 
-    What the code inside reads and then changes itself is another one in the next call: no call finds what is noted of it.
+    An attribute that the code inside reads and then changes differs in the next call: no call matches its note.
     Values are described to a depth: 0 leaves what objects and containers hold to others.
     """
     found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}

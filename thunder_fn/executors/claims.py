@@ -1,8 +1,9 @@
 """Claiming: who runs which part of a trace.
 
 The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
-unfolded, down to ATen leaves and structured ops, which the torch executor runs. What comes out is a trace again:
-everything that an executor other than torch runs is one composite in it, so that `evaluate` says what it has to compute.
+unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again:
+everything that an executor other than torch runs is one composite in it, so that `evaluate` says what it has to
+compute.
 
     myex::multimul                  an equation that an executor computes
     inductor::inductor_fusion_0     a region
@@ -113,9 +114,9 @@ def claim(
     Law: ``evaluate(claim(t, executors).trace, xs)`` is bitwise ``evaluate(t, xs)``.
 
     Args:
-        executors: in order of priority. What none of them takes is left to the torch executor.
-        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. What
-            overwrites some elements of such an input is no part of a region.
+        executors: in order of priority. The torch executor runs the rest.
+        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. An
+            equation that overwrites some elements of such an input is no part of a region.
         below_autograd: the results need no gradient.
 
     Raises:

@@ -3,8 +3,8 @@
 The first call runs the program some times, records it on input buffers that stay where they are, and later calls copy
 their inputs into the buffers, replay, and hand out copies of the results. Nothing of it holds on to an argument.
 
-A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a warning.
-What has run: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
+A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a
+warning. Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """

@@ -35,7 +35,7 @@ def run_compiled(
 ) -> Callable[..., Any]:
     """A structured op's evaluation rule, its bodies lowered when they are first run.
 
-    Where bodies read symbols from outside, their values are the first argument.
+    If bodies read symbols from outside, their values are the first argument.
     """
 
     def run(values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,8 +11,8 @@
             v1 = v5
         return (v1, stack(y0))
 
-A body stands in the function itself, so a step of a loop calls nothing but its ops. What is the same in every step is
-computed in front of the loop, and a step may compute in the memory of a carry that nobody else holds.
+A body stands in the function itself, so a step of a loop calls nothing but its ops. Invariants are computed in front
+of the loop, and a step may compute in the memory of a carry that nobody else holds.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def taken_from(run: types.FunctionType, text: str) -> types.FunctionType:
 
 
 def take(run: Run, box: list[Any]) -> tuple[Any, ...]:
-    """`run(*box)`, after which the box is empty. What wraps a program says with a method `take` how it does that."""
+    """`run(*box)`, after which the box is empty. A wrapper of a program has a method `take` that does it."""
     own = getattr(run, "take", None)
     if own is not None:
         return own(box)

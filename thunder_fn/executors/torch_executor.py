@@ -7,8 +7,9 @@
         del v2
         return (v3,)
 
-Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and choices
-are functions in front (`loops.py`). What another executor takes is one call, and what it computes is written below it:
+Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and
+choices are functions in front (`loops.py`). A claim of another executor is one call, with its meaning written below
+it:
 
     (v2, v3) = multimul(v0, v1, 0, 0)  # f32[2, 2] by myex
         # def multimul(v0, v1): ...

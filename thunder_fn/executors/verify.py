@@ -4,16 +4,17 @@ Each call of an executor is given the values that the program has there, and so 
 each call in a step of a loop or in a branch, and then the loop or choice as a whole, as the program runs it. Only the equation
 that is wrong is named, not those that follow from it.
 
-How far off is too far, by the label and by the dtype of a result, relative to the element or to the mean of all:
+The tolerance, by the label and by the dtype of a result, relative to the element or to the mean of all:
 
                           float64   float32   float16   bfloat16
     bitwise               0         0         0         0
     reassociating         1e-12     1e-5      5e-3      4e-2
     precision-changing    1e-5      1e-2      1e-2      4e-2
 
-An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. Where a result
-hangs on the last bits of its operands, as a difference of nearly equal numbers does, no order of computing it is right and the
-others wrong: it may also be off by some times what the last bit of each operand does to it, 16 times, of halves twice.
+An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. A
+result may hang on the last bits of its operands, as a difference of nearly equal numbers does. No order of computing
+it is right then, so it may also be off by some times what the last bit of each operand does to it, 16 times, of
+halves twice.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ _COUNTS = ("added", "removed", "changed")
 def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     """The traces of `jit(f)(*args, **kwargs)`, from capture through every transform to the programs. Nothing is run.
 
-    Where an argument requires a gradient, the forward and the backward of the split are steps, and both programs.
+    If an argument requires a gradient, the forward and the backward of the split are steps, and both programs.
 
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s options are its own.

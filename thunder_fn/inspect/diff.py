@@ -1,8 +1,9 @@
 """The difference of two traces, equation by equation, whatever composites they are folded into.
 
-Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value numbering).
-What is left is paired by what it looks like: op, arguments and user's line first, then op and line, then op and operands.
-So a change near the inputs leaves everything that follows from it paired, and says which of it has changed itself.
+Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value
+numbering). The rest is paired by its looks: op, arguments and user's line first, then op and line, then op and
+operands. So a change near the inputs leaves everything that follows from it paired, and says which of it has changed
+itself.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ program deletes it; what runs in place makes none. Inputs are the caller's and a
 
     memory of step: peak 17.6 MiB at equation 146 of 452 (aten.gelu_backward.default in blocks.0); residuals ...
 
-What runs inside an equation and is given back is its scratch: what oneDNN is known to need, what a loop's step needs, and
-what a compiled region allocates, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's
-operator among it, nobody knows; the summary says how often. How far the computed peak is from the measured one is tested
+Memory allocated and given back inside an equation is its scratch: that of oneDNN, of a loop's step, and of a compiled
+region, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's operator among
+it, nobody knows; the summary says how often. A test compares the computed peak with the measured one
 (`tests/unit/test_inspect_memory.py`).
 """
 
@@ -171,7 +171,7 @@ def _line(source: Source | None) -> str:
 def memory(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory:
     """The memory that `jit(f)(*args, **kwargs)` takes, over its program. Nothing is run.
 
-    Where an argument requires a gradient the backward follows the forward on the same axis.
+    If an argument requires a gradient the backward follows the forward on the same axis.
 
     Law: on the CPU the peak is within 10% of the measured one, on the GPT and the CNN of the tests.
 

@@ -1,8 +1,8 @@
 """The bridge to PyTorch's autograd: results of a jitted function are differentiable by `loss.backward()`.
 
-A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's graph gets
-(`pieces.py`, `nodes.py`). Where the backward is to be differentiated itself (`create_graph=True`), the gradient is computed
-by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
+A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's
+graph gets (`pieces.py`, `nodes.py`). If the backward is to be differentiated itself (`create_graph=True`), the
+gradient is computed by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
 
 That trace draws the random numbers of the forward again.
 """
@@ -43,7 +43,7 @@ def bridge(
 ) -> Bridge | None:
     """The trace as a differentiable function of these tensors; None if no output depends on what requires grad.
 
-    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. Where none of them has a
+    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. If none of them has a
     gradient, as the statistics of a batch norm, autograd is not told of them: the tensors would require grad then.
 
     Law: the gradients that `backward` leaves are those of the function that was traced.
@@ -118,7 +118,7 @@ def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
 def opened(trace: Trace, wanted: Mask) -> Trace:
     """The trace, with modules unfolded that give several results that autograd follows, and occur once.
 
-    What is computed of one of the results inside is then another node than what gives it.
+    Computations inside that read one of the results then belong to another node than its own.
     """
     active, times = activity(trace, wanted), Counter(equation.bodies for equation in trace.equations)
     inside = [

@@ -117,7 +117,7 @@ class Cache:
             return path
 
     def turn_to(self, path: CallPath) -> None:
-        """The path that a sketch led to has served a call. Where it is the last one again, that is tried first again."""
+        """The path that a sketch led to has served a call. If it is the last one again, that is tried first again."""
         first, *others = self.paths
         self.wanders = path is not first
         self.paths = (path, *others)

@@ -1,7 +1,8 @@
 """Lists and dicts among the arguments of a jitted function or module, which it may fill.
 
-What is traced has copies of them. What a copy holds in the end is a result, which the caller's own gets after each call. Other
-containers, such as dataclasses, are not written back, so to change one is an error; what `register_object` knows is.
+The traced function gets copies of them. The final content of a copy is a result, which the caller's own gets after
+each call. Other containers, such as dataclasses, are not written back, so to change one is an error; what
+`register_object` knows is.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def call(bridge: Bridge, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _Function(torch.autograd.Function):
-    """A node. What it keeps between forward and backward is autograd's to keep and to free."""
+    """A node. Autograd keeps and frees the values that it keeps between forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, node: Node, run: _Call, *tensors: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -327,8 +327,8 @@ def _saved_inputs(
 ) -> tuple[list[torch.Tensor | None], dict[int, Any], list[tuple[torch.Tensor, int]]]:
     """The inputs that are needed, as autograd keeps them; those that it need not keep, by place; and whose version to check.
 
-    Autograd refuses a backward if a saved tensor was changed. What only a derivative of the backward reads may change
-    until there is one.
+    Autograd refuses a backward if a saved tensor was changed. Values that only a derivative of the backward reads may
+    change until there is one.
     """
     saved: list[torch.Tensor | None] = []
     others: dict[int, Any] = {}

@@ -153,7 +153,7 @@ def _quick(value: Any) -> Callable[[], bool]:
 class ModuleCheck:
     """A check of a module from outside. A change of something else in its dicts renews the quick check.
 
-    What objects among its attributes hold is found in the frames that read it.
+    The content of objects among its attributes is found in the frames that read it.
     """
 
     def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:

@@ -6,8 +6,9 @@ result by another, or its `grad`, can be asked for. Here a piece is all of the b
     y = f(x); z = g(y)      {y, z}: f's backward, from y's cotangent        {z}: g's backward, which adds to y's cotangent
     y = f(x); z = g(x)      {y}: f's backward       {z}: g's backward       autograd adds up the gradients of x
 
-What goes from one piece to another is an edge. Where a piece's backward begins with sums of what others computed, autograd
-adds that up, with the cotangents that the caller gives. With one cotangent there is one piece, the whole backward.
+A value that goes from one piece to another is an edge. If a piece's backward begins with sums of other pieces'
+values, autograd adds these up, with the caller's cotangents. With one cotangent there is one piece, the whole
+backward.
 
 A composite is cut only if it is a module that occurs once, because equal layers share one body and one derivation.
 """
@@ -161,7 +162,7 @@ class _Cutting:
     def find_sums(self) -> None:
         """The additions that autograd makes, by their result, with their terms; those inside of longer ones are `inner`.
 
-        What they add up are other parts' values, and at most one cotangent of the caller's.
+        They add up values of other parts, and at most one cotangent of the caller's.
         """
         chains: dict[int, tuple[tuple[Var, ...], frozenset[int]]] = {}
         for equation in self.trace.equations:

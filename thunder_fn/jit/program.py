@@ -49,10 +49,10 @@ class Entry:
     """A program for one kind of call.
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
-    program. `grads_match` says of the tensors whether the gradients are those that the function
-    read, None if it read none; `reads_match` says so of other properties. `outside` guards what it read from outside.
-    `clash` says whether a tensor that is written to may share memory with another, None if nothing is written; `check_clash`
-    raises if it does. Where places of the call are symbols, `symbolic` says which one each place has, and the program serves all
+    program. `grads_match` says of the tensors whether the gradients are those that the function read, None if it read
+    none; `reads_match` says so of other properties. `outside` guards what it read from outside. `clash` says whether
+    a tensor that is written to may share memory with another, None if nothing is written; `check_clash` raises if it
+    does. If places of the call are symbols, `symbolic` says which one each place has, and the program serves all
     calls with these answers to `decisions`. `fills`: what `execute` gives is a `Filling`.
     """
 
@@ -223,7 +223,7 @@ def transformed(trace: Trace, options: Options) -> list[Trace]:
 def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     """The trace with closed-over tensors as its last inputs, and those tensors.
 
-    What interpreters remember of it then keeps no tensor alive, and serves every function that closes over others.
+    Then no memo of it keeps a tensor alive, and memos serve every function that closes over others.
     """
     moved = tuple(constant for constant in trace.constants if not constant.owned)
     if not moved:

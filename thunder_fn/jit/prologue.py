@@ -40,8 +40,7 @@ Key = tuple[Any, ...]
 class Repeated:
     """Stand-in for a leaf that is the same tensor as another leaf, so that both are one input of the program.
 
-    Which arguments are the same tensor is part of the key. Transforms take arguments for different tensors, as
-    torch.func does.
+    Sameness of arguments is part of the key. Transforms take arguments for different tensors, as torch.func does.
     """
 
     name: str

@@ -2,8 +2,8 @@
 
     Transform(fuse_norms, name="fuse_norms", after=("quantize",), conflicts=("keep_norms",))
 
-Executors have the same traits. Transforms of the model come before those of the trace. What is related by neither keeps the
-order in which it was given.
+Executors have the same traits. Transforms of the model come before those of the trace. Things that no trait relates
+keep the order given.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Mamba(Decoder):
 def _with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A stack of layers that is given the mask of ones which eager transformers makes where it is given none.
 
-    Where it is compiled, these encoders forget to make it, and fail.
+    If transformers takes itself for compiled, these encoders forget to make it, and fail.
     """
 
     signature = inspect.signature(fn)

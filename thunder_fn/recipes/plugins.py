@@ -1,4 +1,6 @@
-"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. What cannot apply raises."""
+"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. A plugin that cannot apply
+raises.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     v4 = _weight_int8pack_mm(v0, v1, v3)
 
-A composite such as `int8_linear` means decoding and multiplying. Where a kernel of PyTorch is there for the machine and the
-types, and is faster, this executor computes it so; anything else is left as it is. `quantize` of a jitted function adds
-the executor to those of the function. What suits is a function of types, so it is tested without the machine.
+A composite such as `int8_linear` means decoding and multiplying. If PyTorch has a faster kernel for the machine and
+the types, this executor calls it; anything else is left as it is. `quantize` of a jitted function adds the executor
+to those of the function. The choice is a function of types, so it is tested without the machine.
 
-What has run: the CPU's kernels, and `_scaled_mm` on a CPU, where it is slow and not chosen.
+Tested: the CPU's kernels, and `_scaled_mm` on a CPU, where it is slow and not chosen.
 
 Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml
 """

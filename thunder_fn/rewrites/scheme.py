@@ -90,8 +90,9 @@ def scales_of(amax: torch.Tensor, largest: float) -> torch.Tensor:
 
 
 def scales_in_bfloat16(scales: torch.Tensor) -> torch.Tensor:
-    """Steps in the precision in which PyTorch's kernels take them, rounded up. What then is out of reach is so by less than a
-    quarter of a step, and weights that were decoded have the steps that they had."""
+    """Steps in the precision in which PyTorch's kernels take them, rounded up. Values out of reach are so by less
+    than a quarter of a step, and weights that were decoded have the steps that they had.
+    """
     bits = (scales * (1 - 2.0**-9)).view(torch.int32)
     return torch.where(scales.isnan(), scales, ((bits + 0xFFFF) >> 16 << 16).view(torch.float32)).bfloat16()
 

@@ -153,8 +153,8 @@ _NAMES = {LINEAR: ("input", "weight", "bias"), EMBEDDING: ("weight", "input", "p
 def operand_names(equation: Equation) -> tuple[str, ...] | None:
     """The parameter name of each operand of a linear layer or an embedding; None for a call with options of effect.
 
-    Those are options that are not None or False. Where an embedding's padding lies matters
-    to the gradient of its weight only, and parts such as codes have none.
+    Those are options that are not None or False. The place of an embedding's padding matters to the gradient of its
+    weight only, and parts such as codes have none.
     """
     names = _NAMES[equation.op.name]
     given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)

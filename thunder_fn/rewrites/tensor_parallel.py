@@ -1,9 +1,9 @@
 """Weights split over ranks that work on one batch together: by columns, rows, vocabulary or sequence.
 
-Every rank computes its share of a layer. What a column layer computes stays a share (`shares.py`) through activation functions
-and heads, and a row layer takes it as it is: such a pair sends one sum forwards and one backwards. Where an op needs whole
-activations they are gathered. What crosses the border of a layer is in `crossings.py`. Which share is a rank's is a part,
-`w.rank`, so that all ranks run the same trace.
+Every rank computes its share of a layer. The result of a column layer stays a share (`shares.py`) through activation
+functions and heads, and a row layer takes it as it is: such a pair sends one sum forwards and one backwards. If an op
+needs whole activations, they are gathered. The functions at the border of a layer are in `crossings.py`. The number
+of a rank's share is a part, `w.rank`, so that all ranks run the same trace.
 
 Sources: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
 """

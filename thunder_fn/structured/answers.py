@@ -64,7 +64,7 @@ def _marked(builder: TraceBuilder, value: Atom, answer: Answer) -> Atom:
 def unmark(flat: Trace) -> tuple[Trace, Answers]:
     """The trace without the answers, and the answers.
 
-    What a structured equation leaves for its own backward is kept if its results are.
+    Values that a structured equation leaves for its own backward are kept if its results are.
     """
     env: dict[int, Var] = {}
     answers: Answers = {}

@@ -6,9 +6,9 @@ summed to the type of their input, as PyTorch does. A class with a `vmap` static
 batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates what
 `forward` does.
 
-A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose new
-values are then written to the arguments. Where a call cannot be a custom_vjp (it changes what it does not say) it stays
-what PyTorch makes of it.
+A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose
+new values are then written to the arguments. A call that cannot be a custom_vjp, because it changes more than it
+says, stays what PyTorch makes of it.
 """
 
 from __future__ import annotations

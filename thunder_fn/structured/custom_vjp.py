@@ -9,7 +9,7 @@ The operands are the tensors of the arguments, then what the functions close ove
     bwd:    residuals, cotangents, closures -> gradients
 
 with one cotangent for each differentiable output; `gradients` says for each tensor of the arguments which gradient is
-its own, None for zero. fwd and bwd are captured with the call where they can be. Where they cannot (fwd calls the
+its own, None for zero. fwd and bwd are captured with the call where they can be. If they cannot (fwd calls the
 function itself, as fwd usually does, or one of them fails to trace), only the primal body is there, and they are
 captured when a derivative asks for them.
 

@@ -1,7 +1,8 @@
 """Halves of a split whose backward computes some residuals again, from what is kept: a checkpoint's, and a loop's.
 
-What a checkpoint computes again a policy says. A loop stacks what its steps keep and a choice keeps it in slots that
-its branches share, so neither has a place for what has another size in each step, or is no tensor: `found_again`.
+The policy of a checkpoint says what is computed again. A loop stacks what its steps keep and a choice keeps it in
+slots that its branches share, so neither has a place for what has another size in each step, or is no tensor:
+`found_again`.
 """
 
 from __future__ import annotations

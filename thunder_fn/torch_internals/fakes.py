@@ -95,8 +95,8 @@ class RecordingMode(FakeTensorMode):
     def _result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Compute an op's result, from memory where it has been asked before.
 
-        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may copy.
-        Whether eager PyTorch has the view is asked of the tensor, by TracerMode.
+        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may
+        copy. TracerMode asks the tensor whether eager PyTorch has the view.
         """
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:

@@ -19,7 +19,7 @@ from thunder_fn.torch_internals.modes import function_modes
 def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -> Callable[..., bool]:
     """A C++ check that tensors are like these in class, dtype, sizes, strides, device and requires_grad.
 
-    It holds no reference to them. It is False where one tensor is passed twice. Where a layout is given, with a `shape`
+    It holds no reference to them. It is False where one tensor is passed twice. If a layout is given, with a `shape`
     that has symbols in it, these sizes are free, and so are the tensor's strides.
     """
     if not any(layouts):

@@ -57,7 +57,7 @@ def isolated() -> Generator[None]:
 class _NotLookingForNaN:
     """Anomaly mode does not look for NaN, which takes values. It is the process's: the last thread that leaves sets it back.
 
-    What another thread set meanwhile stays.
+    Values that another thread set meanwhile stay.
     """
 
     def __init__(self) -> None:

@@ -317,8 +317,8 @@ def in_dynamo() -> Generator[None]:
     """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator, outside of
     graphs.
 
-    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. Where there are too many it would
-    run the code as it is, and only log that. Its configuration is that of the thread.
+    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. If there are too many
+    it would run the code as it is, and only log that. Its configuration is that of the thread.
 
     Raises:
         TooManyPrograms: there are `PROGRAMS` programs of the code already.

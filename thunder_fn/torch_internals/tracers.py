@@ -106,7 +106,7 @@ def _ignore_tensor(tensor: torch.Tensor) -> None:
 
 
 class SymbolicTracing(Exception):
-    """`make_fx` runs inside a capture. What it would see are tracers' insides, and what it returns would be wrong."""
+    """`make_fx` runs inside a capture. It would see the insides of tracers, and return wrong results."""
 
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
@@ -267,7 +267,7 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
     """An `unfold` that leaves elements out, by views that write to no others; None where PyTorch's own does.
 
-    What PyTorch writes through an `unfold` makes zeros of the elements that it leaves out.
+    A write by PyTorch through an `unfold` makes zeros of the elements that it leaves out.
     """
     if not tensor.dim() or step < size:
         return None

@@ -3,10 +3,9 @@
     jit(f, executors=[inductor()])                  compiled before the first call is answered
     jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
 
-What makes it fast to compile: equal regions are compiled once, however often the program calls them; all kernels of a
-program are compiled by one or two runs of the C++ compiler; what was compiled is on disk for the next process, which
-does not even import Inductor. What makes calls fast: a region is one Python function that calls kernels, with no guard
-of its own.
+Compilation is fast: equal regions are compiled once, however often the program calls them; all kernels of a program
+are compiled by one or two runs of the C++ compiler; what was compiled is on disk for the next process, which does not
+even import Inductor. Calls are fast: a region is one Python function that calls kernels, with no guard of its own.
 
 Random numbers stay with the torch executor, which draws those that eager would.
 

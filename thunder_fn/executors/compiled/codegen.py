@@ -5,8 +5,9 @@
         cpp_fused_0(arg0_1, arg1_1, buf0)
         return (buf0,)
 
-Inductor writes a module that compiles its kernels one by one when it is imported. What is needed of it is cut out here:
-the function, the few names that it uses, and the sources of the kernels, which `native.py` compiles many at a time.
+Inductor writes a module that compiles its kernels one by one when it is imported. The needed parts of it are cut out
+here: the function, the few names that it uses, and the sources of the kernels, which `native.py` compiles many at a
+time.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ Strides = tuple[int, ...]
 class Job:
     """A region to compile: a trace without constants, for inputs with these strides, on so many threads.
 
-    What is compiled of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write results
-    over the inputs that are `donated`, by place.
+    The compiled form of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write
+    results over the inputs that are `donated`, by place.
     """
 
     region: Trace

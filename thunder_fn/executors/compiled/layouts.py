@@ -7,7 +7,7 @@
             if result is not None: return result
         return otherwise(v0, v1, s2)
 
-The layout of an input is its strides as expressions of its sizes. What was compiled gives None for sizes that Inductor
+The layout of an input is its strides as expressions of its sizes. Compiled code gives None for sizes that Inductor
 decided otherwise for; those run on the torch executor.
 """
 

@@ -4,10 +4,10 @@
     v2, v3 = aten.split.Tensor(v1, 32, 1)
     return (v2, v3)                                     return (reinterpret_tensor(v1, ...), reinterpret_tensor(v1, ...))
 
-What reads an output is compiled for the strides that eager gives it. Inductor is free to make two slices of an intermediate
-dense, to hand out one tensor for a value and its clone, or an input for what is computed to be equal to it. So it is
-asked only for what lies in memory of its own; views of that, and of inputs, are made of it. What Inductor lays out
-otherwise than eager is copied into eager's layout.
+Readers of an output are compiled for the strides that eager gives it. Inductor is free to make two slices of an
+intermediate dense, to hand out one tensor for a value and its clone, or an input for what is computed to be equal to
+it. So it is asked only for what lies in memory of its own; views of that, and of inputs, are made of it. Outputs that
+Inductor lays out otherwise than eager are copied into eager's layout.
 """
 
 from __future__ import annotations

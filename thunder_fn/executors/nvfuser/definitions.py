@@ -163,7 +163,7 @@ def _tensor(type: Any) -> TensorType:
 
 
 def _input(library: Library, fusion: Any, writer: Writer, type: Any, strides: tuple[Dim, ...], device: str) -> Any:
-    """An input of the definition. What its layout says of sizes that are symbols, it says of all of them."""
+    """An input of the definition. A layout that it states for sizes that are symbols holds for all of them."""
     contiguity, order = library.compute_tensor_descriptor(hint_of(_tensor(type).shape), hint_of(strides))
     val = fusion.define_tensor(
         shape=[-1 if isinstance(size, Expr) else size for size in type.shape],

@@ -1,6 +1,6 @@
 """Laws of rewrites: stored in another way, or on many ranks, a function is still that function, under every transform.
 
-Ranks are simulated, in one process. What is expected comes from the function itself on one rank, on whole parameters.
+Ranks are simulated, in one process. The function itself, on one rank and whole parameters, gives the expected values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Structured ops: choices, loops, calls, checkpoints and functions with a backward of their own; bodies are programs.
 
-Operands may repeat and bodies need not read them all. What a loop hands on is picked among the variables of its
-carries' types, the newest first, so that carries are computed, forwarded, exchanged and merged. Loops take 0 to 3
-steps; one whose length nobody knows counts its steps.
+Operands may repeat and bodies need not read them all. The values that a loop hands on are picked among the variables
+of its carries' types, the newest first, so that carries are computed, forwarded, exchanged and merged. Loops take 0
+to 3 steps; one whose length nobody knows counts its steps.
 """
 
 from __future__ import annotations
