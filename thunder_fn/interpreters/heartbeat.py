@@ -206,7 +206,7 @@ def _absent(collective: str, group: str | None, error: Exception) -> str:
     except RuntimeError:
         return (
             "the group's store cannot be reached: the process that keeps it ended, which is rank 0 or the agent that started "
-            "the ranks, and without it nobody knows who else is there"
+            "the ranks, and without it the other ranks are unknown"
         )
     beats = list(zip(others, before, after, strict=True))
     gone = [rank for rank, then, now in beats if now is None or then == now]

@@ -93,7 +93,7 @@ def check_there(steps: Sequence[Any], what: str = "restore") -> None:
     for step in steps:
         group = getattr(step, "group", None)
         if isinstance(group, Group) and group.name.startswith(SIMULATED):
-            why = f"{what}: the {group.size} ranks of {type(step).__name__.lower()} are simulated, nobody answers"
+            why = f"{what}: the {group.size} ranks of {type(step).__name__.lower()} are simulated and cannot answer"
             trace = "restore" if what == "restore" else "compute"
             raise RewriteError(located(why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`."))
 
