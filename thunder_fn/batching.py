@@ -27,7 +27,7 @@ class Batch:
     batched: frozenset[int]
 
     def has(self, value: Any) -> bool:
-        """The operand differs between examples."""
+        """Test whether the operand differs between examples."""
         return id(value) in self.batched
 
     def wide(self, value: Tensor) -> Tensor:
@@ -101,7 +101,9 @@ def _folded(batch: Batch, name: str, value: Tensor, count: Any) -> Tensor:
 
 
 def _draws_alike(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> bool:
-    """One call draws what a backward is told of: nothing, or the numbers of a forward that was one call too."""
+    """Test whether one call draws what a backward is told of: nothing, or the numbers of a forward that was one call
+    too.
+    """
     given = attention.named_arguments(batch.op, equation.args, dict(equation.kwargs))
     dropped = given.get("dropout_p", Literal(0.0))
     if equation.op.name in attention.FORWARDS or dropped == Literal(0.0):

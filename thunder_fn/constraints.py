@@ -105,7 +105,7 @@ def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Ex
 
 
 def _is_unknown(type: Type) -> bool:
-    """A size of the type depends on data, so that there is no number of the moment."""
+    """Test whether a size of the type depends on data, so that there is no number of the moment."""
     return any(not isinstance(symbol, Symbol) for symbol in symbols_of_type(type))
 
 
@@ -146,17 +146,19 @@ def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
 
 
 def is_hinted(expr: Expr) -> bool:
-    """Test that no part of the expression is found in data."""
+    """Test that no part of the expression is unbacked."""
     return all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
 def finds_numbers(trace: Trace) -> bool:
-    """Sizes or numbers in the trace are found in data."""
+    """Test whether sizes or numbers in the trace are unbacked."""
     return any(not isinstance(symbol, Symbol) for equation in trace.equations for symbol in symbols_in(equation))
 
 
 def fixes_numbers(trace: Trace) -> bool:
-    """A rule holds for one number only: what it was derived from took a symbol for the number of the moment."""
+    """Test whether a rule holds for one number only: what it was derived from took a symbol for the number of the
+    moment.
+    """
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)
 
 

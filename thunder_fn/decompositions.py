@@ -228,7 +228,7 @@ def roll(self: Tensor, shifts: list[int], dims: list[int] | None = None) -> Any:
 
 
 def _is_injective(size: list[int], stride: list[int]) -> bool:
-    """No two elements of such a view are at one place in memory."""
+    """Test whether no two elements of such a view are at one place in memory."""
     reach = 0
     for step, length in sorted((step, length) for length, step in zip(size, stride, strict=True) if length > 1):
         if step <= reach:  # dims that interleave, if they do not overlap

@@ -50,7 +50,7 @@ from thunder_fn.trace import (
 
 
 def is_differentiable(type: Type) -> bool:
-    """Floating and complex tensors have derivatives."""
+    """Test for a floating or complex tensor, which has derivatives."""
     return isinstance(type, TensorType) and (type.dtype.is_floating_point or type.dtype.is_complex)
 
 
@@ -161,7 +161,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
 
 
 def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> bool:
-    """Autograd differentiates the one equation of the trace."""
+    """Test whether autograd differentiates the one equation of the trace."""
     (equation,) = trace.equations
     try:
         _ask_autograd(alone(equation), wanted_inputs, wanted_outputs, (), call_differentiable)
@@ -171,7 +171,7 @@ def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> boo
 
 
 def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
-    """The split with the equation's own names for sizes that are found in data."""
+    """The split with the equation's own names for unbacked sizes."""
     names = names_of(split.forward.output_types, single.output_types)
     wanted = (type for type, flag in zip(single.input_types, wanted_inputs, strict=True) if flag)
     pairs = [(place, type) for place, type in zip(split.gradients, wanted, strict=True) if place is not None]

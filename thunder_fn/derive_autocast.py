@@ -78,7 +78,7 @@ def cast_operands(equation: Equation) -> tuple[bool, ...]:
 
 
 def is_eligible(type: Type, device: torch.device) -> bool:
-    """Autocast casts the floating tensors on its device, but not those in double precision."""
+    """Test for a tensor that autocast casts: floating, on its device, and not in double precision."""
     return (
         isinstance(type, TensorType)
         and type.dtype.is_floating_point

@@ -69,7 +69,7 @@ def own_statistics(single: Trace) -> Trace | None:
 
 
 def _parts(single: Trace) -> Trace | None:
-    """The op's decomposition; None where it asks for numbers that are found in data."""
+    """The op's decomposition; None where it asks for unbacked numbers."""
     try:
         return decomposition(single)
     except internals.NEEDS_A_NUMBER:
@@ -77,7 +77,8 @@ def _parts(single: Trace) -> Trace | None:
 
 
 def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
-    """The tangents are computed from what the op saves for its backward (a mean, the factors of a matrix).
+    """Test whether the tangents are computed from what the op saves for its backward (a mean, the factors of a
+    matrix).
 
     PyTorch's formulas take that for constant, so that they are right once but have wrong derivatives themselves.
     """

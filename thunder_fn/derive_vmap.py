@@ -113,7 +113,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
 
 
 def _of_one_size(single: Trace, batched: Mask) -> Trace:
-    """The parts of an op whose size is found in data, where that data is the same in all examples."""
+    """The parts of an op with an unbacked size, where the data is the same in all examples."""
     parts = decomposition(single)
     if parts is None or _sizes_differ(parts, batched):
         raise_size(single.equations[0])
@@ -121,7 +121,7 @@ def _of_one_size(single: Trace, batched: Mask) -> Trace:
 
 
 def _sizes_differ(parts: Trace, batched: Mask) -> bool:
-    """A size is found in what differs between examples."""
+    """Test whether a size is found in what differs between examples."""
     differing = {var.index for var, flag in zip(parts.inputs, batched, strict=True) if flag}
     for equation in parts.equations:
         if differing.isdisjoint(var.index for var in equation.operands):
@@ -147,7 +147,9 @@ def _parts(single: Trace) -> Trace | None:
 
 
 def _is_better(parts: Trace) -> bool:
-    """The decomposition holds for all numbers, and its parts have batching rules, which PyTorch's prims have not."""
+    """Test whether the decomposition holds for all numbers, and its parts have batching rules, which PyTorch's prims
+    have not.
+    """
     return not fixes_numbers(parts) and not any(part.op.name.startswith("prims.") for part in parts.equations)
 
 

@@ -122,7 +122,9 @@ def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:
 
 
 def _is_exact(value: complex) -> bool:
-    """FX writes literals as their repr, which for a complex number loses infinities, NaNs and the sign of zeros."""
+    """Test for a literal that its repr holds, as which FX writes it: not for infinities, NaNs and signed zeros in a
+    complex number.
+    """
     return cmath.isfinite(value) and "-0.0" not in (repr(value.real), repr(value.imag))
 
 

@@ -59,7 +59,7 @@ def composite(name: str) -> Op:
 
 @cache
 def is_random(op: Op) -> bool:
-    """Draws from a random number generator: never merged, never drawn again."""
+    """Test for an op that draws from a random number generator: never merged, never drawn again."""
     return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
 
 
@@ -88,7 +88,9 @@ class Applied(Protocol):
 
 
 def draws(equation: Applied) -> bool:
-    """The equation, its bodies apart, draws random numbers: its op does, and drops with a probability other than 0."""
+    """Test whether the equation, its bodies apart, draws random numbers: its op does, and drops with a probability
+    other than 0.
+    """
     return is_random(equation.op) and not _drops_nothing(equation)
 
 
@@ -103,7 +105,7 @@ def draws_within(trace: Any) -> bool:
 
 
 def _drops_nothing(equation: Applied) -> bool:
-    """`scaled_dot_product_attention` without dropout, say."""
+    """Test for attention without dropout and its like."""
     position = _dropout_position(equation.op)
     if position is None:
         return False
@@ -136,7 +138,7 @@ _FILLS = frozenset(
 
 @cache
 def is_fill(op: Op) -> bool:
-    """Fills a tensor like its first operand, whose values do not matter, with random numbers."""
+    """Test for an op that fills a tensor like its first operand, whose values do not matter, with random numbers."""
     return op.kind == "leaf" and op.name.removeprefix("aten.") in _FILLS
 
 
@@ -153,7 +155,7 @@ def is_constant(op: Op) -> bool:
 
 @cache
 def is_effectful(op: Op) -> bool:
-    """Does something besides computing its outputs, so it is never dropped."""
+    """Test for an op that does something besides computing its outputs, so it is never dropped."""
     if op.kind != "leaf":
         return False
     schema = schema_of(overload(op))
@@ -171,7 +173,9 @@ def is_view(op: Op) -> bool:
 
 @cache
 def is_pointwise(op: Op) -> bool:
-    """Computes each element of its output from those at the same place, so it promotes operands of several dtypes."""
+    """Test for an op that computes each element of its output from those at the same place, so it promotes operands
+    of several dtypes.
+    """
     return op.kind == "leaf" and torch.Tag.pointwise in overload(op).tags
 
 
@@ -196,7 +200,7 @@ def flatten_result(result: Any) -> tuple[Any, ...]:
 
 @cache
 def returns_nothing(op: Op) -> bool:
-    """The leaf has no results, such as an assertion."""
+    """Test whether the leaf has no results, such as an assertion."""
     return op.kind == "leaf" and not schema_of(overload(op)).returns
 
 
@@ -207,12 +211,12 @@ def lists_returned(op: Op) -> tuple[bool, ...]:
 
 
 def has_random(equation: Applied) -> bool:
-    """The equation or anything in its bodies draws random numbers."""
+    """Test whether the equation or anything in its bodies draws random numbers."""
     return draws(equation) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
 
 
 def changes_the_world(equation: Applied) -> bool:
-    """The equation or anything in its bodies draws random numbers or has an effect."""
+    """Test whether the equation or anything in its bodies draws random numbers or has an effect."""
     if draws(equation) or is_effectful(equation.op):
         return True
     return any(changes_the_world(inner) for body in equation.bodies for inner in body.equations)
@@ -232,17 +236,21 @@ COLLECTIVES = "_c10d_functional."
 
 
 def is_collective(op: Op) -> bool:
-    """A leaf that talks to other ranks."""
+    """Test for a leaf that talks to other ranks."""
     return op.kind == "leaf" and op.name.startswith(COLLECTIVES)
 
 
 def is_call(op: Op) -> bool:
-    """A composite that is a call of a torch function as its user wrote it, such as `torch.nn.functional.linear`."""
+    """Test for a composite that is a call of a torch function as its user wrote it, such as
+    `torch.nn.functional.linear`.
+    """
     return op.kind == "composite" and op.name.startswith("torch.")
 
 
 def is_operator(op: Op) -> bool:
-    """A composite that an executor brings, such as `myex::multimul`: its body says what it computes, all or nothing."""
+    """Test for a composite that an executor brings, such as `myex::multimul`: its body says what it computes, all or
+    nothing.
+    """
     return op.kind == "composite" and "::" in op.name
 
 

@@ -201,7 +201,9 @@ class FunctionalOptimizer:
             return pytree.unflatten(spec, new), stored | ({"group": group} if group else {})
 
     def _is_followed(self, leaves: Sequence[Any], gradients: Sequence[Any], rest: Any) -> bool:
-        """A derivative goes through the step: it is asked for, or what it steps from was computed from what is differentiated."""
+        """Test whether a derivative goes through the step: it is asked for, or what it steps from was computed from
+        what is differentiated.
+        """
         options = dict(self.options)
         if "differentiable" in options:
             return bool(options["differentiable"])
@@ -213,7 +215,9 @@ class FunctionalOptimizer:
 
     @property
     def _has_momentum_of_zeros(self) -> bool:
-        """The first step's momentum, which is the gradient, is what follows from zeros too: it is not dampened."""
+        """Test whether the first step's momentum, which is the gradient, is what follows from zeros too: it is not
+        dampened.
+        """
         options = dict(self.options)
         return self.make is torch.optim.SGD and bool(options.get("momentum")) and not options.get("dampening")
 
@@ -292,7 +296,9 @@ def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]
 
 
 def _is_count(value: Any) -> bool:
-    """PyTorch's own optimizers count steps in tensors of rank 0; others have numbers, or tensors of integers."""
+    """Test for a count of steps: a tensor of rank 0 in PyTorch's own optimizers, elsewhere a number or a tensor of
+    integers.
+    """
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
 
 
@@ -334,7 +340,7 @@ def _mark(leaf: Any) -> Any:
 
 
 def _is_alone(gradient: torch.Tensor | None, entry: dict[str, Any], step: torch.Tensor | None) -> bool:
-    """The parameter does not step with the others: it has no gradient this time, or had none before."""
+    """Test whether the parameter does not step with the others: it has no gradient this time, or had none before."""
     return gradient is None or "step" in entry or (not entry and step is not None)
 
 

@@ -161,7 +161,7 @@ def symbols_of(trace: Trace) -> frozenset[sympy.Basic]:
 
 
 def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
-    """The sizes and numbers that an equation, or the record of one, finds in data.
+    """The unbacked sizes and numbers that an equation, or the record of one, finds.
 
     They stand bare in its results, have no hint, and nothing that it is given mentions them.
     """
@@ -191,7 +191,7 @@ def finders(trace: Trace) -> dict[sympy.Basic, Var]:
 
 
 def mentions(equation: Equation, symbols: Collection[sympy.Basic]) -> bool:
-    """The equation computes with one of the symbols, or finds it."""
+    """Test whether the equation computes with one of the symbols, or finds it."""
     return bool(symbols) and any(symbol in symbols for symbol in symbols_in(equation))
 
 
@@ -380,7 +380,7 @@ def replaced(expr: Expr, values: Values) -> Any:
 
 @_remembered
 def is_symbolic(trace: Trace) -> bool:
-    """The trace mentions a symbol somewhere."""
+    """Test whether the trace mentions a symbol somewhere."""
     return any(
         next(symbols_in((inner.inputs, inner.outputs, inner.equations)), None) is not None for inner in subtraces(trace)
     )

@@ -283,7 +283,7 @@ def _has(config: Any, key: str) -> bool:
 
 @functools.cache
 def compiles_for(device: str) -> bool:
-    """Inductor has a compiler for a type of device: for CUDA that is Triton."""
+    """Test whether Inductor has a compiler for a type of device: for CUDA that is Triton."""
     if device != "cuda":
         return device == "cpu"
     from torch.utils._triton import has_triton
@@ -355,7 +355,9 @@ def cpu_capability() -> str:
 
 
 def multiplies_integers() -> bool:
-    """The processor multiplies and adds bytes in vectors of 64 (AVX-512 VNNI), and PyTorch may use these."""
+    """Test whether the processor multiplies and adds bytes in vectors of 64 (AVX-512 VNNI), and PyTorch may use
+    these.
+    """
     return cpu_capability() == "AVX512" and torch.cpu._is_vnni_supported()
 
 
@@ -383,7 +385,7 @@ def running(fakes: Sequence[Any], numbers: Numbers | None) -> Generator[None]:
 
 
 def are_fake(values: Sequence[Any]) -> bool:
-    """The values are tensors without values, or none at all inside `fakes_of`."""
+    """Test whether the values are tensors without values, or none at all inside `fakes_of`."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return all(isinstance(tensor, FakeTensor) for tensor in tensors) and detect_fake_mode(tensors) is not None
 

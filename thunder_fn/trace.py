@@ -275,7 +275,7 @@ class Constant:
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bitwise equality, so that NaN equals NaN and 0.0 differs from -0.0."""
+    """Compare bitwise, so that NaN equals NaN and 0.0 differs from -0.0."""
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     from thunder_fn.torch_internals import isolated, no_torch_function

@@ -189,7 +189,7 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def is_tracer(leaf: torch.Tensor) -> bool:
-    """A tensor of a capture, which has no memory of its own to look at."""
+    """Test for a tensor of a capture, which has no memory of its own to look at."""
     return type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)
 
 

@@ -158,7 +158,9 @@ def bind_structured(
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
-    """A structured equation can be recorded on these tensors: no torch.func transform is at work on them."""
+    """Test whether a structured equation can be recorded on these tensors: no torch.func transform is at work on
+    them.
+    """
     return all(_is_own(recorder, recorder.lift(value)) for value in values)
 
 

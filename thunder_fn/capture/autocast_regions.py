@@ -20,7 +20,7 @@ REGION = "autocast_region"
 
 
 def is_region(op: Op) -> bool:
-    """A composite whose precision is settled: a region, or what a transform made of one and named after it."""
+    """Test for a composite whose precision is settled: a region, or what a transform made of one and named after it."""
     return op.kind == "composite" and REGION in op.name
 
 

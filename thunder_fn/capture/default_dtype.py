@@ -46,5 +46,5 @@ def _is_float(dtype: torch.dtype) -> bool:
 
 
 def _says_dtype(atoms: tuple[Any, ...]) -> bool:
-    """An argument is a dtype: the result has it whatever the default is."""
+    """Test whether an argument is a dtype: the result has it whatever the default is."""
     return any(isinstance(getattr(atom, "value", None), torch.dtype) for atom in atoms)

@@ -250,7 +250,7 @@ class _Reader:
             self.is_dead = op not in ("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP")
 
     def moved(self, op: str, arg: Any, number: int) -> bool:
-        """Loads and stores; False for those that are not known."""
+        """Read loads and stores; False for instructions that are not known."""
         match op:
             case "LOAD_GLOBAL" | "LOAD_NAME":
                 has_null = op == "LOAD_GLOBAL" and number & 1

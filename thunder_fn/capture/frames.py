@@ -66,13 +66,13 @@ _told: ContextVar[Observer | None] = ContextVar("thunder_fn_frames_told", defaul
 
 @cache
 def is_library(file: str) -> bool:
-    """A file of an installed package or of Python, whose globals nobody binds anew."""
+    """Test for a file of an installed package or of Python, whose globals nobody binds anew."""
     return "site-packages" in file or file.startswith((_STDLIB, _TORCH))
 
 
 @cache
 def is_machinery(name: str) -> bool:
-    """A module of PyTorch, of ours or of Python."""
+    """Test for a module of PyTorch, of ours or of Python."""
     first = name.partition(".")[0]
     if first in _MACHINERY:
         return not name.startswith(("torch.optim", *OWN_PROGRAMS))
@@ -81,19 +81,19 @@ def is_machinery(name: str) -> bool:
 
 @cache
 def is_user_file(file: str) -> bool:
-    """A file whose functions are the user's, or of a package that is not machinery."""
+    """Test for a file whose functions are the user's, or of a package that is not machinery."""
     if file.startswith((_TORCH, ROOT)):
         return file.startswith((_OPTIM, *(ROOT + name.partition(".")[2] for name in OWN_PROGRAMS)))
     return not file.startswith("<frozen") and ("site-packages" in file or not file.startswith(_STDLIB))
 
 
 def is_watched(code: types.CodeType, module: Any) -> bool:
-    """The frames of this code, whose globals belong to a module of that name, are the user's."""
+    """Test whether the frames of this code, whose globals belong to a module of that name, are the user's."""
     return is_user_file(code.co_filename) and not (isinstance(module, str) and is_machinery(module))
 
 
 def is_import(frame: types.FrameType) -> bool:
-    """An import begins: of any module, by the import system or by a loader."""
+    """Test whether an import begins: of any module, by the import system or by a loader."""
     name = frame.f_code.co_name
     if name == "<module>":
         return frame.f_back is not None and _is_loader(frame.f_back.f_code)

@@ -52,7 +52,7 @@ class Gradients:
                 self.read[id(tensor)] = tensor, tensor.grad
 
     def is_changed(self, grad: torch.Tensor) -> bool:
-        """A gradient that was closed over has other values than it had."""
+        """Test whether a gradient that was closed over has other values than it had."""
         of = self.recorder
         return any(tensor is grad and of.var_of(tracer) != before for tensor, tracer, before in of.lifted())
 

@@ -61,7 +61,7 @@ class History:
 
     @property
     def is_following(self) -> bool:
-        """Autograd would follow what is recorded now."""
+        """Test whether autograd would follow what is recorded now."""
         return torch.is_grad_enabled() or self._updating or self._custom_ops > 0
 
     # ---- what is recorded ----
@@ -119,12 +119,12 @@ class History:
         return known
 
     def is_stopped(self, var: Var) -> bool:
-        """The variable is a constant here: it was made where gradients are off, not changed there."""
+        """Test whether the variable is a constant here: it was made where gradients are off, not changed there."""
         before = self._before.get(var.index)
         return self.read(var) != var and (before is None or not self._has_history(before))
 
     def _has_history(self, var: Var) -> bool:
-        """Autograd follows the variable, or what its memory held before it was changed."""
+        """Test whether autograd follows the variable, or what its memory held before it was changed."""
         if var.index not in self._off:
             return True
         view, before = self._views.get(var.index), self._before.get(var.index)

@@ -96,7 +96,7 @@ def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -
 
 
 def _are_traced(data: Any, numbers: list[Any]) -> bool:
-    """A few numbers, some of which a trace does not know."""
+    """Test for a few numbers, some of which a trace does not know."""
     is_traced = any(isinstance(number, (Tensor, *Sym)) for number in numbers)
     return is_traced and len(numbers) <= MAX_LISTED and not isinstance(data, Tensor)
 
@@ -128,7 +128,7 @@ MAX_LISTED = 64
 
 
 def can_be_listed(x: Tensor) -> bool:
-    """A tensor of a few numbers, each of which can be a symbol."""
+    """Test for a tensor of a few numbers, each of which can be a symbol."""
     sizes = [size if type(size) is int else math.inf for size in x.shape]
     return math.prod(sizes) <= MAX_LISTED and not x.dtype.is_complex and x.dtype != torch.bool
 
@@ -174,7 +174,7 @@ def _check_layout(recorder: Recorder, x: Tensor) -> None:
 
 
 def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:
-    """Autograd follows one of two tracers and not the other."""
+    """Test whether autograd follows one of two tracers and not the other."""
     first, second = recorder.var_of(view), recorder.var_of(base)
     if first is None or second is None or view.requires_grad != base.requires_grad:
         return True
@@ -200,7 +200,7 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
 
 
 def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
-    """Autograd goes from the tensor on to one that the traced function got from outside."""
+    """Test whether autograd goes from the tensor on to one that the traced function got from outside."""
     given = {var.index for var in recorder.inputs} | {constant.var.index for constant in recorder.constants}
     root = internals.node_of(x)
     nodes = internals.nodes_behind([root]) | {root}

@@ -55,7 +55,7 @@ def _values(recorder: Recorder, wanted: list[Var]) -> list[torch.Tensor] | None:
 
 
 def _is_known(leaf: Leaf) -> bool:
-    """An op of PyTorch's that draws nothing, on numbers without symbols."""
+    """Test for an op of PyTorch's that draws nothing, on numbers without symbols."""
     if leaf.op.kind != "leaf" or ops.is_random(leaf.op) or ops.changes_the_world(leaf):
         return False
     return not _has_symbols((leaf.args, tuple(value for _, value in leaf.kwargs)))

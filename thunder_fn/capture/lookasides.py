@@ -90,7 +90,7 @@ def is_by_name(fn: Any) -> bool:
 
 
 def _is_method(fn: Any) -> bool:
-    """A method of tensors written in C."""
+    """Test for a method of tensors written in C."""
     kinds = types.MethodDescriptorType | types.WrapperDescriptorType
     return isinstance(fn, kinds) and internals.is_tensor_type(fn.__objclass__)
 
@@ -401,7 +401,7 @@ _numbered: list[_Trampoline] = []
 
 
 def is_diverted(fn: types.FunctionType) -> bool:
-    """The function's code is, or was, exchanged for a trampoline."""
+    """Test whether the function's code is, or was, exchanged for a trampoline."""
     return fn in _trampolines
 
 

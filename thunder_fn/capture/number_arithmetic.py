@@ -89,7 +89,7 @@ def _computed(expr: Any, name: str, a: Any, b: Any) -> Any:
 
 
 def _is_natural(value: Any) -> bool:
-    """An int that is known not to be negative, as sizes are."""
+    """Test for an int that is known not to be negative, as sizes are."""
     return bool(value.node.expr.is_nonnegative) if isinstance(value, Sym) else value >= 0
 
 
@@ -115,7 +115,7 @@ def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _is_between(value: Any, low: float, high: float | None) -> bool:
-    """A decision; what depends on data is taken to be."""
+    """Decide that a number lies between two; what depends on data is taken to be."""
     return _hint(value) is None or (bool(value > low) and (high is None or bool(value < high)))
 
 
@@ -147,17 +147,17 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_singular(value: Any) -> bool:
-    """A float of which there is no algebra."""
+    """Test for a float of which there is no algebra."""
     return not isinstance(value, Sym) and isinstance(value, float) and not is_plain(value)
 
 
 def is_plain(value: float) -> bool:
-    """A float that a symbol can stand for: finite, and not the zero with a sign, which equals the other one."""
+    """Test for a float that a symbol can stand for: finite, and not the zero with a sign, which equals the other one."""
     return math.isfinite(value) and (value != 0 or math.copysign(1, value) > 0)
 
 
 def _is_inexact(a: Any, b: Any) -> bool:
-    """An int that no float is, beside a symbolic float."""
+    """Test for an int that no float is, beside a symbolic float."""
     return isinstance(b, torch.SymFloat) and not isinstance(a, Sym) and isinstance(a, int) and abs(a) >= 2**53
 
 
@@ -166,12 +166,12 @@ def _hint(value: Any) -> Any:
 
 
 def is_found_in_data(value: Any) -> bool:
-    """A symbolic number or bool of which only the program's data says what it is."""
+    """Test for a symbolic number or bool of which only the program's data says what it is."""
     return isinstance(value, (*Sym, torch.SymBool)) and value.node.hint is None
 
 
 def _holds(value: Any, question: Callable[[], Any]) -> bool:
-    """The answer to a question; what depends on data is not asked, the program raises where it does not hold."""
+    """Answer a question; what depends on data is not asked, the program raises where it does not hold."""
     return False if _hint(value) is None else bool(question())
 
 

@@ -136,7 +136,7 @@ def _product(a: Dim, b: Dim) -> Dim:
 
 
 def is_number(leaf: Any) -> bool:
-    """A number that a symbol can stand for. PyTorch's expressions hold ints below 2**62."""
+    """Test for a number that a symbol can stand for. PyTorch's expressions hold ints below 2**62."""
     return (type(leaf) is int and -(2**62) < leaf < 2**62) or (type(leaf) is float and is_plain(leaf))
 
 

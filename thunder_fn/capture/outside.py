@@ -121,7 +121,7 @@ def look(kind: str, holder: Any, key: Any) -> Any:
 
 
 def is_same(now: Any, then: Any, kind: str = "") -> bool:
-    """An edge's value is what it was: an object by identity, plain data by value and type."""
+    """Test whether an edge's value is what it was: an object by identity, plain data by value and type."""
     if now is then:
         return True
     if kind == "content":
@@ -286,7 +286,7 @@ class Watch:
                     item = getattr(item, "__wrapped__", None)
 
     def is_outside(self, value: Any) -> bool:
-        """The value was not made by the traced function."""
+        """Test whether the value was not made by the traced function."""
         return isinstance(value, types.ModuleType) or id(value) in self.outside
 
     def path(self, value: Any, otherwise: str) -> str:
@@ -387,7 +387,7 @@ class Watch:
         return id(frame.code), frozenset(found)
 
     def is_data(self, value: Any) -> bool:
-        """Plain data or a tensor, which lead to nothing else."""
+        """Test for plain data or a tensor, which lead to nothing else."""
         cls = type(value)
         found = self.data.get(cls)
         if found is None:
@@ -844,7 +844,7 @@ def _given_back(frame: Frame, callees: list[Any]) -> Iterator[Any]:
 
 
 def _is_lasting(value: Any) -> bool:
-    """A class or function of a module, which was not made by the traced function."""
+    """Test for a class or function of a module, which was not made by the traced function."""
     return isinstance(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
 
 
@@ -854,7 +854,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _is_ours(module: Any) -> bool:
-    """A class of PyTorch's or ours, whose objects are machinery."""
+    """Test for a class of PyTorch's or ours, whose objects are machinery."""
     return (
         isinstance(module, str)
         and module.partition(".")[0] in ("thunder_fn", "torch", "logging")
@@ -872,7 +872,7 @@ def _is_python(found: Any) -> bool:
 
 
 def _is_seen(found: Any) -> bool:
-    """Frames of a method are seen."""
+    """Test whether frames of a method are seen."""
     return isinstance(found, types.FunctionType) and is_watched(found.__code__, found.__globals__.get("__name__"))
 
 
@@ -897,7 +897,7 @@ def _found(value: Any, name: str) -> Any:
 
 
 def _is_unseen(callee: Any) -> bool:
-    """A call goes to code whose frames are not seen, and that may read what it is given."""
+    """Test whether a call goes to code whose frames are not seen, and that may read what it is given."""
     while isinstance(callee, (types.MethodType, functools.partial)):
         callee = callee.__func__ if isinstance(callee, types.MethodType) else callee.func
     if id(callee) in _HARMLESS or callee is constant:
@@ -916,7 +916,7 @@ def _is_unseen(callee: Any) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """An object may change, and has nothing that could be compared."""
+    """Test whether an object may change, and has nothing that could be compared."""
     if isinstance(value, (*_NO_FIELDS, *CONTAINERS)) or type(value) is object or callable(value):
         return False
     module = type(value).__module__

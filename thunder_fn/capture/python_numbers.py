@@ -34,7 +34,7 @@ def _knows_symbols(file: str) -> bool:
 
 
 def _asked_by_user(depth: int = 2) -> bool:
-    """The code that asks is neither PyTorch's nor ours."""
+    """Test that the code that asks is neither PyTorch's nor ours."""
     return not _knows_symbols(sys._getframe(depth).f_code.co_filename)  # pyright: ignore[reportPrivateUsage]
 
 

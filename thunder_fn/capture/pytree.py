@@ -222,7 +222,7 @@ def nodes_in(tree: Any) -> list[Any]:
 
 
 def is_node(value: Any) -> bool:
-    """The value is no leaf."""
+    """Test whether the value is no leaf."""
     return not optree.all_leaves([value], namespace=NAMESPACE)
 
 

@@ -161,7 +161,9 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
 
 
 def holds_tensor(value: Any, depth: int) -> bool:
-    """The value is a tensor or a container of some: data of a computation, and nothing that decides on it."""
+    """Test whether the value is a tensor or a container of some: data of a computation, and nothing that decides on
+    it.
+    """
     if isinstance(value, torch.Tensor):
         return True
     if depth == 0 or not isinstance(value, CONTAINERS) or len(items := content_of(value)) > LONG:

@@ -274,7 +274,7 @@ class Recorder:
         self._made.update((id(constant.tensor), constant.tensor) for constant in constants if constant.owned)
 
     def owns(self, tracer: torch.Tensor) -> bool:
-        """The tracer was made by this recorder."""
+        """Test whether the tracer was made by this recorder."""
         if isinstance(tracer, EscapedValue):
             raise escaped_error()
         return internals.fake_mode_of(tracer) is self.mode
@@ -377,7 +377,7 @@ class Recorder:
         return attribute(self, tracer, name)
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """The trace computes with this tensor from outside."""
+        """Test whether the trace computes with this tensor from outside."""
         return id(tensor) in self._lifted
 
     def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -348,7 +348,7 @@ def function_name(func: Any) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def is_internal(file: str) -> bool:
-    """A file of PyTorch, Python or this package, except those of the package that are programs of their own."""
+    """Test for a file of PyTorch, Python or this package, except those of the package that are programs of their own."""
     if file.startswith(_STDLIB):
         return "site-packages" not in file
     return file.startswith((_TORCH, _HERE, "<")) and not file.startswith((*_OUTER, *_TYPED_IN))

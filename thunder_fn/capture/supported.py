@@ -93,7 +93,7 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """A torch.func wrapper: made inside the traced function, it stays as it is."""
+    """Test for a torch.func wrapper: made inside the traced function, it stays as it is."""
     return internals.is_functorch_wrapped(tensor)
 
 

@@ -67,7 +67,7 @@ def _occurrences(trace: Trace, known: dict[Trace, Counter[Trace]]) -> Counter[Tr
 
 
 def autocasts(equation: Equation) -> bool:
-    """PyTorch's autocast, where it is on, would change what the equation computes."""
+    """Test whether PyTorch's autocast, where it is on, would change what the equation computes."""
     if equation.op.kind != "leaf":
         return bool(equation.bodies)
     name = equation.op.name.split(".")[1]

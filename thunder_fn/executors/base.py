@@ -166,7 +166,7 @@ class Executor:
 
     @property
     def claims(self) -> bool:
-        """The executor may take something; others only run whole programs."""
+        """Tell whether the executor may take something; others only run whole programs."""
         return type(self).answer is not Executor.answer
 
     def answer(self, equation: Equation) -> Answer:
@@ -343,7 +343,7 @@ class FusionExecutor(Executor):
         return ()
 
     def is_worth(self, region: Trace) -> bool:
-        """The region has enough ops that compute something to be compiled."""
+        """Test whether the region has enough ops that compute something to be compiled."""
         return sum(size_of(equation) for equation in region.equations if not ops.is_view(equation.op)) >= self.min_size
 
     def fuse(self, region: Trace) -> RunFunction:
@@ -374,13 +374,13 @@ class FusionExecutor(Executor):
         return CheckedRegion(f"{self.name}: the region {region.name}", run, region) if self.is_checked else run
 
     def has_fuel(self, region: Trace) -> bool:
-        """The region is one of those that are compiled. It counts as one from here on."""
+        """Test whether the region is one of those that are compiled. It counts as one from here on."""
         self.taken.append(region)
         return self.fuel is None or len(self.taken) <= self.fuel
 
 
 def any_fuses(executors: Iterable[Executor]) -> bool:
-    """One of the executors compiles regions."""
+    """Test whether one of the executors compiles regions."""
     return any(isinstance(executor, FusionExecutor) for executor in executors)
 
 

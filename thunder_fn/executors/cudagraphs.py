@@ -34,7 +34,7 @@ class Recording(Protocol):
         ...
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """The tensor is where it can be recorded."""
+        """Test whether the tensor is where it can be recorded."""
         ...
 
     def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
@@ -52,7 +52,7 @@ class CudaRecording:
         return None if torch.cuda.is_available() else "there is no CUDA device"
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """The tensor is where it can be recorded."""
+        """Test whether the tensor is where it can be recorded."""
         return tensor.is_cuda
 
     def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:

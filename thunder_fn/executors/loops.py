@@ -86,7 +86,7 @@ def _compiled(writer: FunctionWriter, equation: Equation, bodies: Sequence[Claim
 
 
 def _takes(fusion: FusionExecutor, bodies: Sequence[Claimed]) -> bool:
-    """Each equation is in a region of the executor, or might be."""
+    """Test whether each equation is in a region of the executor, or might be."""
 
     def takes(body: Claimed, equation: Equation) -> bool:
         if equation.op.kind == "composite":

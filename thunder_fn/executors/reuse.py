@@ -110,7 +110,9 @@ def _buffers_of_results(
 
 @cache
 def is_fresh(op: Op) -> bool:
-    """The op's results are dense memory that it has just allocated, each its own. A list: schemas do not tell."""
+    """Test whether the op's results are dense memory that it has just allocated, each its own. A list: schemas do not
+    tell.
+    """
     if op.kind != "leaf" or ops.is_view(op) or ops.is_effectful(op):
         return False
     overload = ops.overload(op)
@@ -121,7 +123,7 @@ def is_fresh(op: Op) -> bool:
 
 @cache
 def is_reshape(op: Op) -> bool:
-    """The op shows every element of its first operand, in memory of it or in a copy."""
+    """Test whether the op shows every element of its first operand, in memory of it or in a copy."""
     return op.kind == "leaf" and op.name.startswith("aten.") and op.name.split(".")[1] in _RESHAPES
 
 
@@ -173,7 +175,7 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
 
 
 def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
-    """The second operand was made by a pointwise op that takes the first one first, and has its type."""
+    """Test whether the second operand was made by a pointwise op that takes the first one first, and has its type."""
     if len(copy.args) != 2 or not all(isinstance(arg, Var) for arg in copy.args):
         return False
     target, source = copy.operands
@@ -307,7 +309,7 @@ def _has_dims(var: Var) -> bool:
 
 
 def _has_form(equation: Equation) -> bool:
-    """The op has an in-place form that fits these operands: one tensor of the result's type, first."""
+    """Test whether the op has an in-place form that fits these operands: one tensor of the result's type, first."""
     if len(equation.outputs) != 1 or not equation.args or not isinstance(equation.args[0], Var):
         return False
     source, target = equation.args[0], equation.outputs[0]
@@ -322,12 +324,14 @@ def _has_form(equation: Equation) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Every element has a place of its own and there are no gaps: what a donated or written tensor must be."""
+    """Test that every element has a place of its own and that there are no gaps: what a donated or written tensor
+    must be.
+    """
     return is_dense_layout(tensor.shape, tensor.stride())
 
 
 def is_dense_layout(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """The same for a tensor with these sizes and strides."""
+    """Test the same for a tensor with these sizes and strides."""
     step = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != step:

@@ -195,7 +195,7 @@ def _fits(value: torch.Tensor, type: Type) -> bool:
 
 
 def _is(value: Any, type: Type) -> bool:
-    """A result of a region is of its type; what is no tensor has nothing to be looked at."""
+    """Test that a result of a region is of its type; anything but a tensor passes."""
     return not isinstance(type, TensorType) or (isinstance(value, torch.Tensor) and _fits(value, type))
 
 

@@ -105,7 +105,7 @@ def _value(arg: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """The same arguments: the same tensor objects, equal numbers of equal types, lists or tuples alike."""
+    """Compare arguments: the same tensor objects, equal numbers of equal types, lists or tuples alike."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return a is b
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):

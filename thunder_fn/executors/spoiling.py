@@ -41,7 +41,7 @@ _BUFFERS: ContextVar[list[torch.Tensor] | None] = ContextVar("thunder_fn_buffers
 
 
 def is_on() -> bool:
-    """The mode is on for what is made from now on."""
+    """Test whether the mode is on for what is made from now on."""
     return os.environ.get(SWITCH) == "1"
 
 

@@ -405,6 +405,6 @@ class FunctionWriter:
 
 
 def _is_long(trace: Trace) -> bool:
-    """The program makes so many calls that running below autograd pays."""
+    """Test whether the program makes so many calls that running below autograd pays."""
     is_loop = (equation.op.kind == "structured" and equation.bodies for equation in trace.equations)
     return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)

@@ -92,7 +92,7 @@ def _path_to(trace: Trace, atom: Atom, makers: Mapping[int, int]) -> _Path | Non
 
 
 def _overwrites(equation: Equation) -> bool:
-    """The equation gives its first operand with other elements here and there, and that is large."""
+    """Test whether the equation gives its first operand with other elements here and there, and that is large."""
     if equation.op.kind != "leaf" or not equation.op.name.startswith("aten."):
         return False
     type = equation.outputs[0].type

@@ -50,7 +50,7 @@ COLLECTIVES = ("_c10d_functional.", "_dtensor.", "c10d_functional.")
 
 
 def is_collective(name: str) -> bool:
-    """The op of this name moves values between ranks."""
+    """Test whether the op of this name moves values between ranks."""
     return name.startswith(COLLECTIVES) and not name.endswith("wait_tensor.default")
 
 

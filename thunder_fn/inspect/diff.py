@@ -221,7 +221,7 @@ def _shape(leaf: Leaf) -> tuple[Any, ...]:
 
 
 def _equal_bodies(before: Leaf, after: Leaf) -> bool:
-    """The bodies of a loop or a choice are the same, whatever is folded in them."""
+    """Test whether the bodies of a loop or a choice are the same, whatever is folded in them."""
     mine, its = before.equation.bodies, after.equation.bodies
     return mine == its or tuple(map(inline, mine)) == tuple(map(inline, its))
 

@@ -40,7 +40,7 @@ def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
 
 
 def _is_numeric(column: Sequence[str]) -> bool:
-    """Below its name, the column has numbers and nothing else."""
+    """Test that the column has numbers below its name and nothing else."""
     return all(not cell or cell[0].isdigit() or cell[0] in "-." for cell in column[1:]) and any(column[1:])
 
 

@@ -195,7 +195,7 @@ def ask(policy: Policy, equation: Equation) -> Answer:
 
 
 def _is_mixed(operands: tuple[Atom, ...]) -> bool:
-    """float64, which autocast lets be, beside a lower precision."""
+    """Test for float64, which autocast lets be, beside a lower precision."""
     types = (type_of(atom) for atom in operands)
     return len({type.dtype for type in types if isinstance(type, TensorType) and type.dtype.is_floating_point}) > 1
 

@@ -1,4 +1,4 @@
-"""Numbers that a forward finds in data, carried to a backward that runs as a program of its own."""
+"""Unbacked numbers of a forward, carried to a backward that runs as a program of its own."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:
 
 
 def _fits(type_: Type, value: Any) -> bool:
-    """Tensors must have the dtype and the static sizes of the type; symbolic sizes fit whatever they meet."""
+    """Test that a tensor has the dtype and the static sizes of the type; symbolic sizes fit whatever they meet."""
     if not isinstance(type_, TensorType):
         return not isinstance(value, torch.Tensor)
     if not isinstance(value, torch.Tensor) or value.dtype != type_.dtype or value.dim() != len(type_.shape):

@@ -87,7 +87,7 @@ class _Rule:
 
     @property
     def sees_absent(self) -> bool:
-        """The rule tells a cotangent that is absent from zeros (`set_materialize_grads(False)`)."""
+        """Test whether the rule tells a cotangent that is absent from zeros (`set_materialize_grads(False)`)."""
         literals = (arg.value for _, arg in self.equation.kwargs if isinstance(arg, Literal))
         return any("absent" in getattr(value, "asks", ()) for value in literals)
 

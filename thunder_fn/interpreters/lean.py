@@ -68,7 +68,7 @@ def _cone(index: int, known: Collection[int], makers: Mapping[int, Equation]) ->
 
 
 def is_cheap(equation: Equation) -> bool:
-    """The equation computes or moves single elements, and may do so again."""
+    """Test whether the equation computes or moves single elements, and may do so again."""
     if is_kept(equation) or makes_symbols(equation):
         return False
     match equation.op.kind:

@@ -53,7 +53,7 @@ def drop_noops(trace: Trace) -> Trace:
 
 
 def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
-    """A copy is not needed where it stays inside, or where its source is memory that nothing else leaves with."""
+    """Test that a copy is not needed: it stays inside, or its source is memory that nothing else leaves with."""
     if copy.index not in leaving:
         return True
     maker = makers.get(source.index)

@@ -379,7 +379,7 @@ def _first_of_bodies(equation: Equation) -> int:
 
 
 def has_one_body(equation: Equation) -> bool:
-    """The equation is an op around one body on its operands: a checkpoint, or a call."""
+    """Test whether the equation is an op around one body on its operands: a checkpoint, or a call."""
     return PARTIAL_EVAL.find(equation.op) is not None
 
 

@@ -99,7 +99,7 @@ class _Schedule:
         return found
 
     def stays(self, at: int) -> bool:
-        """A collective, or an equation that draws random numbers or has an effect."""
+        """Test for a collective, or an equation that draws random numbers or has an effect."""
         equation = self.equations[at]
         return ops.is_collective(equation.op) or ops.changes_the_world(equation)
 

@@ -103,14 +103,14 @@ def _body_is_kept(trace: Trace) -> bool:
 
 
 def is_kept(equation: Equation) -> bool:
-    """Dropping the equation would change the world: it draws random numbers or has an effect."""
+    """Test for an equation with an effect, which dce keeps: it draws random numbers or has a side effect."""
     if equation.op.kind == "leaf":
         return ops.draws(equation) or ops.is_effectful(equation.op)
     return any(_body_is_kept(body) for body in equation.bodies)
 
 
 def makes_symbols(equation: Equation) -> bool:
-    """A size or number of its results depends on data."""
+    """Test whether a size or number of its results depends on data."""
     return bool(made_by(equation))
 
 

@@ -59,7 +59,7 @@ def _batch_equation(
 
 
 def is_on_rows(equation: Equation, batched: Mask) -> bool:
-    """The equation is one of `ROWS`, and nothing but the rows is batched."""
+    """Test whether the equation is one of `ROWS`, and nothing but the rows is batched."""
     first = equation.args[0] if equation.args else dict(equation.kwargs).get(ROWS.get(equation.op.name, ""))
     return equation.op.name in ROWS and batched == tuple(var == first for var in equation.operands)
 

@@ -280,7 +280,7 @@ class Bridge:
 
     @cached_property
     def draws(self) -> bool:
-        """The forward draws random numbers."""
+        """Test whether the forward draws random numbers."""
         return ops.draws_within(self.trace)
 
     @cached_property
@@ -298,7 +298,9 @@ class Bridge:
 
     @cached_property
     def sees_absent(self) -> bool:
-        """A rule in the trace tells absent cotangents from zeros: the backward is one piece, made for those that are given."""
+        """Test whether a rule in the trace tells absent cotangents from zeros: the backward is one piece, made for
+        those that are given.
+        """
         return sum(self.active) > 1 and sees_absent_cotangents(self.trace)
 
     def narrowed(self, given: Mask) -> Bridge:

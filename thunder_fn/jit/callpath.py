@@ -80,7 +80,7 @@ def skeleton(spec: pytree.PyTreeSpec) -> Structure:
 
 
 def is_plain(structure: Structure) -> bool:
-    """Only tuples, lists, dicts and None: what generated code takes apart itself."""
+    """Test for tuples, lists, dicts and None only, which generated code takes apart itself."""
     if isinstance(structure, Leaf) or structure is None:
         return True
     if type(structure) is dict:

@@ -182,7 +182,7 @@ def followed(node: Any, values: Sequence[Any]) -> Any:
 
 
 def _asks(node: Any, decisions: Sequence[Decision]) -> bool:
-    """A tree asks these questions, as far as it goes the way of their answers."""
+    """Test whether a tree asks these questions, as far as it goes the way of their answers."""
     for decision in decisions:
         if node is None:
             return True

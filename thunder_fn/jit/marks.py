@@ -149,5 +149,5 @@ def _places(leaves: Sequence[Any], chosen: range, mark: Mark, key: int | str) ->
 
 
 def _is_whole(mark: Mark) -> bool:
-    """The mark is for all of an argument, not for some dims of its tensors."""
+    """Test whether the mark is for all of an argument, not for some dims of its tensors."""
     return isinstance(mark, bool) or (len(mark) == 2 and not isinstance(mark[0], tuple))

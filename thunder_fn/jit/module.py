@@ -357,7 +357,7 @@ def jit_of(module: torch.nn.Module) -> ModuleJit:
 
 
 def is_jitted(module: Any) -> bool:
-    """The module was made by `jit`."""
+    """Test whether the module was made by `jit`."""
     return isinstance(module, torch.nn.Module) and isinstance(getattr(module, SLOT, None), ModuleJit)
 
 

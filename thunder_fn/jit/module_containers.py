@@ -72,7 +72,7 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
 
 
 def _may_change(node: Any) -> bool:
-    """The node is a container that code can change, and no list or dict."""
+    """Test whether the node is a container that code can change, and no list or dict."""
     return (
         type(node) not in (*KINDS, type(None)) and not isinstance(node, (tuple, torch.Tensor)) and pytree.is_node(node)
     )

@@ -50,7 +50,7 @@ class Held:
     bindings: tuple[tuple[Callable[[], Any], Callable[[Any], None], Any], ...]
 
     def is_unchanged(self) -> bool:
-        """The containers hold the very things that they held, and the names are bound to them."""
+        """Test whether the containers hold the very things that they held, and the names are bound to them."""
         same = all(_items(container) == _items(before) for container, before in self.contents)
         return same and all(read() is before for read, _, before in self.bindings)
 
@@ -99,7 +99,7 @@ class HooksOutside:
     warned: bool = False
 
     def keep_from_tracing(self, layout: Layout) -> bool:
-        """The module has hooks that no trace has. Those that autograd runs are said once."""
+        """Tell whether the module has hooks that no trace has. Warns once of those that autograd runs."""
         if layout.hooks == self.effects:
             return True
         module, *children = layout.modules

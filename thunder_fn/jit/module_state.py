@@ -42,7 +42,7 @@ class Reading:
 
     @property
     def is_borrowed(self) -> bool:
-        """Other tensors stand in for its parameters, as in `functional_call`. They are not to be kept."""
+        """Test whether other tensors stand in for its parameters, as in `functional_call`. They are not to be kept."""
         sections = (module.__dict__["_parameters"].values() for module in self.layout.modules)
         found = (value for section in sections for value in section if value is not None)
         return not all(isinstance(value, torch.nn.Parameter) for value in found)
@@ -56,7 +56,7 @@ class Reading:
 
     @property
     def is_ready(self) -> bool:
-        """No lazy module waits for its first call."""
+        """Test whether no lazy module waits for its first call."""
         return not any(map(internals.is_uninitialized, self.tensors))
 
 
@@ -109,7 +109,7 @@ def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:
 
 
 def matches(reads: Reads) -> bool:
-    """The attributes that were read hold what they held then."""
+    """Test whether the attributes that were read hold what they held then."""
     return all(seen(attribute(*key)) == value for key, value in reads.items())
 
 

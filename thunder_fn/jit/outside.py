@@ -224,7 +224,7 @@ def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
 
 
 def _is_settled(edge: Edge) -> bool:
-    """An edge that says no more than another one does."""
+    """Test for an edge that says no more than another one does."""
     return edge.kind == "attr" and edge.key == "__kwdefaults__" and edge.value is None
 
 

@@ -193,17 +193,17 @@ class _Cutting:
                     self.home[given.index] = part
 
     def is_addition(self, equation: Equation) -> bool:
-        """The sum of two tensors of its own type, as autograd makes it."""
+        """Test for the sum of two tensors of its own type, as autograd makes it."""
         operands = equation.operands
         same = equation.op == _ADD and not equation.kwargs and len(operands) == 2
         return same and all(var.type == equation.outputs[0].type for var in operands)
 
     def is_read_once(self, var: Var) -> bool:
-        """One equation reads the variable, and no input has it as its gradient."""
+        """Test whether one equation reads the variable, and no input has it as its gradient."""
         return len(self.readers.get(var.index, ())) == 1 and var.index not in self.returned
 
     def passes(self, var: Var) -> bool:
-        """A sum that is an input's gradient and nothing else: its terms go there."""
+        """Test for a sum that is an input's gradient and nothing else: its terms go there."""
         alone = not self.readers.get(var.index)
         return alone and all(self.home[term.index] != self.home[var.index] for term in self.sums[var.index])
 

@@ -77,7 +77,9 @@ class Entry:
         return [*(tensor for _, tensor in call.tensors), *(value_at(call.leaves, place) for _, place in extra)]
 
     def is_current(self) -> bool:
-        """The closed-over tensors still have the dtype, shape and requires_grad that they were traced with."""
+        """Test whether the closed-over tensors still have the dtype, shape and requires_grad that they were traced
+        with.
+        """
         return self.constants_match(*self.constants)
 
     def is_inside(self) -> bool:
@@ -85,7 +87,7 @@ class Entry:
         return self.outside is None or self.outside.matches()
 
     def serves(self, call: Call) -> bool:
-        """A program that was found for a call is right for it: what it depends on besides is as it was."""
+        """Test whether a program that was found for a call is right for it: what it depends on besides is as it was."""
         tensors = [tensor for _, tensor in call.tensors]
         matches = (self.grads_match, self.reads_match)
         return self.is_inside() and self.is_current() and all(match(*tensors) for match in matches if match is not None)
@@ -206,7 +208,9 @@ def capture_call(
 
 
 def is_followed(captured: Captured) -> bool:
-    """Autograd follows results, though gradients are off: the function turns them on, and no transform ignores `no_grad`."""
+    """Test whether autograd follows results, though gradients are off: the function turns them on, and no transform
+    ignores `no_grad`.
+    """
     outer = current()
     return captured.follows and not torch.is_inference_mode_enabled() and (outer is None or outer.history.base_grad)
 

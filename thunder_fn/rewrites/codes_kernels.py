@@ -202,7 +202,7 @@ def _suits_nf4(
     *,
     rows: int,
 ) -> bool:
-    """Blocks of weights end with rows."""
+    """Test that blocks of weights end with rows."""
     return x.shape[-1] % NF4_BLOCK == 0 and _runs("nf4", x.device, x.dtype)
 
 

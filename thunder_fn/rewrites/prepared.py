@@ -244,7 +244,7 @@ def moved_part(part: torch.Tensor, type: Any) -> torch.Tensor:
 
 
 def is_adapter(name: str) -> bool:
-    """The part is an adapter of `lora`."""
+    """Test whether the part is an adapter of `lora`."""
     return name.endswith(ADAPTERS)
 
 

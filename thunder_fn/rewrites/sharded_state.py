@@ -100,7 +100,7 @@ def _types(rewrite: Rewrite) -> dict[str, TensorType]:
 
 
 def _is_of_share(code: str, step: TensorParallel, whole: Types) -> bool:
-    """A part encodes a rank's share of a weight, which is the longest of the names that it begins with."""
+    """Test whether a part encodes a rank's share of a weight, which is the longest of the names that it begins with."""
     weight = max((name for name in whole if code == name or code.startswith(f"{name}.")), key=len)
     return step.split_dim(weight, whole[weight]) is not None
 
@@ -185,7 +185,7 @@ def _length(size: int, groups: Sequence[Group]) -> int | None:
 
 @cache
 def _is_cut_alike(size: int, sizes: tuple[int, ...]) -> bool:
-    """Shares that are padded begin where those of DTensors do, which cut what is there, on all ranks."""
+    """Test that padded shares begin where those of DTensors do, which cut what is there, on all ranks."""
     every = (_cut(size, sizes, ranks) for ranks in itertools.product(*map(range, sizes)))
     return all(own == theirs for own, theirs in every)
 

@@ -78,7 +78,7 @@ def shares(group: Group, type: TensorType, dim: int) -> Representation:
 
 
 def divides(group: Group, type: Any, dim: int) -> bool:
-    """Each rank has as much of a dim."""
+    """Test whether each rank has as much of a dim."""
     return isinstance(type, TensorType) and static_shape(type)[dim] % group.size == 0
 
 

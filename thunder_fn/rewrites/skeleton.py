@@ -31,12 +31,12 @@ def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], to
 
 
 def is_computed(value: Any) -> bool:
-    """A tensor that autograd has made, of which Python makes no copies."""
+    """Test for a tensor that autograd has made, of which Python makes no copies."""
     return isinstance(value, torch.Tensor) and not value.is_leaf
 
 
 def is_extra(name: str) -> bool:
-    """The name, in a module's state, of what is no tensor of it: `get_extra_state`."""
+    """Test for the name, in a module's state, of what is no tensor of it: `get_extra_state`."""
     return name.rpartition(".")[2] == EXTRA_STATE
 
 

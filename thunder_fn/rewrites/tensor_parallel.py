@@ -223,8 +223,9 @@ class _Layers:
         return traced_on_parts(call, equation, kept)
 
     def fits(self, equation: Equation, arguments: dict[str, Any], kept: tuple[Representation | None, ...]) -> bool:
-        """The weights are where weights belong, activations are whole or the shares of a row, and an embedding has no options
-        that change its weight."""
+        """Test whether the weights are where weights belong, activations are whole or the shares of a row, and an
+        embedding has no options that change its weight.
+        """
         places = {arg.index: name for name, arg in arguments.items() if isinstance(arg, Var)}
         weights = list[str | None]()
         for var, one in zip(equation.operands, kept, strict=True):
@@ -240,7 +241,7 @@ class _Layers:
         return all(not isinstance(arg, Literal) or not arg.value for arg in options)
 
     def takes(self, one: Representation, name: str | None) -> bool:
-        """The input of a row, of which this rank has what its share of the weight is multiplied with."""
+        """Test for the input of a row, of which this rank has what its share of the weight is multiplied with."""
         last = OnShares(self.group, len(static_shape(one.type)) - 1)
         return self.style == "row" and name == "input" and one.rule == last
 

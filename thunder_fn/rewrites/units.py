@@ -191,6 +191,6 @@ def _joined(rule: InUnits, types: tuple[TensorType, ...], parts: tuple[TensorTyp
 
 
 def is_block(equation: Equation) -> bool:
-    """A module in a list of modules, such as `layers.3`."""
+    """Test for a module in a list of modules, such as `layers.3`."""
     path = equation.source.module if equation.source else ""
     return path.rpartition(".")[2].isdigit()

@@ -79,17 +79,17 @@ class FunctionCall(Call):
 
     @property
     def has_vmap(self) -> bool:
-        """The class has a batching rule of its own."""
+        """Test whether the class has a batching rule of its own."""
         return self.function.vmap is not torch.autograd.Function.vmap
 
     @property
     def has_jvp(self) -> bool:
-        """The class has a forward derivative of its own."""
+        """Test whether the class has a forward derivative of its own."""
         return self.function.jvp is not torch.autograd.Function.jvp
 
     @property
     def has_setup(self) -> bool:
-        """`forward` takes no context, `setup_context` fills it."""
+        """Test whether `forward` takes no context, `setup_context` fills it."""
         return internals.has_setup_context(self.function)
 
     def __hash__(self) -> int:
@@ -222,7 +222,7 @@ class ExtendedCall(FunctionCall):
 
     @property
     def has_vmap(self) -> bool:
-        """The class's own rule knows the results only."""
+        """Test whether the class's own rule knows the results only."""
         return False
 
     def primal(self, *tensors: Any) -> Any:
@@ -390,7 +390,9 @@ def _with_dims(equation: Equation, dims: Sequence[int | None]) -> Equation:
 
 
 def is_internal(cls: Any) -> bool:
-    """A part of autograd's own machinery or of ours, whose derivative is what it records; not one that torch.vmap has batched."""
+    """Test for a part of autograd's own machinery or of ours, whose derivative is what it records; not one that
+    torch.vmap has batched.
+    """
     internal = ("thunder_fn.", *internals.OF_AUTOGRAD)
     return cls.__module__.startswith(internal) and not cls.__name__.startswith("Vmapped")
 

@@ -320,7 +320,7 @@ def check_same_result(primal: Captured, other: Captured, where: str) -> None:
 
 
 def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
-    """A derivative of what is done with the tensors may be taken."""
+    """Test whether a derivative of what is done with the tensors may be taken."""
     return torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
 
 

@@ -40,7 +40,9 @@ def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:
 
 
 def agree(column: Sequence[Type], bodies: Sequence[Trace]) -> bool:
-    """The results of the branches in one place can be results of a choice: they differ in what is found in data only."""
+    """Test whether the results of the branches in one place can be results of a choice: they differ in unbacked sizes
+    and numbers only.
+    """
     has_name, first = _has_name(bodies), column[0]
     if any(_kind(type) != _kind(first) for type in column):
         return False

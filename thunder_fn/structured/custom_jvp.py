@@ -333,7 +333,7 @@ class custom_jvp:
 
     @property
     def has_rule(self) -> bool:
-        """`defjvp` has been called."""
+        """Test whether `defjvp` has been called."""
         return self._rule is not None
 
     @property

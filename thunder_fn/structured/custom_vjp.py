@@ -317,7 +317,7 @@ class custom_vjp:
 
     @property
     def has_rule(self) -> bool:
-        """`defvjp` has been called."""
+        """Test whether `defvjp` has been called."""
         return self._rule is not None
 
     @property

@@ -206,7 +206,7 @@ def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, 
 
 
 def _is_moved(old: Any, new: Any) -> bool:
-    """A number that is another of its type, or a scalar tensor, after a step."""
+    """Test for a number that is another of its type, or a scalar tensor, after a step."""
     is_scalar = (isinstance(new, Tensor) and new.ndim == 0) or (isinstance(new, TypeText) and new.endswith("[]"))
     return isinstance(old, (bool, int, float)) and (is_scalar or type(new) is type(old))
 

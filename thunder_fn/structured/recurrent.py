@@ -1,4 +1,4 @@
-"""`nn.GRU` and `nn.RNN` of packed sequences inside a capture: the size of the batch is found in data."""
+"""`nn.GRU` and `nn.RNN` of packed sequences inside a capture: the size of the batch is unbacked."""
 
 from __future__ import annotations
 

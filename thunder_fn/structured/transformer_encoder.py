@@ -36,7 +36,7 @@ def forward(
 
 
 def _leaves_out(module: Any, src: torch.Tensor) -> bool:
-    """Eager would take nested tensors, if the mask has no hole in it."""
+    """Test whether eager would take nested tensors, if the mask has no hole in it."""
     first = module.layers[0]
     if not torch.backends.mha.get_fastpath_enabled() or not getattr(module, "use_nested_tensor", False):
         return False

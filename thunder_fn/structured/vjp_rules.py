@@ -30,7 +30,9 @@ _being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_rules_bein
 
 
 def is_being_captured(function: Any) -> bool:
-    """The rule of this function is what is being captured: a call of the function in it gets its rule later."""
+    """Test whether the rule of this function is what is being captured: a call of the function in it gets its rule
+    later.
+    """
     return any(function is other for other in _being_captured.get())
 
 
@@ -168,7 +170,7 @@ class BatchedCall:
 
     @property
     def has_jvp(self) -> bool:
-        """The function has a forward derivative of its own."""
+        """Test whether the function has a forward derivative of its own."""
         return getattr(self.call, "has_jvp", False)
 
     @property
@@ -251,7 +253,7 @@ class VjpCall(Call):
 
     @property
     def has_rule(self) -> bool:
-        """The function has a rule."""
+        """Test whether the function has a rule."""
         return self.function.has_rule
 
     @property

@@ -174,7 +174,7 @@ def _autocast_off() -> Generator[None]:
 
 
 def is_autocast_on() -> bool:
-    """Autocast is on for some device."""
+    """Test whether autocast is on for some device."""
     return torch._C._is_any_autocast_enabled()
 
 
@@ -268,7 +268,7 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def inside_torch_func() -> bool:
-    """A transform of torch.func is running, or a dual level of forward mode."""
+    """Test whether a transform of torch.func is running, or a dual level of forward mode."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 

@@ -228,12 +228,12 @@ def compiling() -> Generator[None]:
 
 
 def is_tensor_type(cls: type) -> bool:
-    """The class in C that tensors have their methods from."""
+    """Test for the class in C that tensors have their methods from."""
     return cls is torch._C.TensorBase
 
 
 def is_told_to_modes(fn: types.BuiltinFunctionType) -> bool:
-    """A call of the function is told to every TorchFunctionMode."""
+    """Test whether a call of the function is told to every TorchFunctionMode."""
     owner = getattr(fn, "__self__", None)
     if owner is None or owner is torch._C._VariableFunctions:
         return fn.__module__ == "torch"
@@ -251,7 +251,7 @@ class _FirstCall(torch.overrides.TorchFunctionMode):
 
 
 def is_dynamo_compiling() -> bool:
-    """Dynamo is reading the bytecode that asks; it takes the answer for a constant."""
+    """Test whether Dynamo is reading the bytecode that asks; it takes the answer for a constant."""
     return torch.compiler.is_dynamo_compiling()
 
 
@@ -279,7 +279,7 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_op(fn: Any) -> bool:
-    """An operator of a library, all of its overloads or one, or what `torch.library.custom_op` makes."""
+    """Test for an operator of a library, all of its overloads or one, or what `torch.library.custom_op` makes."""
     return isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef)
 
 

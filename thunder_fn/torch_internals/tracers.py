@@ -140,14 +140,16 @@ def _draws_in_place(func: Any) -> bool:
 
 
 def is_strided_draw(func: Any, args: Any) -> bool:
-    """Random numbers are written into a tensor whose memory is not filled from its first dim to its last."""
+    """Test whether random numbers are written into a tensor whose memory is not filled from its first dim to its
+    last.
+    """
     if not isinstance(func, OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
         return False
     return _is_one_by_one(func, args[0]) or _memory_order(args[0]) != list(range(args[0].dim()))
 
 
 def _is_one_by_one(func: Any, target: torch.Tensor) -> bool:
-    """PyTorch draws in blocks for contiguous tensors on the CPU, and one by one for those that are not."""
+    """Test whether PyTorch draws one by one: it draws in blocks for contiguous tensors on the CPU."""
     return func is aten.normal_.default and target.device.type == "cpu"
 
 
@@ -431,7 +433,9 @@ def memory_in(tracer: torch.Tensor) -> torch.Tensor:
 
 
 def is_laid_out_anew(tracer: torch.Tensor) -> bool:
-    """The value of a tracer lies otherwise in memory than its tensor: a write to a tensor with gaps leaves a value without."""
+    """Test whether the value of a tracer lies otherwise in memory than its tensor: a write to a tensor with gaps
+    leaves a value without.
+    """
     with torch._C.DisableTorchFunction():
         inner = inner_fake(tracer)
         pairs = [(tracer.storage_offset(), inner.storage_offset())]
@@ -441,7 +445,7 @@ def is_laid_out_anew(tracer: torch.Tensor) -> bool:
 
 
 def have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Two tracers that share memory, as the traced function has it."""
+    """Test for two tracers that share memory, as the traced function has it."""
     return storage_id(memory_in(a)) == storage_id(memory_in(b))
 
 
@@ -482,7 +486,9 @@ def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
-    """The tensor is what a tracer is made of: PyTorch's own machinery is at work, not the traced function."""
+    """Test whether the tensor is what a tracer is made of: PyTorch's own machinery is at work, not the traced
+    function.
+    """
     if isinstance(tensor, FakeTensor):
         return tensor.fake_mode is mode
     return torch._is_functional_tensor(tensor) and not isinstance(tensor, FunctionalTensor)
@@ -510,7 +516,7 @@ _PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_
 
 
 def has_own_dispatch(tensor: torch.Tensor) -> bool:
-    """The tensor's class changes what PyTorch's functions or ops do."""
+    """Test whether the tensor's class changes what PyTorch's functions or ops do."""
     cls = type(tensor)
     if cls in (torch.Tensor, torch.nn.Parameter, FakeTensor, Tracer):
         return False
@@ -536,7 +542,7 @@ def attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def is_tracer(value: Any) -> bool:
-    """A tracer, perhaps inside the wrappers of torch.func."""
+    """Test for a tracer, perhaps inside the wrappers of torch.func."""
     if not isinstance(value, torch.Tensor):
         return False
     return isinstance(innermost(value), Tracer)

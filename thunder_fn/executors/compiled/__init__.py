@@ -105,7 +105,7 @@ class Inductor(RegionCompiler):
 
 
 def _is_on_cpu(trace: Trace) -> bool:
-    """All tensors of the trace are, those inside of bodies aside."""
+    """Test whether all tensors of the trace are on the CPU, those inside of bodies aside."""
     variables = (*trace.inputs, *(var for equation in trace.equations for var in equation.outputs))
     return all(var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType))
 

@@ -45,7 +45,7 @@ def added_rows(trace: Trace) -> tuple[Group, ...]:
 
 
 def is_added_rows(region: Trace) -> bool:
-    """The region is such a pair."""
+    """Test whether the region is such a pair."""
     match region.equations:
         case (rows, total) if rows.op == EMBEDDING and _is_plain(rows):
             operands = total.operands
@@ -55,7 +55,7 @@ def is_added_rows(region: Trace) -> bool:
 
 
 def _is_plain(equation: Equation) -> bool:
-    """The rows are not divided by how often they occur, and sizes are numbers."""
+    """Test whether the rows are not divided by how often they occur, and sizes are numbers."""
     numbers = [arg.value for arg in equation.args if isinstance(arg, Literal)]
     return len(numbers) == 3 and numbers[2] is False and not any(isinstance(number, Expr) for number in numbers)
 

@@ -123,7 +123,7 @@ class Variants:
 
 
 def is_unexplained(stride: Dim) -> bool:
-    """A stride that is a symbol of its own."""
+    """Test for a stride that is a symbol of its own."""
     return isinstance(stride, Expr) and stride.value.is_Symbol and int(str(stride)[1:]) >= _STRIDE
 
 

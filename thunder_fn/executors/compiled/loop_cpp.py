@@ -367,7 +367,7 @@ class _Statements:
 
 
 def _is_matrix(view: View) -> bool:
-    """A layout that BLAS takes: rows or columns that lie together."""
+    """Test for a layout that BLAS takes: rows or columns that lie together."""
     if len(view.shape) != 2 or 0 in view.shape or max(view.shape) >= 2**31:
         return False
     return _leading(view) is not None

@@ -306,7 +306,9 @@ def load(code: bytes, stem: str) -> Mapping[str, Callable[..., Any]]:
 
 
 def _is_whole(code: bytes) -> bool:
-    """A library in the ELF format ends with the table of its sections. One that is cut would be mapped, and fault when read."""
+    """Test for a whole library in the ELF format, which ends with the table of its sections. One that is cut would be
+    mapped, and fault when read.
+    """
     if sys.platform != "linux" or (code[:4] == b"\x7fELF" and code[4:6] not in (b"", b"\x02", b"\x02\x01")):
         return bool(code)
     if len(code) < 64:

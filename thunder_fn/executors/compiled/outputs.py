@@ -217,7 +217,7 @@ def _deletes(statement: ast.stmt, names: Collection[str]) -> bool:
 
 
 def _is_alike(layout: Layout, strides: Sizes) -> bool:
-    """A tensor with these strides has its elements where the layout says."""
+    """Test whether a tensor with these strides has its elements where the layout says."""
     return all(
         size == 1 or mine == its or _is_zero(mine, its)
         for size, mine, its in zip(layout.sizes, layout.strides, strides, strict=True)
@@ -225,7 +225,7 @@ def _is_alike(layout: Layout, strides: Sizes) -> bool:
 
 
 def _is_zero(mine: Dim, its: Dim) -> bool:
-    """Two expressions are equal for all values."""
+    """Test whether two expressions are equal for all values."""
     first, second = (_expression(dim) for dim in (mine, its))
     return sympy.simplify(first - second) == 0
 

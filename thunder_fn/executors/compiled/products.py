@@ -41,7 +41,7 @@ WORTH_BYTES = 4 << 20
 
 @cache
 def is_faster_here() -> bool:
-    """The BLAS is MKL, and the processor, not Intel's, has vectors that MKL would not use."""
+    """Test whether the BLAS is MKL, and the processor, not Intel's, has vectors that MKL would not use."""
     return (
         torch.backends.mkl.is_available()
         and internals.cpu_capability() == "AVX512"
@@ -68,7 +68,9 @@ def arguments_of(call: ProductCall, threads: int) -> tuple[int, ...] | None:
 
 
 def is_worth_a_region(equation: Equation) -> bool:
-    """The equation is a product of so large matrices that our kernel gains more than a region's call costs."""
+    """Test whether the equation is a product of so large matrices that our kernel gains more than a region's call
+    costs.
+    """
     if equation.op.name not in ("aten.mm.default", "aten.addmm.default") or not is_faster_here():
         return False
     types = (var.type for var in equation.operands)

@@ -194,7 +194,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def has_regions(run: types.FunctionType) -> bool:
-    """The text of a program, or of a function that it calls, calls regions."""
+    """Test whether the text of a program, or of a function that it calls, calls regions."""
     return rebound(run, {}) is not run
 
 

@@ -195,7 +195,7 @@ class Region:
         return (lambda *given: function(*given[:count], *constants, *given[count:])) if constants else function
 
     def has_private_outputs(self) -> bool:
-        """An output may lie in a constant's memory, where nobody may write to it."""
+        """Test whether an output may lie in a constant's memory, where nobody may write to it."""
         first = len(self.trace.inputs)
         own = {first + position for position in range(len(self.trace.constants))}
         buffers = find_aliases(self.trace).buffers

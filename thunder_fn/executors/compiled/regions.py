@@ -100,7 +100,7 @@ def _expressions(value: Any) -> Iterator[Expr]:
 
 
 def _is_size(expr: Expr) -> bool:
-    """An int that follows from sizes and numbers that a function is called with."""
+    """Test for an int that follows from sizes and numbers that a function is called with."""
     return expr.kind is int and all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 

@@ -113,7 +113,7 @@ class NvFuser(RegionCompiler):
         return None
 
     def is_worth(self, region: Trace) -> bool:
-        """Several ops that compute, all on one device."""
+        """Test for several ops that compute, all on one device."""
         types = [var.type for equation in region.equations for var in equation.outputs]
         devices = {type.device for type in types if isinstance(type, TensorType)}
         return len(devices) == 1 and super().is_worth(region)

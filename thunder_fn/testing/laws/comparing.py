@@ -62,7 +62,7 @@ def seeded(f: Callable[[], Values]) -> Values:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Equal values: tensors bit for bit, except that every NaN equals every other."""
+    """Compare values: tensors bit for bit, except that every NaN equals every other."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is type(b) and repr(a) == repr(b)
     if a.dtype != b.dtype or a.shape != b.shape:
@@ -85,7 +85,7 @@ def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
 
 
 def is_tame(values: Sequence[Any]) -> bool:
-    """All finite and of moderate size: what a comparison with a tolerance needs."""
+    """Test that all values are finite and of moderate size, as a comparison with a tolerance needs."""
     floats = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
     return all(bool(x.isfinite().all()) and largest(x) < TOO_LARGE for x in floats)
 
@@ -96,7 +96,7 @@ def largest(value: torch.Tensor) -> float:
 
 
 def is_inexact(value: torch.Tensor) -> bool:
-    """Floating or complex."""
+    """Test for a floating or complex tensor."""
     return value.is_floating_point() or value.is_complex()
 
 

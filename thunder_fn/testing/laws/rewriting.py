@@ -179,7 +179,7 @@ class Rewriting:
 
     @property
     def is_tame(self) -> bool:
-        """Numbers are finite and moderate, as the laws need them to be: derivatives too."""
+        """Test that numbers are finite and moderate, derivatives too, as the laws need them."""
         loss, params = self.problem(self.dtype)
         (batch,) = _tokens(1)
         return is_tame([loss(params, batch), *_gradient(loss)(params, batch).values()])
