@@ -115,7 +115,5 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-OPEN: dict[str, str] = {
-    "test_fuzz.py::test_drawn_programs": "a drawn program ended the process once; the seed was not kept",
-}
+OPEN: dict[str, str] = {}
 """Tests that fail and are open, with what is known of each."""

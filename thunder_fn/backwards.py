@@ -20,7 +20,7 @@ def pulled(f: Callable[..., Tensor], x: Tensor, grad: Tensor) -> Tensor:
 
 
 def distances(a: Tensor, b: Tensor, p: float) -> Tensor:
-    """Between the rows of a and those of b; where two are equal the gradient is zero."""
+    """The distances between the rows of a and those of b; where two are equal the gradient is zero."""
     return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
 
 

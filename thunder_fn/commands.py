@@ -42,7 +42,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def users_code() -> Generator[None]:
-    """Inside, what raises is not ours: of the stack, only the frames of the code that was called are of interest.
+    """Mark exceptions raised inside as the user's: of the stack, only the frames of the called code are of interest.
 
     Raises:
         UserError: something was raised, or it left by `sys.exit`.

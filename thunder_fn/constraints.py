@@ -107,7 +107,7 @@ def _is_unknown(type: Type) -> bool:
 
 
 def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic, Expr]:
-    """For the sizes found in data that these types have, what they are called in the wanted types of the same results."""
+    """Map the unbacked sizes of these types to their names in the wanted types of the same results."""
     found: dict[sympy.Basic, Expr] = {}
     for one, other in zip(types, wanted, strict=False):
         if isinstance(one, TensorType) and isinstance(other, TensorType) and len(one.shape) == len(other.shape):
@@ -120,7 +120,7 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
 def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
     """A function that gives sizes that are found in data other names.
 
-    Where a name is for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
+    If a name stands for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
     """
     exact = {size: name.value for size, name in names.items()}
     bare = {size: name for size, name in exact.items() if size.is_Symbol}
@@ -143,7 +143,7 @@ def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
 
 
 def is_hinted(expr: Expr) -> bool:
-    """Nothing in the expression is found in data."""
+    """Test that no part of the expression is found in data."""
     return all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
@@ -182,7 +182,7 @@ def _is_symbol(arg: Any) -> bool:
 
 
 def is_positive(size: Expr) -> bool:
-    """It is a size of an input, which is no symbol where it is 0 or 1."""
+    """Test for a size of an input, which is no symbol where it is 0 or 1."""
     return size.value.is_Symbol and isinstance(size.value, Symbol) and bool(size.value.is_positive)
 
 
@@ -212,7 +212,8 @@ _TRIES = 200
 def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int] | None:
     """Sizes and numbers that keep the premises and break the relation; None if there are none, or none is found.
 
-    What follows by algebra has none. Of anything else the hints are tried first, then numbers near them and multiples.
+    A relation that follows by algebra has none. Of anything else the hints are tried first, then numbers near them
+    and multiples.
     """
     known = _equalities(premises)
     value = _given(relation.value, known)

@@ -190,7 +190,7 @@ def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, 
 
 
 def remainder(self: Any, other: Tensor) -> Tensor:
-    """Of a number: PyTorch has no derivative of this overload."""
+    """Compute the remainder of a number: PyTorch has no derivative of this overload."""
     dtype = torch.result_type(other, self)
     return aten.remainder.Tensor(torch.scalar_tensor(self, dtype=dtype, device=other.device), other.to(dtype))
 
@@ -230,7 +230,7 @@ def _is_injective(size: list[int], stride: list[int]) -> bool:
 def as_strided_scatter(
     self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Any:
-    """In a trace the memory of a tensor is that of a contiguous one. Places that are written twice are left to eager."""
+    """Scatter into contiguous memory, as tensors of a trace have it. Places that are written twice are left to eager."""
     places = torch.full([1] * len(size), storage_offset or 0, device=self.device)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
         places = places + step * torch.arange(length, device=self.device).view([-1] + [1] * (len(size) - 1 - dim))

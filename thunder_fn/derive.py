@@ -1,8 +1,8 @@
 """Rules of leaf ops, derived from PyTorch's own formulas.
 
 To derive the vjp of one equation, run the op on tracers that require grad, ask autograd for the gradients, and record
-both. What was recorded before the question is the forward, what came after is the backward; what the backward reads
-of the forward are the residuals. Where PyTorch has no derivative, the op is decomposed and its parts are asked.
+both. The records before the question are the forward, those after it the backward; values of the forward that the
+backward reads are the residuals. If PyTorch has no derivative, the op is decomposed and its parts are asked.
 
 Every result is memoised by the equation (op, static arguments, input types) and by what is wanted of it.
 
@@ -188,7 +188,8 @@ _READS_LAYOUT = facts.FACTORS | facts.ADDRESSES
 
 @memo(4096)
 def ruled(trace: Trace) -> Mask:
-    """For each equation: is it a leaf that autograd alone cannot differentiate, or not again, as its rule does?
+    """Tell for each equation whether it is a leaf that autograd alone cannot differentiate, or not again, as its rule
+    does.
 
     Autograd has no derivative of most backwards (`silu_backward`), and wrong ones of some ops and of saved statistics.
     """

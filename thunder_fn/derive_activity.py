@@ -1,4 +1,6 @@
-"""Before reverse mode: which variables of a trace have derivatives, and which of these anybody asks for."""
+"""Activity and usefulness, before reverse mode: variables that have derivatives, and those whose derivatives are
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,13 @@ activity = ACTIVE.everywhere
 
 
 def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
-    """For each variable: is it active, and does a wanted output depend on it?"""
+    """Tell for each variable whether it is active and a wanted output depends on it."""
     return USEFUL.everywhere(trace, wanted_outputs, active)
 
 
 @memo(16384)
 def contributions(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> tuple[int, ...]:
-    """For each input: how many cotangents are summed up for it, those inside of composites counted."""
+    """Count for each input the cotangents that are summed up for it, those inside of composites included."""
     active = activity(trace, wanted_inputs)
     useful = usefulness(trace, active, wanted_outputs)
     counts = [0] * len(active)

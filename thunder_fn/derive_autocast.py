@@ -1,7 +1,7 @@
 """PyTorch's autocast policy of an op, asked from PyTorch.
 
-Its dispatcher knows which ops have an autocast rule on a device, leaves and functions such as `torch.matmul` alike. What
-the rule does is seen by running the op under `torch.autocast` on tracers: which of its arguments are cast, and to what.
+Its dispatcher knows which ops have an autocast rule on a device, leaves and functions such as `torch.matmul` alike.
+Running the op under `torch.autocast` on tracers shows the rule: the arguments that are cast, and their new dtypes.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Layer:
 
 
 LAYERS: dict[str, Layer] = {}
-"""By the names of the composites."""
+"""The layers that autocast lowers, by the names of the composites."""
 
 
 def cast_operands(equation: Equation) -> tuple[bool, ...]:
-    """For each operand, whether an answer about the equation goes for it."""
+    """Tell for each operand whether an answer about the equation applies to it."""
     layer = LAYERS.get(equation.op.name)
     if layer is None:
         return (True,) * len(equation.operands)

@@ -1,8 +1,8 @@
 """Forward-mode rules of leaf ops, derived from PyTorch's forward AD formulas.
 
-Where PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed; where it has no
-decomposition either, the rule comes from two vjps: the vjp is linear in the cotangent, and the transpose of that linear
-map is the jvp.
+If PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed. Without a
+decomposition the rule comes from two vjps: the vjp is linear in the cotangent, and the transpose of that linear map
+is the jvp.
 
 The values beside the tangents are those of the op, bitwise.
 """

@@ -1,8 +1,8 @@
 """Batching rules of leaf ops, derived from functorch's.
 
 Run the op under `torch.vmap` on tracers and record what the batching rule does. Batched values have their batch dim
-first. Where functorch has no rule and would loop, the op is decomposed; where that fails too, a scan runs it
-example by example, and a warning names the op once.
+first. If functorch has no rule and would loop, the op is decomposed. If that fails too, a scan runs it example by
+example, and a warning names the op once.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
 
 
 def _is_unary(equation: Equation) -> bool:
-    """It computes each element of its result from one of its only operand's: a batch is no different.
+    """Test that each element of the result follows from one of its only operand's: a batch is no different.
 
     functorch takes some of these apart, and then the derivative of the parts is NaN where that of the op is not.
     """

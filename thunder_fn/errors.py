@@ -213,7 +213,7 @@ def page_of(kind: type[BaseException]) -> str:
 
 
 def has_note(error: BaseException) -> bool:
-    """Somebody said already where an exception comes from; the link to its page does not count."""
+    """Test whether an exception already says where it comes from; the link to its page does not count."""
     return any(not note.startswith(LINK) for note in getattr(error, "__notes__", ()))
 
 

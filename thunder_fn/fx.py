@@ -243,7 +243,7 @@ def _source(node: torch.fx.Node) -> Source | None:
 
 
 class _TypeRecorder(torch.fx.Interpreter):
-    """Runs a graph and keeps the type of what each node computes."""
+    """An interpreter of a graph that keeps the type of what each node computes."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)

@@ -22,7 +22,7 @@ class _Waiting:
 
 @contextmanager
 def no_collections() -> Generator[None]:
-    """Inside, no collection begins by itself. Afterwards the collector is as it was."""
+    """Let no collection begin by itself inside. Afterwards the collector is as it was."""
     with _Waiting.lock:
         if _Waiting.users == 0:
             _Waiting.was_enabled = gc.isenabled()

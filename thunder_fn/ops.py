@@ -75,12 +75,12 @@ class Applied(Protocol):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        """Its arguments."""
+        """The arguments."""
         ...
 
     @property
     def kwargs(self) -> tuple[tuple[str, Arg], ...]:
-        """Its keyword arguments."""
+        """The keyword arguments."""
         ...
 
     @property
@@ -95,7 +95,7 @@ def draws(equation: Applied) -> bool:
 
 
 def draws_within(trace: Any) -> bool:
-    """Some equation of a trace, however deep, draws random numbers or has another effect."""
+    """Test whether some equation of a trace, however deep, draws random numbers or has another effect."""
     return any(
         draws(equation)
         or (equation.op.kind == "leaf" and is_effectful(equation.op))
@@ -121,7 +121,7 @@ def _dropout_position(op: Op) -> int | None:
 
 @cache
 def is_constant(op: Op) -> bool:
-    """Its floating results have no derivative in reverse mode: it draws numbers, or makes a tensor like another."""
+    """Test whether no derivative goes back through the op: it draws numbers, or makes a tensor like another."""
     return op in (STOP_GRADIENT, NO_GRAD) or op in facts.DRAWS or op in facts.LIKE
 
 
@@ -136,7 +136,7 @@ def is_effectful(op: Op) -> bool:
 
 @cache
 def is_view(op: Op) -> bool:
-    """Its output shares memory with an input."""
+    """Test whether the output shares memory with an input."""
     return op.kind == "leaf" and any(
         argument.alias_info is not None and not argument.alias_info.is_write
         for argument in schema_of(overload(op)).arguments
@@ -151,7 +151,9 @@ def is_pointwise(op: Op) -> bool:
 
 @cache
 def is_factory(op: Op) -> bool:
-    """Makes a tensor from nothing: where no dtype and device are given, the defaults of the moment decide."""
+    """Test whether the op makes a tensor from nothing: where no dtype and device are given, the defaults of the
+    moment decide.
+    """
     if op.kind != "leaf":
         return False
     arguments = schema_of(overload(op)).arguments
@@ -174,7 +176,7 @@ def returns_nothing(op: Op) -> bool:
 
 @cache
 def lists_returned(op: Op) -> tuple[bool, ...]:
-    """For each result in a leaf's schema, whether it is a list of them."""
+    """Tell for each result in a leaf's schema whether it is a list."""
     return tuple(isinstance(result.type, torch.ListType) for result in schema_of(overload(op)).returns)
 
 

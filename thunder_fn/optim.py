@@ -2,8 +2,8 @@
 
 The optimizer's own code runs on copies of the parameters; under capture it is functionalised like any in-place code.
 
-The update of each parameter is one equation. What depends on the step count and changed options alone is computed in
-front of all updates; the rest is a body that parameters of one kind share.
+The update of each parameter is one equation. Values that depend on the step count and changed options alone are
+computed in front of all updates; the rest is a body that parameters of one kind share.
 """
 
 from __future__ import annotations
@@ -168,12 +168,13 @@ class FunctionalOptimizer:
         `changed` are options that are other than they were when this value was made, as a schedule's `lr`. A tensor of
         rank 0 for one is an input like any other: the step is not traced again when its value changes.
 
-        What a step writes to its parameter group, as some optimizers keep their count there, is in the state as `group`.
-        Where the parameters were computed from what is differentiated, the derivative goes through the step.
+        Values that a step writes to its parameter group, as some optimizers keep their count there, are in the state
+        as `group`. If the parameters were computed from what is differentiated, the derivative goes through the step.
 
         Raises:
-            OptimizerError: the optimizer has no such option, or it cannot change; a step keeps values in attributes of the
-                optimizer; a derivative is to go through the step of an optimizer that has no option `differentiable`.
+            OptimizerError: the optimizer has no such option, or it cannot change; a step keeps values in attributes
+                of the optimizer; a derivative is to go through the step of an optimizer that has no option
+                `differentiable`.
         """
         if "dampening" in changed and self._has_momentum_of_zeros:
             what = "SGD's dampening cannot change: the first step leaves it out, and this state starts with a momentum of zeros"
@@ -354,14 +355,16 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
 
     Args:
         make: an optimizer class, such as `torch.optim.AdamW`.
-        options: its keyword arguments. With `differentiable=True` a derivative goes through the steps, as in MAML or where
-            hyperparameters are learned, and with False none does. Without it a derivative goes through the steps inside of what
-            `grad` and its like differentiate; elsewhere, as in PyTorch, what a step gives counts as a constant.
+        options: its keyword arguments. With `differentiable=True` a derivative goes through the steps, as in MAML or
+            where hyperparameters are learned, and with False none does. Without it a derivative goes through the
+            steps inside of what `grad` and its like differentiate; elsewhere, as in PyTorch, what a step gives counts
+            as a constant.
 
     Returns:
-        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam and
-        others that start from zeros has its structure from the start. Where the first step makes a state of its own, as that
-        of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is empty and a jitted step is traced twice.
+        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam
+        and others that start from zeros has its structure from the start. If the first step makes a state of its own,
+        as that of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is empty and a jitted
+        step is traced twice.
 
     Raises:
         OptimizerError: the optimizer's step calls the loss itself, as that of LBFGS does.

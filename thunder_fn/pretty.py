@@ -120,7 +120,7 @@ def _leaf_text(op: Op) -> str:
 
 
 def _lists_returned(equation: Equation) -> tuple[bool, ...]:
-    """For each result of a leaf, whether it is a list. Empty where PyTorch does not know the op, and for bodies."""
+    """Tell for each result of a leaf whether it is a list. Empty where PyTorch does not know the op, and for bodies."""
     try:
         return ops.lists_returned(equation.op) if equation.op.kind == "leaf" else ()
     except InvalidTrace:
@@ -232,7 +232,7 @@ class _Printer:
 
 
 def _operand_mask(equation: Equation) -> tuple[bool, ...] | None:
-    """For each value in a call, whether it is an operand. None if the operands are just its tensors."""
+    """Tell for each value in a call whether it is an operand. None if the operands are just its tensors."""
     if all(isinstance(var.type, TensorType) for var in equation.operands):
         return None
     return tuple(_mask((equation.args, tuple(arg for _, arg in equation.kwargs))))

@@ -108,7 +108,7 @@ STATISTICS: dict[str, Callable[..., Any]] = {
     "aten.native_layer_norm_backward.default": layer_norm_backward,
     "aten.native_batch_norm_backward.default": batch_norm_backward,
 }
-"""By the name of the op."""
+"""The functions by the name of the op."""
 
 
 def with_own_statistics(recorder: Recorder, equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...] | None:

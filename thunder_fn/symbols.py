@@ -9,9 +9,9 @@ number `s0` itself, says what `s0` is. An equation whose result has a size that 
 own, `u0`. Symbols are in scope in the bodies of equations, as the type variables of a function are in the functions
 inside it, so that no interpreter has to hand numbers from trace to trace.
 
-A symbol knows the number that it stood for when its trace was made, its `hint`. Where a rule is derived and PyTorch asks
-whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of other
-numbers have other symbols, so nothing that is remembered of one is taken for the other.
+A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is derived and PyTorch
+asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of
+other numbers have other symbols, so nothing that is remembered of one is taken for the other.
 
 An equation that finds a size in data stays while anything may read the symbol, is never merged, and stands at the top
 of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that is
@@ -175,9 +175,9 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
 
 @_remembered
 def finders(trace: Trace) -> dict[sympy.Basic, Var]:
-    """For each size and number that a trace's own equations find in data, the first variable that says what it is.
+    """The first variable that binds each unbacked size or number found by a trace's own equations.
 
-    What is mentioned before is known from around the trace.
+    A symbol that is mentioned before is known from around the trace.
     """
     found: dict[sympy.Basic, Var] = {}
     if not any(map(made_by, trace.equations)):
@@ -241,7 +241,7 @@ def _bare(type: Type) -> Iterator[tuple[int | None, sympy.Basic]]:
 
 
 def binders(variables: Iterable[Var]) -> dict[sympy.Basic, tuple[Var, int | None]]:
-    """For each symbol that the types of these variables bind, the variable and the dim that say what it is."""
+    """The variable and the dim that bind each symbol in the types of these variables."""
     found: dict[sympy.Basic, tuple[Var, int | None]] = {}
     for var in variables:
         for dim, symbol in _bare(var.type):
@@ -267,7 +267,7 @@ def bind(variables: Sequence[Var], values: Sequence[Any]) -> dict[sympy.Basic, N
 
 
 class Substitution:
-    """Puts numbers or expressions in place of symbols, wherever they stand. Equal bodies stay one object."""
+    """A substitution of numbers or expressions for symbols, wherever they stand. Equal bodies stay one object."""
 
     def __init__(self, change: Callable[[Expr], Expr | Number]) -> None:
         self.change = change

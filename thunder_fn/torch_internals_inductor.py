@@ -54,7 +54,7 @@ class WrapperCode:
     constants: dict[str, torch.Tensor]
     products: Mapping[str, ProductCall]
     strides: tuple[tuple[Any, ...] | None, ...]
-    """Of each output, as ints and expressions; None for what is no tensor."""
+    """The strides of each output, as ints and expressions; None for what is no tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +374,7 @@ def fakes_of(values: Sequence[Any]) -> Generator[list[Any]]:
 
 @contextlib.contextmanager
 def running(fakes: Sequence[Any], numbers: Numbers | None) -> Generator[None]:
-    """Inside, ops on what `strided_fakes` or `symbolic_fakes` made run on no data, and what makes tensors makes such."""
+    """Run ops inside on no data for tensors of `strided_fakes` or `symbolic_fakes`; ops that make tensors make such."""
     modes = (fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))
     mode = next(modes, None) or FakeTensorMode(shape_env=numbers)
     composed = contextlib.nullcontext() if numbers is None else symbolic_dispatch()

@@ -81,7 +81,7 @@ def warm_up() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=int(os.environ.get("FUZZ_SEED", time.time_ns() % 10**9)))
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
     parser.add_argument("--folder", type=Path, default=Path("fuzz_out"))
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--no-shrink", action="store_true")

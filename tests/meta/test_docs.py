@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -33,6 +34,16 @@ def test_page_shows_what_its_code_prints(path: Path, request: pytest.FixtureRequ
     if request.config.getoption("--update-golden"):
         path.write_text(new)
     assert text == new, "`make golden` rewrites the outputs"
+
+
+BROUGHT = {*sys.stdlib_module_names, "hypothesis", "matplotlib", "numpy", "rich", "thunder_fn", "torch"}
+"""What `make docs` installs: pages run there."""
+
+
+def test_pages_import_what_their_extra_brings() -> None:
+    blocks = ((path, block["body"]) for path in PAGES for block in shown.BLOCK.finditer(path.read_text()))
+    imports = re.compile(r"^\s*(?:import|from) (\w+)", re.MULTILINE)
+    assert not [(path.name, name) for path, code in blocks for name in imports.findall(code) if name not in BROUGHT]
 
 
 @pytest.mark.parametrize("kind", errors.KINDS, ids=lambda kind: kind.__name__)

@@ -64,3 +64,24 @@ def test_private_pytorch_names_are_in_one_file() -> None:
         if pattern.search(line)
     ]
     assert not found
+
+
+CLAUSES = re.compile(
+    r"(What|Which|Whose|Who|Whom|How|Where|When|Whether|Why|That|If|As|Because|Whatever|Whoever|While"
+    r"|Of|From|Inside|At|Its|There|Something|Somebody|Nobody|Everything|Stands|Runs|Writes|Compiles|Puts)\b(?! import)"
+)
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name)
+def test_docstrings_begin_with_no_clause(path: Path) -> None:
+    """A docstring begins with an imperative ("Return ...") or with a noun phrase that names the thing."""
+    found = {node.lineno: str(node.value) for node in docstrings(ast.parse(path.read_text()))}
+    clauses = {line: text for line, text in found.items() if CLAUSES.match(text.lstrip())}
+    assert not clauses, "begin with an imperative or with a noun phrase that names the thing"
+
+
+def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Strings that stand as statements: docstrings, and the descriptions of constants and fields below them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value

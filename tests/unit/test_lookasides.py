@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import inspect
 import math
@@ -20,7 +21,7 @@ import torch.utils.checkpoint
 from torch.utils.checkpoint import checkpoint as imported_checkpoint
 
 import thunder_fn as tfn
-from thunder_fn import Lookaside, jit
+from thunder_fn import Lookaside, cache_info, jit, torch_internals as internals
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.errors import JitError, LookasideError, RecipeError
 from thunder_fn.trace import Trace
@@ -225,6 +226,51 @@ def test_builtins_that_modules_have(name: str) -> None:
         torch.testing.assert_close(jit(f, lookasides=[Lookaside(builtin, seven)])(X), X * 7)
         assert torch.equal(f(X), want) and torch.equal(found[0], want) and torch.equal(jit(f)(X), want)
     assert math.sqrt is imported_sqrt and len is builtins.len
+
+
+REPLACED_BY_CAPTURES = {
+    "sqrt of a size": (math.sqrt, lambda x: x * math.sqrt(x.shape[0])),
+    "inference mode": (torch.is_inference_mode_enabled, lambda x: x * torch.is_inference_mode_enabled()),
+    "threads of a pool": (torch.get_num_interop_threads, lambda x: x * torch.get_num_interop_threads()),
+    "fast path": (torch.backends.mha.get_fastpath_enabled, lambda x: x * torch.backends.mha.get_fastpath_enabled()),
+    "seed": (torch.initial_seed, lambda x: x * torch.random.initial_seed()),
+    "state": (torch.get_rng_state, lambda x: x * torch.get_rng_state()),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED_BY_CAPTURES)
+def test_what_a_capture_itself_replaces(name: str) -> None:
+    """The lookaside is asked before the capture, and for symbolic sizes too."""
+    fn, f = REPLACED_BY_CAPTURES[name]
+    jitted = jit(f, lookasides=[Lookaside(fn, lambda *args: 7)])
+    for size in (3, 3, 4, 5):
+        torch.testing.assert_close(jitted(torch.ones(size)), torch.full((size,), 7.0))
+    assert cache_info(jitted).misses <= 2
+    inside = jit(lambda x: jit(f, lookasides=[Lookaside(fn, lambda *args: 7)])(x))
+    torch.testing.assert_close(inside(X), X * 7)
+
+
+def test_patches_of_one_place_come_and_go_in_any_order() -> None:
+    place = types.SimpleNamespace(f=lambda: ("f",))
+    original = place.f
+    make = lambda name: lambda before: lambda: (name, *before())
+    inner, outer = internals.Patch((place, "f", make("a"))), internals.Patch((place, "f", make("b")), outermost=True)
+    for first, second in ((inner, outer), (outer, inner)):
+        with contextlib.ExitStack() as stack:
+            with contextlib.ExitStack() as early:
+                early.enter_context(first.applied())
+                stack.enter_context(second.applied())
+                assert place.f() == ("b", "a", "f")
+                assert internals.patched_places(original) == [(place, "f")] and internals.unpatched(place.f) is original
+            assert place.f() == (*("b" if second is outer else "a"), "f")
+        assert place.f is original
+    with inner.applied():
+        kept, place.f = place.f, len
+    assert place.f is len
+    place.f = kept  # somebody else puts our replacement back: the next patch knows it
+    with inner.applied():
+        assert place.f() == ("a", "f")
+    assert place.f is original and internals.patched_places(original) == []
 
 
 def test_a_builtin_calls_the_original_in_its_replacement() -> None:

@@ -87,7 +87,7 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
 
     Returns:
         A function with the arguments of f. Carries of loops keep their types, and branches that autocast leaves in
-        different precisions give the widest. That of a jitted function is jitted.
+        different precisions give the widest. The result for a jitted function is jitted.
 
     Raises:
         AutocastError: the dtype or the policy is none, or the policy answers something else.

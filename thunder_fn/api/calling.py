@@ -1,4 +1,4 @@
-"""What every transform shares: capture the function, apply the new trace, write back what it mutates."""
+"""The common part of all transforms: capture the function, apply the new trace, write back its mutations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any,
 
 
 class Transformed:
-    """What transformed functions share: the name and the wrapped function of the original; and that Dynamo, which could only read
-    how they capture, leaves their calls alone."""
+    """Base of transformed functions: the name and the wrapped function of the original. Dynamo leaves their calls
+    alone, since it could only read how they capture.
+    """
 
     fn: Callable[..., Any]
 
@@ -86,7 +87,7 @@ def main_only(captured: Captured) -> Captured:
 
 
 def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...]:
-    """For each output of the trace: is it part of the output proper, neither aux nor a write?"""
+    """Tell for each output of the trace whether it is part of the output proper, neither aux nor a write."""
     extra = (False,) * (len(captured.trace.outputs) - captured.num_results)
     if not has_aux:
         return (True,) * captured.num_results + extra

@@ -94,12 +94,14 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
 
 
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """As `grad`, returning `(gradients, value)` or `(gradients, (value, aux))`, in torch.func's order."""
+    """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in torch.func's
+    order.
+    """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
 
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """As `grad`, returning `(value, gradients)` or `((value, aux), gradients)`, in JAX's order."""
+    """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`, in JAX's order."""
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))
 
 
@@ -164,7 +166,7 @@ def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
 
 
 def input_mask(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]) -> tuple[bool, ...]:
-    """For each input of the trace: does it belong to an argument that is differentiated?"""
+    """Tell for each input of the trace whether it belongs to a differentiated argument."""
     flags: list[bool] = []
     for number, arg in enumerate(args):
         flags += [number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)]

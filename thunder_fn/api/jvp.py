@@ -114,7 +114,7 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
 
 @dataclass(frozen=True)
 class Linear:
-    """What `linearize` returns: a linear function from tangents of the primals to the tangent of the output."""
+    """The result of `linearize`: a linear function from tangents of the primals to the tangent of the output."""
 
     trace: Trace
     residuals: tuple[torch.Tensor, ...]

@@ -77,7 +77,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
 def _own_bytes(
     trace: Trace, tensors: Sequence[torch.Tensor], outputs: Sequence[Atom], residuals: Sequence[Var]
 ) -> list[int]:
-    """For each residual the bytes of its storage, unless that is there anyhow."""
+    """The bytes of each residual's storage, zero where that is there anyhow."""
     mode = internals.fake_mode()
     env = values_without_numbers(mode, trace, [internals.fake_like(mode, tensor) for tensor in tensors])
     there = (*trace.inputs, *(constant.var for constant in trace.constants), *outputs)

@@ -21,7 +21,7 @@ from thunder_fn.trace import Type, type_of_value
 
 @dataclass(frozen=True)
 class Pullback:
-    """What `vjp` returns: a linear function from a cotangent of the output to cotangents of the primals."""
+    """The result of `vjp`: a linear function from a cotangent of the output to cotangents of the primals."""
 
     split: Split
     residuals: tuple[torch.Tensor, ...]

@@ -39,7 +39,7 @@ VARIANTS: dict[str, tuple[Any, str]] = {
     "at most 4 MB a block": (POLICIES.budget(4 << 20), "no checkpoint"),
     "everything": (POLICIES.everything_saveable, "no checkpoint"),
 }
-"""What our blocks keep, and what in PyTorch keeps no less."""
+"""The policy of our blocks, and a way in PyTorch that keeps no less."""
 
 
 def run(quick: bool = False) -> Iterator[Memory]:

@@ -56,7 +56,7 @@ def _fresh(peer: str, layers: int, *, again: bool = False) -> list[dict[str, flo
 
 
 def _measure(peer: str, layers: int) -> dict[str, float]:
-    """Runs in the new process. PyTorch and the model are there when the clock starts."""
+    """Measure in the new process. PyTorch and the model are there when the clock starts."""
     import torch
 
     from thunder_fn.benchmarks.models import GPT

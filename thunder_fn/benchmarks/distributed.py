@@ -68,7 +68,7 @@ def _start(rank: int, quick: bool, folder: str) -> subprocess.Popen[str]:
 
 
 def measure(folder: Path, quick: bool) -> dict[str, Any]:
-    """What one rank measures."""
+    """Measure on one rank."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     timeout, store = datetime.timedelta(seconds=120), f"file://{folder / 'store'}"
@@ -137,7 +137,7 @@ def _local_bytes(model: Any) -> int:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a GPU and the links between GPUs do, at the rates that programs reach."""
+    """Rates that programs reach on a GPU and on the links between GPUs."""
 
     flops: float = 989e12 * 0.45
     inside: float = 370e9  # bytes a second between the GPUs of a node
@@ -259,7 +259,7 @@ def products(equation: Equation) -> float:
 
 
 def _ring_bytes(equation: Equation, ranks: int) -> float:
-    """What each rank sends in a ring: all shards but one."""
+    """The bytes that each rank sends in a ring: all shards but one."""
     whole = equation.outputs[0].type if equation.op.name == GATHER else equation.operands[0].type
     return _bytes(whole) * (ranks - 1) / ranks
 

@@ -94,7 +94,7 @@ def run_case(case: Case, quick: bool = False) -> Result:
 
 
 def _calls_in(seconds: float, peer: Callable[[], object]) -> int:
-    """How many calls take so long, threads and clocks being what they are after as long a time."""
+    """The number of calls that take so long, threads and clocks being what they are after as long a time."""
     if not seconds:
         return 0
     calls, end = 0, time.perf_counter() + seconds
@@ -152,7 +152,7 @@ def machine() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """What the processor calls itself, as far as the system tells."""
+    """The processor's name for itself, as far as the system tells."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()

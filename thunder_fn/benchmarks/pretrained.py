@@ -100,14 +100,14 @@ MODELS = {
     "Mixtral-tiny": Model("MixtralForCausalLM", "MixtralConfig", _MIXTRAL, _GROUPED, 2, 64),
 }
 QUICK = {"BERT-base, sequence classification": ("eager", "torch.compile"), "Llama of 4 layers, decoding": ("eager",)}
-"""What --quick measures beside ours: the first compilation of a process with empty caches takes half a minute."""
+"""Cases of --quick beside ours: the first compilation of a process with empty caches takes half a minute."""
 
 PATIENCE_SECONDS = 300
-"""What a process is given."""
+"""The seconds that a process is given."""
 
 
 def cases(only: str, quick: bool = False) -> tuple[str, ...]:
-    """What has a text in its name, in small or capital letters: captures, then models."""
+    """The cases with a text in their name, in small or capital letters: captures, then models."""
     names = (*map("capture of {} on meta".format, SMALLER if quick else CAPTURED), *(QUICK if quick else MODELS))
     return tuple(name for name in names if only.lower() in name.lower())
 
@@ -137,7 +137,7 @@ def _is_there(peer: str) -> bool:
 
 
 def _fresh(name: str, peer: str, quick: bool) -> dict[str, float] | None:
-    """What new processes measure that begin with empty caches; None if one of them is not done in time."""
+    """Measure in new processes that begin with empty caches; None if one of them is not done in time."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {"THUNDER_FN_CACHE_DIR": f"{folder}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs"}
         malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

@@ -55,7 +55,7 @@ def run(quick: bool = False) -> Iterator[Result]:
 
 
 def bytes_of(module: Any) -> int:
-    """What a module's matrices take as they are stored."""
+    """The bytes of a module's matrices as they are stored."""
     parts = module.parts() if hasattr(module, "parts") else dict(module.named_parameters())
     return sum(
         part.numel() * part.element_size() for name, part in parts.items() if "bias" not in name and "norm" not in name
@@ -103,7 +103,9 @@ def _block(scheme: str, width: int, dtype: torch.dtype) -> Case:
 
 
 def _kernels(scheme: str, w: torch.Tensor, x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What PyTorch, torchao and bitsandbytes have for a scheme; nothing but the kernel on what it wants."""
+    """The kernels of PyTorch, torchao and bitsandbytes for a scheme; nothing but the kernel, on the bytes that it
+    wants.
+    """
     parts = SCHEMES[scheme].encode(w)
     found: dict[str, Callable[[], object]] = {}
     if scheme == "int8":

@@ -19,7 +19,7 @@ SIZES = ((2, 64, 32, 4), (4, 256, 128, 8))
 """Layers, width, context and batch of each case."""
 
 RATE, DECAY, EPSILON, BETAS = 1e-3, 1e-2, 1e-8, (0.9, 0.999)
-"""What AdamW has by default in PyTorch, for the peer that has no optimizer of its own."""
+"""PyTorch's defaults for AdamW, for the peer that has no optimizer of its own."""
 
 
 def run(quick: bool = False) -> Iterator[Result]:

@@ -54,7 +54,9 @@ __all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "c
 
 
 class _TensorLeaf:
-    """Stands for a tensor, or a number that is a symbol, among the leaves of a pytree whose others are static values."""
+    """Stand-in for a tensor, or a number that is a symbol, among the leaves of a pytree whose others are static
+    values.
+    """
 
     def __repr__(self) -> str:
         return "TENSOR"
@@ -68,7 +70,7 @@ TENSOR = _TensorLeaf()
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Something that the function mutates: an input of the trace by index, or a closed-over tensor."""
+    """A mutation by the function: of an input of the trace, by index, or of a closed-over tensor."""
 
     target: int | torch.Tensor
 
@@ -126,7 +128,7 @@ class Captured:
 
     @property
     def num_results(self) -> int:
-        """How many of the trace's outputs belong to the result."""
+        """The number of the trace's outputs that belong to the result."""
         return len(self.trace.outputs) - len(self.writes)
 
     def result(self, outputs: tuple[Any, ...]) -> Any:
@@ -141,7 +143,7 @@ class Captured:
         return pytree.unflatten(self.out_spec, leaves)
 
     def paths(self, root: str = "out") -> list[str]:
-        """How one writes each tensor of the result, such as `out['w']`."""
+        """The path of each tensor of the result, such as `out['w']`."""
         paths = pytree.paths_of(self.out_spec, root)
         return [path for path, leaf in zip(paths, self.out_leaves, strict=True) if leaf is TENSOR]
 
@@ -253,7 +255,7 @@ def _capture(
 
     unfinished: _End | None = None
     try:
-        # noted_state before diverted: of what both patch, the noted function asks for its lookaside
+        # diverted comes after what else replaces functions: lookasides are around it
         with recorder.running(module_scopes(), noted_state(), diverted(), ScopeMode(recorder)):
             wrt = frozenset(differentiated or ())
             tracers = {i: recorder.input(leaves[i], layouts.get(i), is_differentiated=i in wrt) for i in places}
@@ -292,7 +294,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a function has got to: its result, and what it has changed."""
+    """The end of a function's run: its result, and its changes."""
 
     out_spec: pytree.PyTreeSpec
     out_leaves: tuple[Any, ...]
@@ -369,7 +371,7 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> str:
-    """How one writes a leaf of a call, such as `args[0]['w']`."""
+    """The path of a leaf of a call, such as `args[0]['w']`."""
     return [*pytree.paths(args, "args"), *pytree.paths(kwargs, "kwargs")][index]
 
 
@@ -416,7 +418,7 @@ def _output(recorder: Recorder, leaf: Any, name: str) -> Atom:
 def _changes(
     recorder: Recorder, f: Callable[..., Any], tensors: list[torch.Tensor], tracers: list[torch.Tensor]
 ) -> list[tuple[Write, Var]]:
-    """What the function changed, and the new values: tensors in place, buffers of modules, gradients of leaves."""
+    """The changes of the function with the new values: tensors in place, buffers of modules, gradients of leaves."""
     positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
     found: list[tuple[Write, Var]] = []
     for position, tracer in enumerate(tracers):
@@ -455,7 +457,7 @@ def _written(
 def _accumulated(
     recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
 ) -> list[tuple[Write, Var]]:
-    """What `backward()` left in the gradient of a leaf from outside. One that was changed in place is none any more."""
+    """The gradient that `backward()` left in a leaf from outside. One that was changed in place is none any more."""
     if not tracer.is_leaf:
         return []
     with internals.no_torch_function():

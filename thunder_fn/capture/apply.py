@@ -1,8 +1,9 @@
 """Calling a trace: on tensors it is evaluated, inside a capture it becomes one equation.
 
 A transform that is called inside a traced function (`grad(f)(x)` under `jit`) captures f on its own, transforms the
-trace and applies it here. The trace becomes the body of a composite; where autograd follows the operands the composite is
-one node of its graph, with the rules of its body. Where a torch.func transform must see every op, it is replayed op by op.
+trace and applies it here. The trace becomes the body of a composite; where autograd follows the operands the
+composite is one node of its graph, with the rules of its body. If a torch.func transform must see every op, the trace
+is replayed op by op.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def bind_trace(
 
 
 def _names(trace: Trace, inputs: Sequence[Any]) -> dict[Any, Any]:
-    """What sizes that were found in data, of which the trace is given tensors, are called in this capture."""
+    """Names in this capture for unbacked sizes of which the trace is given tensors."""
     if not any(
         isinstance(size, Expr) for type in trace.input_types if isinstance(type, TensorType) for size in type.shape
     ):

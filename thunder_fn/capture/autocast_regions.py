@@ -1,6 +1,6 @@
 """`torch.autocast` regions inside a traced function.
 
-What runs in a region becomes a composite, `autocast_region`, with the casts of the region in it, or none where it turns
+The ops of a region become a composite, `autocast_region`, with the casts of the region in it, or none where it turns
 autocast off. The autocast interpreter leaves it as it is: in PyTorch the innermost region decides.
 """
 

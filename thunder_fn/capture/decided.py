@@ -1,4 +1,4 @@
-"""What tracing decides about symbolic numbers: questions of Python and PyTorch, and demands on sizes found in data."""
+"""Decisions about symbolic numbers while tracing: questions of Python and PyTorch, and demands on unbacked sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Decisions:
     def on_assertion(self, relation: Expr) -> None:
         """PyTorch or `torch._check` demands something of sizes that depend on data: the program checks it.
 
-        What PyTorch knows of a size that the op at hand finds is true of the op.
+        PyTorch's knowledge of a size that the op at hand finds is true of the op.
         """
         if not all(isinstance(symbol, Symbol) or symbol in self._made for symbol in relation.value.free_symbols):
             return
@@ -51,7 +51,7 @@ class Decisions:
 
     @property
     def constraints(self) -> tuple[Expr, ...]:
-        """What has been decided about symbols."""
+        """The decisions so far, as constraints."""
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
 
     def settled(self, trace: Trace) -> Trace:

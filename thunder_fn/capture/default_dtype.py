@@ -1,4 +1,4 @@
-"""What ints promote to where the traced function sets another default dtype: that becomes a cast in the trace.
+"""Promotion of ints where the traced function sets another default dtype: a cast in the trace.
 
 An op of ints and bools only, with a float result, gives what the default dtype says. A trace means what it would in the
 default dtype that the capture began with, so an op that is recorded under another one reads its operands as floats.

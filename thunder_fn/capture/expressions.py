@@ -156,13 +156,13 @@ class _Reader:
             self.use(source)
 
     def end(self, *sources: Source) -> None:
-        """What becomes of the values is not known, or takes all of them."""
+        """End a value: its further use is not known, or takes all of it."""
         for source in sources:
             if source is not None and source[0] not in _NO_CONTENT:
                 self.use(("whole", source))
 
     def merge(self, offset: int) -> None:
-        """At a target of jumps: a place of the stack may hold either of two values."""
+        """Merge at a target of jumps: a place of the stack may hold either of two values."""
         other = self.at.get(offset)
         if self.is_dead or other is None or len(other) != len(self.stack):
             self.stack = list(other if other is not None else [] if self.is_dead else self.stack)
@@ -390,7 +390,9 @@ def _either(a: Source, b: Source) -> Source:
 
 
 def _is_moving(source: Any, fixed: frozenset[str]) -> bool:
-    """What an expression gives may be another thing at the end of a frame: it depends on calls, or on locals that are bound."""
+    """Test whether an expression may give another value at the end of a frame: it depends on calls, or on bound
+    locals.
+    """
     if not isinstance(source, tuple) or not source or source[0] == "const":
         return False
     if source[0] == "local":

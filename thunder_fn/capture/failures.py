@@ -1,4 +1,4 @@
-"""What cannot be captured, and the errors that say so."""
+"""Failures of capture, and the errors that report them."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def traced_function_error(error: Exception, name: str) -> Exception:
 
 
 def source_of(f: Callable[..., Any]) -> Source | None:
-    """Where the user wrote a function, a module or what they wrap; where the call is, if that is not known."""
+    """Find the source of a function, a module or what they wrap; the call's own place if that is not known."""
     f = inspect.unwrap(getattr(f, "func", f))
     function = getattr(type(f), "forward", None) if isinstance(f, torch.nn.Module) else getattr(f, "__func__", f)
     code = getattr(function, "__code__", None)

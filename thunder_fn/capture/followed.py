@@ -1,9 +1,10 @@
 """Structured equations on tensors that autograd follows.
 
 A traced function may call `torch.autograd.grad` or `backward` itself, and parameters require gradients, so autograd
-follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when autograd
-asks for it: then the equation, which is already in the recording, is replaced by its split forward, whose residuals the
-backward reads. Where the backward is to be differentiated itself (`create_graph=True`), each half is a node in turn.
+follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when
+autograd asks for it: then the equation, which is already in the recording, is replaced by its split forward, whose
+residuals the backward reads. If the backward itself is differentiated (`create_graph=True`), each half is a node in
+turn.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def bind_followed(
 
 
 class _Node:
-    """What the node of one equation knows: the record of the equation, and where it is."""
+    """The data of one equation's node: the record of the equation, and its place."""
 
     def __init__(self, recorder: Recorder, bind: Bind, apply: Apply, split: SplitRule | None) -> None:
         self.recorder, self._bind, self.apply, self._split = recorder, bind, apply, split

@@ -56,7 +56,7 @@ class Observer(Protocol):
         """A frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
-        """It returns or yields a value; None where it raises."""
+        """Note the end of a frame: it returns or yields a value, or raises, which is None."""
 
 
 _observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
@@ -109,7 +109,7 @@ def _is_told(frame: types.FrameType) -> bool:
 
 @contextmanager
 def observed_by(observer: Observer) -> Generator[None]:
-    """Inside, `observer` hears of the frames that run within `running`, in this thread."""
+    """Let `observer` hear of the frames that run within `running`, in this thread."""
     token = _observer.set(observer)
     try:
         yield
@@ -169,7 +169,7 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
 
 
 def pause() -> Any:
-    """What runs from now on in this thread is machinery. Returns what `resume` takes; None if nothing was watched."""
+    """Mark the start of machinery in this thread. Returns an argument for `resume`; None if nothing was watched."""
     hook = sys.getprofile()
     if hook is None or not hasattr(hook, "is_ours"):
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Gradients:
-    """Of one recorder. `taken` are leaves: (tensor, its tracer, the gradient that it had).
+    """The gradients that one recorder knows. `taken` are leaves: (tensor, its tracer, the gradient that it had).
 
     `read` are those whose gradient was read or changed, which the trace depends on: (tensor, the gradient). A function that was
     called `follows` if it turns gradients on where they are off, and some result of it requires grad.
@@ -38,7 +38,9 @@ class Gradients:
         self.taken.append((tensor, tracer, before))
 
     def look_at(self, tensor: torch.Tensor) -> None:
-        """What is recorded depends on the `.grad` of a tensor from outside, or of its tracer: on which tensor it is."""
+        """Record that the trace depends on the `.grad` of a tensor from outside, or of its tracer: on which tensor it
+        is.
+        """
         for given, tracer, before in self.taken:
             if tensor is tracer or tensor is given:
                 self.read[id(given)] = given, before

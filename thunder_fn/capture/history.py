@@ -1,4 +1,4 @@
-"""What autograd follows of a variable: its history, which ops below autograd do not show.
+"""The history of a variable: the values from which autograd differentiates it, which ops below autograd do not show.
 
 Values flow from equation to equation, and gradients mostly flow back the same way. They do not where code runs under
 `no_grad`, inside a `torch.autograd.Function`, or writes to memory that another tensor has with a history of its own. There a
@@ -147,7 +147,7 @@ class History:
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
-        """Around an op that changes tensors in place; where gradients are off, their history stays what it was.
+        """Enter around an op that changes tensors in place; where gradients are off, their history stays what it was.
 
         The first op recorded that has results of their types computes their new values; what comes after it brings views up
         to date.
@@ -183,7 +183,7 @@ class History:
 
     @contextmanager
     def _following(self) -> Generator[None]:
-        """What is recorded inside is followed, though gradients are off."""
+        """Follow with autograd what is recorded inside, though gradients are off."""
         before, self._updating = self._updating, True
         try:
             yield
@@ -191,9 +191,10 @@ class History:
             self._updating = before
 
     def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a view is taken of where gradients are off: such a view has no history.
+        """Return the base for a view that is taken where gradients are off: such a view has no history.
 
-        Where the memory was changed before, views of it are made again from what it is now, and would have one.
+        If the memory was changed before, PyTorch makes views of it again from its present value, and they would have
+        a history.
         """
         memory = internals.memory_in(tensor)
         if internals.storage_id(memory) not in self._written:
@@ -235,7 +236,7 @@ class History:
         self._links.append((source, weakref.ref(alias)))
 
     def _tell(self, changed: Memory) -> None:
-        """What is linked to a changed memory gets its values."""
+        """Give the new values of a changed memory to the memories linked to it."""
         pending, told = [changed], set[int]()
         while pending:
             memory = internals.storage_id(pending.pop())

@@ -15,7 +15,7 @@ State = tuple[Any, Any]
 
 
 def state() -> State:
-    """Where the generators behind `random` and `numpy.random` are."""
+    """The state of the generators behind `random` and `numpy.random`."""
     return random.getstate(), numpy.random.get_state(legacy=True)
 
 
@@ -30,7 +30,9 @@ def drawn_since(before: State) -> str | None:
 
 @contextmanager
 def untouched_by_refusals() -> Generator[None]:
-    """If what is inside cannot be traced the generators are where they were; if it raised itself, where it left them."""
+    """Set the generators back if the code inside cannot be traced; if it raised itself, leave them where it left
+    them.
+    """
     before = state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What stands for functions of PyTorch that write to memory of their own or read values, which tracers do not have."""
+"""Stand-ins for functions of PyTorch that write to memory of their own or read values, which tracers do not have."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def dropout(x: Tensor, p: Any, train: bool) -> Tensor:
 
 
 def one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
-    """By a scatter, which refuses classes that there are not; PyTorch's own looks at values, or gives them rows of zeros."""
+    """Compute by a scatter, which refuses classes that there are not; PyTorch's own looks at values, or gives rows of
+    zeros.
+    """
     if (isinstance(num_classes, int) and num_classes <= 0) or x.dtype != torch.int64:
         return torch.nn.functional.one_hot(x, num_classes)
     zeros = torch.zeros((*x.shape, num_classes), dtype=torch.int64, device=x.device)
@@ -122,7 +124,7 @@ def _nested(data: Any) -> tuple[tuple[int, ...], list[Any]]:
 
 
 MAX_LISTED = 64
-"""Of how many elements `tolist` makes symbols."""
+"""The number of elements up to which `tolist` makes symbols."""
 
 
 def can_be_listed(x: Tensor) -> bool:
@@ -135,7 +137,7 @@ HAS_NUMBERS: dict[Any, Callable[[Tensor], bool]] = {
     Tensor.tolist: can_be_listed,
     Tensor.item: lambda x: not x.is_complex(),  # no symbol is a complex number
 }
-"""Whether the numbers in a tensor can be symbols, for the methods that ask for them."""
+"""For each method that asks for a tensor's numbers, a test whether these can be symbols."""
 
 
 def tolist(x: Tensor) -> Any:
@@ -144,7 +146,7 @@ def tolist(x: Tensor) -> Any:
 
 
 def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-    """Of a view, taken of the tensor that has the memory: such a view of a view could not be changed. The bits are the view's."""
+    """Take a view of a view from the tensor that has the memory, so that it can be changed. The bits are the view's."""
     recorder, base = current(), None if is_wrapped(x) else internals.base_of(x)
     if recorder is None or is_wrapped(x):
         return torch.as_strided(x, size, stride, storage_offset)
@@ -180,7 +182,7 @@ def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> boo
 
 
 def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-    """For a backward inside the traced function. One that comes later runs a program, and that has no hooks.
+    """Register for a backward inside the traced function. A later backward runs a program, which has no hooks.
 
     Raises:
         UnsupportedCall: the tensor's gradient would be asked for outside the traced function.
@@ -214,7 +216,7 @@ def _engine(*args: Any, **options: Any) -> Any:
 def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a graph of their own.
 
-    What a transform is called on, outside any other trace, may ask for gradients through such a graph: it is a linear map.
+    An outermost transform may ask for gradients through such a graph: it is a linear map.
 
     Raises:
         UnsupportedCall: the gradient would go on into such a graph otherwise.
@@ -249,7 +251,7 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
 
 
 def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
-    """Where a backward arrives at tensors from outside that have a graph: their tracers, and the tensors."""
+    """The ends of a backward at tensors from outside that have a graph: their tracers, and the tensors."""
     tensors = [x for x in outputs if isinstance(x, Tensor) and not is_wrapped(x)]
     own = [x for x in tensors if isinstance(x, internals.Tracer) and recorder.owns(x)]
     found = [(x, x) for x in tensors if not any(x is one for one in own)]
@@ -259,7 +261,7 @@ def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 MAX_JACOBIAN = 2**20
-"""Of how many numbers a Jacobian of a graph from outside is computed."""
+"""The number of elements up to which a Jacobian of a graph from outside is computed."""
 
 
 def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
@@ -289,7 +291,9 @@ def _recurrent(cell: str) -> Callable[..., Any]:
     original = CELLS[cell]
 
     def instead(*args: Any) -> Any:
-        """Of packed sequences, as ops that read their lengths when they run. Autocast casts inside of PyTorch's only."""
+        """Run on packed sequences as ops that read their lengths when they run. Autocast casts inside of PyTorch's
+        only.
+        """
         recorder = current()
         if is_packed(cell, args):
             is_cast = torch.is_autocast_enabled(args[0].device.type)
@@ -313,7 +317,7 @@ def _layer_by_layer(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """What a recurrent function gives. PyTorch composes it by Python code for symbolic sizes, which forgets to drop."""
+    """Run a recurrent function layer by layer. PyTorch's Python code for symbolic sizes forgets to drop."""
     if num_layers == 1 or not train or dropout == 0:
         return original(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     states, count, width = tuple(state), len(weights) // num_layers, 2 if bidirectional else 1

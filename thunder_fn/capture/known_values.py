@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def known_answer(recorder: Recorder, question: Any, args: Any, kwargs: Any) -> Any:
-    """What PyTorch's question about values is answered; NotImplemented where it depends on what the function is given."""
+    """Answer a FakeTensor value query, or return NotImplemented if the value depends on an input."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     try:
         values = _values(recorder, [recorder.known(tensor) for tensor in tensors])
@@ -68,7 +68,7 @@ def _has_symbols(arg: Any) -> bool:
 
 
 def _run(leaf: Leaf, env: dict[int, torch.Tensor]) -> tuple[Any, ...]:
-    """What the op gives; on the CPU where it is to be on the meta device, on which nothing has values."""
+    """Run the op; on the CPU in place of the meta device, on which nothing has values."""
     read: Callable[[Var], torch.Tensor] = lambda var: env[var.index]
     args = [python_arg(arg, read) for arg in leaf.args]
     kwargs = {key: python_arg(arg, read) for key, arg in leaf.kwargs}

@@ -1,4 +1,4 @@
-"""How the ops that PyTorch reports are recorded: some as another op, some as no equation at all.
+"""Records of the ops that PyTorch reports: some as another op, some as no equation at all.
 
 Views are recorded as `aten.reshape`, because strides are no part of a type.
 """

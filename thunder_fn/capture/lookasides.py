@@ -6,7 +6,8 @@ original in all others. Calls that were under way go on undisturbed. With the la
 
 Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves (`scopes.py`) and are diverted
 there. Other functions of C, such as `math.sqrt` and `print`, what `functools.cache` and `functools.partial` make, and cached
-properties are replaced where modules and classes have them, for as long as a capture runs.
+properties are replaced where modules and classes have them, for as long as a capture runs. So is what a capture itself replaces
+(`torch.get_num_threads`, `torch.initial_seed`): the lookaside is around the capture's own replacement.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Lookaside:
-    """Inside the captures that are given it, calls of `fn` go to `replace_with`; nowhere else.
+    """A replacement of a function: inside the captures that are given it, calls of `fn` go to `replace_with`; nowhere
+    else.
 
     Law: outside a capture, and in other threads, `fn` is what it was.
 
     Args:
-        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is `x.add(y)`; an
-            operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a builtin, a function with a
-            cache or a `functools.partial` that modules or classes have by name, as `math.sqrt` and `print`: calls that look it up
-            there are diverted, in users' code, not in libraries. What a cache holds is neither asked nor changed.
-        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn` inside it goes to
-            the original, in a generator's steps too.
+        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is
+            `x.add(y)`; an operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a
+            builtin, a function with a cache or a `functools.partial` that modules or classes have by name, as
+            `math.sqrt` and `print`: calls that look it up there are diverted, in users' code, not in libraries.
+            Values in a cache are neither read nor changed.
+        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn`
+            inside it goes to the original, in a generator's steps too.
     """
 
     fn: Any
@@ -58,6 +61,7 @@ class Lookaside:
             object.__setattr__(self, "fn", given.__func__)
         if isinstance(given, property):
             object.__setattr__(self, "fn", given.fget)
+        object.__setattr__(self, "fn", internals.unpatched(self.fn))
         known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) or is_by_name(self.fn)
         if not known and not _is_method(self.fn) and not internals.is_op(self.fn):
             raise LookasideError(
@@ -72,11 +76,13 @@ class Lookaside:
 
 
 _CACHED = type(functools.cache(lambda: None))
-"""What `functools.cache` and `functools.lru_cache` make of a function."""
+"""The type of functions made by `functools.cache` and `functools.lru_cache`."""
 
 
 def is_by_name(fn: Any) -> bool:
-    """What the recorder does not see, and what has no code to replace: a function of C, or what `functools` makes of one."""
+    """Test for a function that the recorder does not see and that has no code to replace: of C, or made by
+    `functools`.
+    """
     if isinstance(fn, types.BuiltinFunctionType):
         return not internals.is_told_to_modes(fn)
     return isinstance(fn, _CACHED | functools.partial | functools.cached_property)
@@ -93,7 +99,7 @@ def _places(fn: Any) -> list[tuple[Any, str]]:
     modules = {
         id(vars(module)): module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)
     }
-    found = list[tuple[Any, str]]()
+    found = internals.patched_places(fn)
     for holder in gc.get_referrers(fn):
         owners = [modules[id(holder)]] if id(holder) in modules else _classes(holder)
         found += [(owner, name) for owner in owners for name, value in list(vars(owner).items()) if value is fn]
@@ -120,7 +126,7 @@ def same_function(fn: Function) -> object:
 
 
 def _content(value: Any) -> Any:
-    """What a cell holds; the cell itself while it is empty, and anything else as it is."""
+    """The content of a cell; the cell itself while it is empty, and anything else as it is."""
     try:
         return value.cell_contents if isinstance(value, types.CellType) else value
     except ValueError:
@@ -144,7 +150,7 @@ def chosen_lookasides() -> frozenset[Lookaside]:
 
 
 def replacement(fn: Any) -> Function | None:
-    """What a call of fn goes to in this thread; None for fn itself."""
+    """The function to which a call of fn goes in this thread; None for fn itself."""
     lookaside = _chosen.get().get(fn)
     if lookaside is None or lookaside.fn in _running.get() or not (_in_parts.get() or current() is not None):
         return None
@@ -198,7 +204,7 @@ def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
 
 @contextmanager
 def diverted() -> Generator[None]:
-    """While a capture runs: Python functions that have a lookaside lead to the dispatcher."""
+    """Lead Python functions that have a lookaside to the dispatcher while a capture runs."""
     with ExitStack() as stack:
         missing = [name for name in _always if not _divert(stack, name)]
         if missing:
@@ -206,14 +212,16 @@ def diverted() -> Generator[None]:
         for fn in _chosen.get():
             if isinstance(fn, types.FunctionType):
                 stack.enter_context(_trampoline(fn).applied())
-            elif is_by_name(fn):
+            if is_by_name(fn) or internals.patched_places(fn):
                 stack.enter_context(_by_name(fn).applied())
         yield
 
 
 @contextmanager
 def diverted_in_parts(given: Sequence[Lookaside]) -> Generator[None]:
-    """While something runs that Dynamo compiles: Python functions lead to the dispatcher, in its graphs and between them."""
+    """Lead Python functions to the dispatcher while something runs that Dynamo compiles, in its graphs and between
+    them.
+    """
     token = _in_parts.set(True)
     try:
         with lookasides(given), ExitStack() as stack:
@@ -244,42 +252,56 @@ def original_of(fn: Any) -> Any:
 _LIBRARIES = frozenset(
     ("thunder_fn", "torch", "optree", "sympy", "mpmath", "networkx", "numpy", *sys.stdlib_module_names)
 )
-"""Whose calls of a builtin are not the user's: what runs while a function is traced is written in them."""
+"""Libraries whose calls of a builtin are not the user's: machinery of tracing is written in them."""
 _patches: dict[Any, internals.Patch] = {}
 
 
 def _by_name(fn: Any) -> internals.Patch:
-    """The modules and classes that have it have a dispatcher in its place."""
-    dispatch: Any = _Property(fn) if isinstance(fn, functools.cached_property) else _dispatching(fn)
-    unbound: Any = staticmethod(dispatch) if isinstance(fn, functools.partial) else dispatch  # which has no `self`
+    """The modules and classes that have it have a dispatcher in its place, around what a capture itself puts there.
+
+    A Python function has its trampoline, but where a capture puts something else, its code is not called.
+    """
+
+    def make(place: Any, before: Any) -> Any:
+        if isinstance(fn, functools.cached_property):
+            return _Property(fn)
+        dispatch: Any = _dispatching(fn, before)
+        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # which has no `self`
+        return staticmethod(dispatch) if is_unbound else dispatch
+
     with _lock:
         if fn not in _patches or not _patches[fn].users:
-            made = [(place, name, unbound if isinstance(place, type) else dispatch) for place, name in _places(fn)]
-            _patches[fn] = internals.Patch(*((place, name, lambda _, new=new: new) for place, name, new in made))
+            places = internals.patched_places(fn) if isinstance(fn, types.FunctionType) else _places(fn)
+            made = ((place, name, functools.partial(make, place)) for place, name in places)
+            _patches[fn] = internals.Patch(*made, outermost=True)
         return _patches[fn]
 
 
-def _dispatching(fn: Any) -> Function:
+def _dispatching(fn: Any, before: Any) -> Function:
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        return (_of_user(fn) or fn)(*args, **kwargs)
+        return (_of_user(fn) or before)(*args, **kwargs)
 
     return functools.update_wrapper(dispatch, fn) if isinstance(fn, _CACHED) else dispatch
 
 
-def replacement_of_patched(fn: Any) -> Function | None:
-    """What a call of fn goes to, asked by what a patch has put in its place: of a builtin, only if users' code calls it."""
-    return replacement(fn) if isinstance(fn, types.FunctionType) else _of_user(fn, 3)
+_DISPATCH = _dispatching(len, len).__code__
 
 
-def _of_user(fn: Any, level: int = 2) -> Function | None:
-    """What a call of fn goes to, if users' code makes it: the frame so many levels up."""
-    caller = _frame(level).f_globals.get("__name__", "")
+def calling_frame() -> types.FrameType:
+    """The frame of the caller's caller, dispatchers left out."""
+    frame = _frame(2)
+    return frame.f_back if frame.f_code is _DISPATCH and frame.f_back is not None else frame
+
+
+def _of_user(fn: Any) -> Function | None:
+    """The function to which a call of fn goes: that of a builtin, if users' code makes it."""
+    caller = _frame(2).f_globals.get("__name__", "")
     is_users = caller.partition(".")[0] not in _LIBRARIES or caller == "__main__"
-    return replacement(fn) if is_users else None
+    return replacement(fn) if is_users or isinstance(fn, types.FunctionType) else None
 
 
 class _Property:
-    """In the place of a cached property. It has a `__set__`, so it is asked before what the instance holds."""
+    """Stand-in for a cached property. It has a `__set__`, so it is asked before what the instance holds."""
 
     def __init__(self, given: functools.cached_property[Any]) -> None:
         self.given, self.name = given, given.attrname
@@ -334,7 +356,7 @@ class _Trampoline:
         return self.copy(*args, **kwargs)
 
     def _place(self) -> int:
-        """Where the replacement is that Dynamo compiles in this thread; -1 if there is none."""
+        """The place of the replacement that Dynamo compiles in this thread; -1 if there is none."""
         lookaside = _chosen.get().get(self.fn) if _in_parts.get() else None
         if lookaside is None:
             return -1
@@ -391,6 +413,6 @@ def _trampoline(fn: types.FunctionType) -> _Trampoline:
 
 
 def dispatcher(number: int) -> Function:
-    """Where the code of a trampoline leads."""
+    """The function to which the code of a trampoline leads."""
     trampoline = _numbered[number]
     return trampoline.in_dynamo if internals.is_dynamo_compiling() else trampoline.dispatch

@@ -1,4 +1,4 @@
-"""What the traced function does to the modules that it calls.
+"""Changes that the traced function makes to the modules that it calls.
 
 A module is watched from its first call in a capture. A buffer that is bound to a new tensor, as by
 `self.count = self.count + 1`, becomes a write. Any other attribute that would hold a tracer when the trace is done is
@@ -29,7 +29,7 @@ _CONTAINERS = (list, dict, set, deque, OrderedDict)
 
 
 TRACING = threading.RLock()
-"""Held while modules hold tracers. Who reads modules to pass their tensors on takes it too."""
+"""Held while modules hold tracers. Code that reads modules to pass their tensors on takes it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a module held: its sections and its other attributes, by name, and copies of the plain containers."""
+    """The state of a module: its sections and its other attributes, by name, and copies of the plain containers."""
 
     module: torch.nn.Module
     path: str
@@ -62,7 +62,7 @@ class _State:
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture. Where it `is_exclusive`, no other thread captures modules until they are restored."""
+    """The modules of one capture. If it `is_exclusive`, no other thread captures modules until they are restored."""
 
     is_exclusive: bool = False
     states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)
@@ -176,7 +176,7 @@ def holds_tracer(value: Any) -> bool:
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.SymInt, torch.SymFloat)
-"""What the value of an attribute is when every call may bind it again."""
+"""Types of attribute values that every call may bind again."""
 
 
 def _is_assignable(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""From the recorder's tree of scopes to a nested trace: a pure function.
+"""Nesting: a pure function from the recorder's tree of scopes to a nested trace.
 
 Each scope becomes a composite whose inputs are what it uses and did not define and whose outputs are its results and
 whatever else later equations use. Equal bodies become one object.
@@ -30,7 +30,7 @@ DEEPEST = 32
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What the walk over the scopes needs to know."""
+    """The data of the walk over the scopes."""
 
     recorder: Recorder
     live: set[int]
@@ -138,7 +138,7 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
 
 @dataclass(slots=True)
 class _Traffic:
-    """What crosses each scope's border: imports in order of use, exports in order of definition."""
+    """The variables that cross each scope's border: imports in order of use, exports in order of definition."""
 
     imports: dict[Scope, dict[int, Var]] = field(default_factory=dict)
     exports: dict[Scope, dict[int, Var]] = field(default_factory=dict)

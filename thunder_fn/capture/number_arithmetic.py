@@ -1,8 +1,8 @@
 """Arithmetic, comparisons and `math` on symbolic numbers, as Python has them.
 
-What Python would raise is raised, and that it is not raised is a decision: `a // b` asks whether `b == 0`, and
-`math.sqrt(a)` whether `a < 0`. Floats are computed step by step (`thunder_fn.floats`). Where an operand is infinite,
-not a number or the zero with a sign, of which no algebra is known, the symbols beside it stand for their numbers.
+Errors of Python are raised, and their absence is a decision: `a // b` asks whether `b == 0`, and `math.sqrt(a)`
+whether `a < 0`. Floats are computed step by step (`thunder_fn.floats`). No algebra is known of infinities, NaN and
+the negative zero, so the symbols beside such an operand stand for their numbers.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _around(value: float, bounds: Bounds) -> Bounds:
 
 
 def _asked(symbol: Symbol, bounds: Bounds) -> Iterator[Decision]:
-    """What bounds ask of a symbol, and the answers."""
+    """The questions that bounds ask of a symbol, and the answers."""
     low, high = bounds
     relations = (
         sympy.Ge(symbol, low) if low is not None else None,
@@ -89,7 +89,7 @@ def _asked(symbol: Symbol, bounds: Bounds) -> Iterator[Decision]:
 
 
 def stride_pattern(shape: Sequence[int], stride: Sequence[int]) -> tuple[int | None, ...]:
-    """For each dim, how its stride is explained: a dim whose size times stride it is, -1 for 1, -2 for 0, or None."""
+    """Explain the stride of each dim: a dim whose size times stride it is, -1 for 1, -2 for 0, or None."""
     pattern: list[int | None] = [None] * len(shape)
     order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim] != 1, -dim))
     done: list[int] = []
@@ -141,7 +141,7 @@ def is_number(leaf: Any) -> bool:
 
 
 def value_at(leaves: Sequence[Any], place: Place) -> Any:
-    """What a symbol that is read from this place is for these leaves."""
+    """The value of a symbol that is read from this place, for these leaves."""
     index, dim = place
     if dim is None:
         return leaves[index]

@@ -99,7 +99,7 @@ def constant(value: Any) -> Any:
 
 
 def look(kind: str, holder: Any, key: Any) -> Any:
-    """What an edge gives now. No code of the user runs, but for the hash and equality of keys."""
+    """Read an edge now. No code of the user runs, but for the hash and equality of keys."""
     try:
         match kind:
             case "key":
@@ -186,14 +186,16 @@ class Watch:
         self.over: dict[int, tuple[Source, Frame]] = {}
         self.data: dict[type, bool] = {}
         self.late: list[tuple[dict[str, Any], str, str]] = []
-        """What cached properties compute while the function runs."""
+        """Values that cached properties compute while the function runs."""
         self.cycles = False
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
 
     def started(self, frame: types.FrameType) -> None:
-        """Look at what a frame can reach, before it changes anything. What an import runs is no part of the function."""
+        """Look at what a frame can reach, before it changes anything. Code that an import runs is no part of the
+        function.
+        """
         code = frame.f_code
         if self.importing is None and is_import(frame):
             self.importing = frame
@@ -288,7 +290,7 @@ class Watch:
         return isinstance(value, types.ModuleType) or id(value) in self.outside
 
     def path(self, value: Any, otherwise: str) -> str:
-        """How a value is written, as it was reached."""
+        """The text of a value's path, as it was reached."""
         return self.outside[id(value)][1] if id(value) in self.outside else otherwise
 
     def edge(self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False) -> Any:
@@ -301,7 +303,7 @@ class Watch:
         return value
 
     def content(self, value: Any, path: str) -> None:
-        """What is done with a value from outside is not known: all that a container holds counts."""
+        """Take the whole content of a container from outside, because its use is not known."""
         if not isinstance(value, CONTAINERS):
             self.array(value, path)
         elif type(value) is not dict or "__builtins__" not in value:
@@ -331,7 +333,7 @@ class Watch:
                 self.arrays.setdefault(id(value), (value, path))
 
     def iterator(self, value: Any, path: str, *, is_used: bool) -> None:
-        """How far an iterator from outside is. One that does not say it, is drawn from where it is used."""
+        """Note the position of an iterator from outside. One that does not tell it is drawn from where it is used."""
         if not isinstance(value, _NO_FIELDS) and (step := getattr(type(value), "__next__", None)) is not None:
             if isinstance(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
                 return  # its frames are seen
@@ -364,7 +366,7 @@ class Watch:
                 return
 
     def relevant(self, frame: Frame) -> Any:
-        """What decides on the edges of a frame: its locals but for tensors, by identity, and the keys among them by value.
+        """The key of a frame's edges: its locals but for tensors, by identity, and the keys among them by value.
 
         None where there is an object that the function made: another one may have its identity later.
         """
@@ -427,7 +429,7 @@ class Watch:
             self.edge("class", of, name, f"{of.__name__}.{name}")
 
     def value(self, source: Source, frame: Frame, memo: dict[Source, list[Any]]) -> list[Any]:
-        """What an expression may be."""
+        """A possible value of an expression."""
         if source is None:
             return []
         found = memo.get(source)
@@ -440,7 +442,7 @@ class Watch:
         return found
 
     def values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What an expression may be, by the rule of its kind."""
+        """The possible values of an expression, by the rule of its kind."""
         return RULES[source[0]](self, source, frame, memo)
 
     def const_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
@@ -448,7 +450,7 @@ class Watch:
         return iter(source[1:])
 
     def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What a closure holds."""
+        """The values in a closure."""
         name = source[1]
         cell = frame.cells.get(name)
         if cell is not None:
@@ -462,7 +464,7 @@ class Watch:
             yield from self.value(part, frame, memo)
 
     def same_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What another expression gives."""
+        """The values of another expression."""
         yield from self.value(source[1], frame, memo)
 
     def unless_constant(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
@@ -487,12 +489,12 @@ class Watch:
         return iter(())
 
     def field_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What the attributes of an object hold."""
+        """The values in the attributes of an object."""
         for value in self.value(source[1], frame, memo):
             yield from (fields_of(value) or {}).values()
 
     def each_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What a loop over a value gives."""
+        """The values that a loop over a value gives."""
         for value in self.value(source[1], frame, memo):
             yield from self.items(value, f"{text(source[1])}[...]")
 
@@ -553,7 +555,7 @@ class Watch:
         yield self.reach(value, name)
 
     def local_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What a local was at the start and at the end, and what its sources are."""
+        """The values of a local at the start and at the end, and those of its sources."""
         name = source[1]
         found = frame.stored.setdefault(name, {})
         if name == ".0" and frame.over is not None:
@@ -570,7 +572,9 @@ class Watch:
         yield from list(found.values())
 
     def call_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What a call may give: what Python callees of this frame gave. A new object of a class is not outside."""
+        """The possible results of a call: those of this frame's Python callees. A new object of a class is not
+        outside.
+        """
         target = source[1]
         callees = self.value(target, frame, memo)
         yield from _given_back(frame, callees)
@@ -596,7 +600,7 @@ class Watch:
             self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
 
     def whole(self, value: Any, path: str, depth: int = 2) -> None:
-        """What is done with a value is not known."""
+        """Take a value whole, because its use is not known."""
         if self.is_outside(value):
             path = self.path(value, path)
             self.iterator(value, path, is_used=True)
@@ -607,7 +611,7 @@ class Watch:
                     self.whole(item, path, depth - 1)
 
     def items(self, value: Any, path: str) -> Iterator[Any]:
-        """What a loop over a value gives."""
+        """The items that a loop over a value gives."""
         if isinstance(value, CONTAINERS):
             is_outside = self.is_outside(value)
             for item in _items(value) if len(value) <= _MANY else ():
@@ -622,7 +626,7 @@ class Watch:
     # ---- attributes and items ----
 
     def keys(self, source: Source, frame: Frame, memo: dict[Source, list[Any]]) -> list[Any] | None:
-        """What a key may be: a constant, plain data from outside, or an argument; None if it is not known."""
+        """The possible keys: a constant, plain data from outside, or an argument; None if they are not known."""
         if source is None:
             return None
         if source[0] == "local":
@@ -635,7 +639,7 @@ class Watch:
         return [key for key in found if isinstance(key, _KEYS)] or None
 
     def item(self, value: Any, key: Source, path: str, frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """What a key gives, and the edge to it."""
+        """The value of a key, and the edge to it."""
         if isinstance(value, contextvars.ContextVar):
             yield self.reach(self.edge("context", value, None, path), path)
             return
@@ -670,7 +674,7 @@ class Watch:
                 yield self.reach(self.edge(kind, value, name, written), written)
 
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Iterator[Any]:
-        """What a name gives, and the edge to it."""
+        """The value of an attribute, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{name}"
         if isinstance(value, torch.nn.Module):
             yield from self.module_attribute(value, name, path)
@@ -741,7 +745,7 @@ class Watch:
             yield self.reach(found, path)
 
     def global_attribute(self, module: types.ModuleType, name: str, path: str) -> Iterator[Any]:
-        """What a module has under a name. Those of libraries are constants but for flags."""
+        """The value of a module's global. Those of libraries are constants but for flags."""
         held = vars(module)
         if name in held:
             is_flag = isinstance(held[name], (bool, int, float, str, type(None)))
@@ -771,7 +775,9 @@ class Watch:
         self.lost.clear()
 
     def has_values_in_cells(self, frame: Frame) -> bool:
-        """Some free variable is bound to plain data or to what is outside: a cell that somebody may bind anew."""
+        """Test whether some free variable is bound to plain data or to an outside value: a cell that somebody may
+        bind anew.
+        """
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
         return any(not isinstance(value, (torch.Tensor, type(None), *_FUNCTIONS)) for value in given)
 
@@ -794,7 +800,7 @@ RULES: dict[str, Callable[..., Iterator[Any]]] = {
     "attr": Watch.attribute_values,
     "item": Watch.item_values,
 }
-"""How each kind of expression is evaluated."""
+"""The evaluation of each kind of expression."""
 
 # ---- kinds of values ----
 
@@ -823,14 +829,14 @@ _MANY = 10_000
 
 _GENERATOR = inspect.CO_GENERATOR
 _RUNNING: list[Any] = []
-"""Stands for the values of an expression that is being evaluated."""
+"""Stand-in for the values of an expression that is being evaluated."""
 
 _PASSES = 64
-"""How often a frame is looked at again where a local leads to itself, as in a walk along a linked list."""
+"""The number of times that a frame is looked at again where a local leads to itself, as along a linked list."""
 
 
 def _given_back(frame: Frame, callees: list[Any]) -> Iterator[Any]:
-    """What Python callees of a frame gave it; only those that are meant, where all of them are known."""
+    """The results of a frame's Python callees; only those that are meant, where all of them are known."""
     codes = [callee if isinstance(callee, types.CodeType) else _code_of(callee) for callee in callees]
     for value, code in frame.returned.values():
         if not codes or None in codes or code in codes or code.co_flags & _GENERATOR:
@@ -920,7 +926,7 @@ def is_opaque(value: Any) -> bool:
 
 
 def progress_of(value: Any) -> Any:
-    """How far an iterator is; None if it does not say so."""
+    """The position of an iterator; None if it does not tell it."""
     if isinstance(value, types.GeneratorType):
         return value.gi_frame.f_lasti if value.gi_frame is not None else -1
     if type(value).__module__ == "_io":

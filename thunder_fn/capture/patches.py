@@ -1,4 +1,4 @@
-"""What is replaced in PyTorch while a thread captures. In other threads, every replacement does what it replaces."""
+"""Replacements in PyTorch while a thread captures. In other threads, every replacement does what it replaces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 
 
 def _definition(function: Any) -> Source | None:
-    """Where a function is defined: the source of what is called from no user line."""
+    """The definition of a function, as the source of calls from no user line."""
     code = getattr(function, "__code__", None)
     return Source(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
 
@@ -73,7 +73,9 @@ def _refuse_backward_hooks(module: torch.nn.Module) -> None:
 
 
 def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `autograd.Function.apply` does to its inputs; in captures closed-over tensors become tracers there."""
+    """Wrap the preparation of inputs by `autograd.Function.apply`: in captures closed-over tensors become tracers
+    there.
+    """
 
     def unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
         recorder = current()
@@ -91,7 +93,7 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lifted_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """How a transform of torch.func wraps a tensor in a level; in captures a closed-over tensor becomes a tracer before."""
+    """Wrap torch.func's wrapping of a tensor in a level: in captures a closed-over tensor becomes a tracer before."""
 
     def wrap(tensor: Tensor, *args: Any) -> Any:
         recorder = current()
@@ -101,7 +103,7 @@ def _lifted_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
-    """Where the module sits in the outermost module that is being called."""
+    """The path of the module in the outermost module that is being called."""
     if module not in recorder.module_paths:
         recorder.module_paths.update(
             {child: path for path, child in module.named_modules() if child not in recorder.module_paths}

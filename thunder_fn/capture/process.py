@@ -1,21 +1,21 @@
 """The state of PyTorch in this process that no call is checked for, unless a traced function asks for it.
 
-Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call (`torch_internals/guards.py`).
-The number of threads, inference mode, which backends may be used and how are state too; a function that asks for one of them
-is traced for the answer. Who asks by a name bound before, as `from torch import get_num_threads` binds one, is not seen.
-A lookaside of such a function answers in its place: the state is not asked, and nothing is noted.
+Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call
+(`torch_internals/guards.py`). The number of threads, inference mode, which backends may be used and how are state
+too; a function that asks for one of them is traced for the answer. A question by a name bound before, as by `from
+torch import get_num_threads`, is not seen. A lookaside of such a function answers in its place: the state is not
+asked, and nothing is noted.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.lookasides import replacement_of_patched
+from thunder_fn.capture.lookasides import calling_frame
 from thunder_fn.capture.recorder import CHANGED, current
 from thunder_fn.capture.scopes import is_internal
 
@@ -32,9 +32,6 @@ def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(*args)
-        chosen = replacement_of_patched(original)
-        if chosen is not None:
-            return chosen(*args)
         return recorder.properties.look_at_process(f"{name}{args or ''}", functools.partial(original, *args))
 
     return asked
@@ -44,11 +41,8 @@ def _noting_from_users(name: str, original: Callable[[], Any]) -> Callable[[], A
     @functools.wraps(original)
     def asked() -> Any:
         recorder = current()
-        if recorder is None or is_internal(sys._getframe(1).f_code.co_filename):  # pyright: ignore[reportPrivateUsage]
+        if recorder is None or is_internal(calling_frame().f_code.co_filename):
             return original()
-        chosen = replacement_of_patched(original)
-        if chosen is not None:
-            return chosen()
         return recorder.properties.look_at_process(name, original, recorder.around[name])
 
     return asked
@@ -77,5 +71,5 @@ _asked = internals.process_patch(
 
 
 def noted_state() -> AbstractContextManager[None]:
-    """What code asks of PyTorch's state is noted, in captures; other threads see no difference."""
+    """Note questions about PyTorch's state, in captures; other threads see no difference."""
     return _asked.applied()

@@ -1,8 +1,9 @@
 """Properties of tensors that are no part of a type: a traced function that reads one is traced for what it found.
 
-Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Whether a tensor is a
-leaf, where it begins in its storage, or which attributes it has is looked at in the calls of programs only whose function asked
-for it: a read is a condition of the trace (`Read`). What cannot be answered while tracing is refused.
+Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Other
+properties, such as `is_leaf`, the storage offset or attributes, are looked at only in calls of programs whose
+function asked for them: a read is a condition of the trace (`Read`). Questions that cannot be answered while tracing
+are refused.
 
 `tests/unit/test_cache_properties.py` has a row for everything that PyTorch's tensors have.
 """
@@ -45,10 +46,10 @@ def _type(tensor: Tensor) -> Any:
 
 
 FOUND = internals.PROPERTIES
-"""What is compared of each property."""
+"""The function that reads each property for comparison."""
 
 PROPERTIES = tuple(name for name in (*FOUND, "_base") if hasattr(Tensor, name))
-"""Those that are looked at where a function asks for them."""
+"""The properties that are looked at where a function asks for them."""
 
 OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference"))
 """Properties that views have from the tensor whose memory they show."""
@@ -56,8 +57,9 @@ OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference
 
 @dataclass(slots=True, eq=False)
 class Properties:
-    """Of one recorder: `given` are the tensors from outside by their tracers, and whether the tracer is the very tensor to the
-    function, as it is not to what a transform calls. `found` are the reads."""
+    """The properties that one recorder has read. `given` are the tensors from outside by their tracers, and whether
+    the tracer is the very tensor to the function, as it is not to what a transform calls. `found` are the reads.
+    """
 
     recorder: Recorder
     given: dict[int, tuple[Tensor, Tensor, bool]] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Properties:
         return next((own for own, _, _ in self.given.values() if internals.have_one_memory(own, tracer)), None)
 
     def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
-        """What there is of a property of a tensor from outside, which the trace depends on from now on.
+        """Read a property of a tensor from outside, on which the trace depends from now on.
 
         Of what was computed around this capture there is nothing to depend on.
         """
@@ -98,8 +100,9 @@ class Properties:
         return self.found[id(tensor), name][-1]
 
     def look_at_process(self, name: str, find: Callable[[], Any], *around: Any) -> Any:
-        """What there is of the state of the process, which the trace depends on from now on. `around` is what there was around
-        the capture, where that changes it."""
+        """Read a part of the process's state, on which the trace depends from now on. `around` is its value around
+        the capture, where the capture changes it.
+        """
         if self.recorder.outer is not None:
             return self.recorder.outer.properties.look_at_process(name, find, *around)
         now = find() or around[0] if around else find()
@@ -107,7 +110,7 @@ class Properties:
         return now
 
     def reads(self, positions: dict[int, int]) -> tuple[Read, ...]:
-        """What was read. `positions` are those of the inputs, by their ids."""
+        """The reads so far. `positions` are those of the inputs, by their ids."""
         if self.recorder.outer is not None:
             return ()
         for tensor, name, *_ in list(self.found.values()):
@@ -129,7 +132,7 @@ class Properties:
 
 
 def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
-    """What the function is told of a property of a tensor; `natural` is what the tracer says of itself."""
+    """Answer the function's question about a property of a tensor; `natural` is the tracer's own answer."""
     recorder = _owner(recorder, tensor)
     properties = recorder.properties
     if not isinstance(tensor, internals.Tracer):
@@ -188,7 +191,7 @@ ANSWERS: dict[str, Callable[[Recorder, Tensor, Any, Any], Any]] = {
     "_backward_hooks": _hooks,
     "_post_accumulate_grad_hooks": _hooks,
 }
-"""How what was found of a tensor, and what its tracer says, make the answer."""
+"""The answer for each property, made from the finding about the tensor and the tracer's own answer."""
 
 
 def _owner(recorder: Recorder, tensor: Tensor) -> Recorder:
@@ -213,7 +216,7 @@ def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[
 
 
 def _of_wrapped(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
-    """Inside a transform of torch.func."""
+    """Answer inside a transform of torch.func."""
     inner = internals.innermost(tensor)
     if name in OF_MEMORY and isinstance(inner, internals.Tracer) and recorder.owns(inner):
         return _of_memory(recorder, name, inner, natural)
@@ -229,7 +232,7 @@ def _base(recorder: Recorder, tensor: Tensor, natural: Tensor | None) -> Tensor 
 
 
 def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -> Any:
-    """Inside a transform or a body what is asked is another tensor than outside."""
+    """Answer inside a transform or a body, where the tensor asked about is another one than outside."""
     if found != here:
         _refuse(
             recorder,
@@ -245,7 +248,7 @@ def _is_inference_mode(recorder: Recorder) -> bool:
 
 
 def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
-    """Nobody keeps track of views in inference mode, or of inference tensors."""
+    """Test for inference mode or a tensor made in it: nobody keeps track of views there."""
     own = recorder.properties.owner_of(tensor)
     return _is_inference_mode(recorder) if own is None else _of_memory(recorder, "is_inference", own, bool)
 
@@ -305,7 +308,7 @@ def _held(recorder: Recorder, tensor: Tensor, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What there is of an attribute in a tensor's `__dict__`, as later calls compare it."""
+    """The state of an attribute in a tensor's `__dict__`, as later calls compare it."""
 
     name: str
 

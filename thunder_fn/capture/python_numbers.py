@@ -1,10 +1,10 @@
 """Symbols as the numbers that user code takes them for.
 
-PyTorch's symbolic numbers are no ints to Python: `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and a
-dict does not take them as keys. Code that asks such things would silently do something else than it does with the
+PyTorch's symbolic numbers are no ints to Python: `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and
+a dict does not take them as keys. Code that asks such things would silently do something else than it does with the
 number. `Int`, `Float` and `Bool` answer as ints, floats and bools do; where only a number can answer, such as for a
 hash, they stand for it from then on, which is a decision of the trace like any other. PyTorch's own code sees what it
-knows. What they compute is in `number_arithmetic.py`.
+knows. Their arithmetic is in `number_arithmetic.py`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _on_arrays(self: Any, function: Any, method: str, *inputs: Any, **options: A
 
 
 def _complete(kind: Any, base: Any, number: type) -> None:
-    """What Python's number has, for the class that stands for it."""
+    """Give the class that stands for a Python number all attributes of that number."""
     kind.__name__ = kind.__name__.lower()
     kind.__divmod__, kind.__rdivmod__, kind.__array_ufunc__ = _divmod, _rdivmod, _on_arrays
     kind.conjugate = lambda self: self.real
@@ -247,4 +247,4 @@ def _symbolic_math(name: str) -> Callable[[Any], Callable[..., Any]]:
 
 
 MATH = internals.Patch(*((math, name, _symbolic_math(name)) for name in internals.SYMBOLIC_MATH))
-"""While it is applied, functions of Python's `math` give expressions for symbols."""
+"""The patch by which functions of Python's `math` give expressions for symbols."""

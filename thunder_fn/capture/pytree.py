@@ -51,7 +51,7 @@ def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:
 
 @functools.lru_cache(1024)
 def _looks_at_leaves(spec: PyTreeSpec) -> bool:
-    """There is a named tuple in it whose `__new__` is its user's, such as PackedSequence: leaves may be of any type here."""
+    """Test for a named tuple whose `__new__` is its user's, such as PackedSequence: leaves may be of any type here."""
     return _has_own_new(spec.type) or any(map(_looks_at_leaves, spec.children()))
 
 
@@ -72,17 +72,18 @@ def _built(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
 
 
 def paths(tree: Any, root: str = "") -> list[str]:
-    """How one writes each leaf, such as `args[0]['w']`."""
+    """The path of each leaf, such as `args[0]['w']`."""
     return paths_of(flatten(tree)[1], root)
 
 
 def paths_of(spec: PyTreeSpec, root: str = "") -> list[str]:
-    """How one writes each leaf of a tree of this structure."""
+    """The path of each leaf of a tree of this structure."""
     return [accessor.codify(root) for accessor in spec.accessors()]
 
 
 def difference(mine: PyTreeSpec, its: PyTreeSpec, path: str, other: str) -> str | None:
-    """Where two structures first differ, such as `x['w'] is a tuple of 2, and y['w'] is a leaf`; None if nowhere.
+    """The first difference of two structures, such as `x['w'] is a tuple of 2, and y['w'] is a leaf`; None if there
+    is none.
 
     `path` and `other` are how one writes the roots of the two.
     """
@@ -98,7 +99,7 @@ def difference(mine: PyTreeSpec, its: PyTreeSpec, path: str, other: str) -> str 
 
 
 def entries(spec: PyTreeSpec, root: str) -> list[str]:
-    """How one writes the children of the root of a structure."""
+    """The path entries of the children of a structure's root."""
     level = spec.one_level()
     return [] if level is None else [accessor.codify(root) for accessor in level.accessors()]
 
@@ -209,7 +210,7 @@ def objects_in(tree: Any) -> list[Any]:
 
 
 def nodes_in(tree: Any) -> list[Any]:
-    """What a tree consists of, parents first. Registered objects count as leaves."""
+    """The nodes of a tree, parents first. Registered objects count as leaves."""
     found = list[Any]()
 
     def is_leaf(value: Any) -> bool:
@@ -226,7 +227,7 @@ def is_node(value: Any) -> bool:
 
 
 def children_of(node: Any) -> list[Any]:
-    """What a node holds."""
+    """The children of a node."""
     return list(optree.tree_flatten_one_level(node, namespace=NAMESPACE)[0])
 
 
@@ -247,7 +248,7 @@ def orders_of(tree: Any) -> tuple[Any, ...]:
 
 
 def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """What an object holds: attributes that may have tensors in them or count something, and how to put it together again."""
+    """The attributes of an object that may have tensors in them or count something, and a function that rebuilds it."""
     held = {name: item for name, item in vars(value).items() if _may_hold(item)}
     rest = tuple((name, _Fixed(item)) for name, item in vars(value).items() if name not in held)
     return list(held.values()), (type(value), tuple(held), rest)

@@ -1,4 +1,4 @@
-"""Which attributes of modules a capture reads.
+"""Reads of module attributes by a capture.
 
 A program depends on the plain attributes that the traced code asked for (`training`, `self.p`, `self.config`), and on no
 others: a counter that a training loop keeps on its model is not a reason to trace again.
@@ -22,7 +22,7 @@ from thunder_fn.capture import frames
 from thunder_fn.trace import Literal
 
 Reads = dict[tuple[torch.nn.Module, str], Any]
-"""What was found, by module and name, as `seen` describes it."""
+"""The findings, by module and name, as `seen` describes them."""
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
@@ -41,7 +41,7 @@ DEPTH, LONG = 4, 256
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
-    """What a module holds under a name: itself, or its class if that is plain data."""
+    """The value of a module under a name: itself, or its class if that is plain data."""
     found = module.__dict__.get(name, ABSENT)
     return of_class(type(module), name) if found is ABSENT else found
 
@@ -54,7 +54,9 @@ def of_class(cls: type, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """What code did with attributes of modules: what it found where it read, filled in at the end, and where it wrote."""
+    """Uses of module attributes: the values found where code read, filled in at the end, and the places where it
+    wrote.
+    """
 
     reads: Reads = field(default_factory=dict[tuple[torch.nn.Module, str], Any])
     written: set[tuple[torch.nn.Module, str]] = field(default_factory=set[tuple[torch.nn.Module, str]])
@@ -62,9 +64,9 @@ class Tracked:
 
 @contextmanager
 def tracked(depth: int = DEPTH) -> Generator[Tracked]:
-    """Which attributes, other than tensors, are read inside, in this thread, and which ones are written.
+    """Track the attributes, other than tensors, that are read and written inside, in this thread.
 
-    What the code inside reads and then changes itself is another one in the next call: no call finds what is noted of it.
+    An attribute that the code inside reads and then changes differs in the next call: no call matches its note.
     Values are described to a depth: 0 leaves what objects and containers hold to others.
     """
     found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
@@ -130,7 +132,7 @@ class Same:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changed:
-    """Of an attribute that the traced code itself changed after it had read it. Equal to nothing that is seen."""
+    """Mark of an attribute that the traced code itself changed after it had read it. Equal to nothing that is seen."""
 
     name: str
 
@@ -168,7 +170,9 @@ def holds_tensor(value: Any, depth: int) -> bool:
 
 
 def content_of(value: Any) -> list[Any]:
-    """What a container holds, pairs of a dict, by the methods of its builtin class: those of a subclass may do what they like."""
+    """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass may override its
+    own.
+    """
     kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if isinstance(value, kind))
     return list(kind.items(value) if isinstance(value, dict) else kind.__iter__(value))
 
@@ -205,7 +209,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """What a list or set holds now."""
+    """The present items of a list or set."""
 
     value: Any
 

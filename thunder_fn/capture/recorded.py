@@ -1,4 +1,4 @@
-"""What a capture writes down: calls that become composites, the equations in them, and what was decided about symbols."""
+"""Records of a capture: calls that become composites, the equations in them, and decisions about symbols."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What Python or PyTorch asked about symbols while tracing, the answer, and the user's line.
+    """A question of Python or PyTorch about symbols while tracing, the answer, and the user's line.
 
     The trace holds for all numbers that give this answer.
     """
@@ -44,7 +44,7 @@ class Decision:
 
     @property
     def relation(self) -> Expr:
-        """What it demands of the symbols, such as `s0 > 5` or `s0 % 2 == 1`."""
+        """The relation that it demands of the symbols, such as `s0 > 5` or `s0 % 2 == 1`."""
         value = self.question.value
         if self.answer is True:
             return self.question

@@ -184,7 +184,7 @@ class Recorder:
 
     @contextmanager
     def open(self, scope: Scope) -> Generator[None]:
-        """What is recorded inside belongs to the scope."""
+        """Open a scope, to which everything recorded inside belongs."""
         outer = self.scope
         outer.items.append(scope)
         self.scope = scope
@@ -270,7 +270,7 @@ class Recorder:
         return self._outside.get(id(tracer), tracer)
 
     def know_made(self, constants: Iterable[Constant]) -> None:
-        """What a function that is used inside made itself (`torch.tensor([1, 2])`) is made inside."""
+        """Take over the tensors that a function used inside made itself (`torch.tensor([1, 2])`)."""
         self._made.update((id(constant.tensor), constant.tensor) for constant in constants if constant.owned)
 
     def owns(self, tracer: torch.Tensor) -> bool:

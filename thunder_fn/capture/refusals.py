@@ -1,4 +1,4 @@
-"""What a torch function cannot do while it is traced: errors for values, shapes and memory that tracers do not have."""
+"""Refusals of torch functions while tracing: errors for values, shapes and memory that tracers do not have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thunder_fn.trace import Expr, Source
 Tensor = torch.Tensor
 
 DATA_DEPENDENT = (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE, internals.NEEDS_A_NUMBER)
-"""What PyTorch raises where it needs to know what is in a tensor."""
+"""Exceptions of PyTorch for a question about the values in a tensor."""
 PYTHON_NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "__contains__"}
 """Methods of tensors that give a number of Python's, which cannot be a symbol."""
 BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}

@@ -1,4 +1,4 @@
-"""What is done to every trace that is captured in some context: the rules of executors are put in before any transform.
+"""Rewrites of every trace that is captured in some context: rules of executors are put in before any transform.
 
 A `Rewrite` is a hashable function from trace to trace. It belongs to the captures of one thread that run inside
 `rewritten_by`, like a lookaside.
@@ -35,7 +35,7 @@ _fused: ContextVar[bool] = ContextVar("thunder_fn_fused", default=False)
 
 @contextmanager
 def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
-    """Inside, what is captured is rewritten; None for not at all."""
+    """Rewrite what is captured inside; None for not at all."""
     token = _rewrite.set(rewrite)
     try:
         yield
@@ -45,7 +45,7 @@ def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
 
 @contextmanager
 def to_be_fused(flag: bool) -> Generator[None]:
-    """Inside, an executor that fuses is going to run what is captured, or none is; derivatives choose what they keep by that."""
+    """Say whether an executor that fuses will run what is captured inside; derivatives choose by that what they keep."""
     token = _fused.set(flag)
     try:
         yield
@@ -54,7 +54,7 @@ def to_be_fused(flag: bool) -> Generator[None]:
 
 
 def is_to_be_fused() -> bool:
-    """What is captured here will be fused."""
+    """Tell whether an executor will fuse what is captured here."""
     return _fused.get()
 
 

@@ -55,7 +55,7 @@ def _check(condition: Tensor, message: str) -> None:
 
 
 def _check_weights(name: str, given: Tensor, count: int) -> None:
-    """What `torch.cov` demands of weights before it looks at their values."""
+    """Check weights as `torch.cov` does before it looks at their values."""
     kind = "integral" if name == "fweights" else "floating point"
     fits = (given.dtype.is_floating_point, given.dtype == torch.bool) == (kind == "floating point", False)
     if given.dim() > 1 or not fits or given.numel() != count:
@@ -103,7 +103,7 @@ WITHOUT_VALUES: dict[str, Callable[..., Tensor]] = {
     "cov": _cov,
     "corrcoef": _corrcoef,
 }
-"""By name, functions that read values though the shape of their result does not depend on them."""
+"""Stand-ins, by name, for functions that read values though the shape of their result does not depend on them."""
 
 
 def with_tensor_scalars(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:

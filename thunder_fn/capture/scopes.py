@@ -382,8 +382,9 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
 
 
 def named_composite(f: Callable[P, R], name: str) -> Callable[P, R]:
-    """As `composite`, under a name. With a dot in it, as in `quantized.int8_linear`, it is the name of calls as they were
-    written: what a transform makes of such a call, which has other results, has the last part for a name."""
+    """Make a composite under a name. A dotted name, as `quantized.int8_linear`, is that of calls as written: a
+    transformed call, which has other results, has the last part for a name.
+    """
 
     @functools.wraps(f)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

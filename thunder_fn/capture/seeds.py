@@ -113,4 +113,4 @@ FUNCTIONS = {
     "seed": functools.partial(_refused, "seed"),
     "initial_seed": functools.partial(_refused, "initial_seed"),
 }
-"""What `torch`'s functions of these names become in captures."""
+"""Replacements in captures of `torch`'s functions of these names."""

@@ -1,4 +1,4 @@
-"""What can be part of a trace, and the errors for what cannot."""
+"""Values that can be part of a trace, and the errors for others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LITERALS = (
 
 
 class EscapedValue(internals.Tracer):
-    """What a tracer becomes when its capture has ended."""
+    """The value that a tracer becomes when its capture has ended."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Who watches learns of every trace as it is made, by a capture or by a transform that is called. The inspector does."""
+"""Watchers, which learn of every trace as a capture or a called transform makes it. The inspector is one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TypeAlias
 from thunder_fn.trace import Trace
 
 Watcher: TypeAlias = Callable[[str, Trace, Trace | None], None]
-"""Takes what made a trace ("capture" or a transform's name), the trace, and the trace that it was made of."""
+"""A function of the maker of a trace ("capture" or a transform's name), the trace, and the trace that it was made of.
+"""
 
 _watcher: ContextVar[Watcher | None] = ContextVar("thunder_fn_watcher", default=None)
 
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Generator[None]:
-    """Inside, `watcher` is called for each trace that is captured or transformed in this thread."""
+    """Call `watcher` for each trace that is captured or transformed inside, in this thread."""
     token = _watcher.set(watcher)
     try:
         yield

@@ -1,4 +1,6 @@
-"""What claiming asks of equations: who runs them as they are, who is asked about their bodies, which bodies are shared."""
+"""Questions of claiming about equations: who runs them as they are, who is asked about their bodies, which bodies are
+shared.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from thunder_fn.trace import Equation, Trace
 
 TORCH = Executor("torch", version=torch.__version__, numerics="bitwise")
 TORCH.is_frozen = True
-"""Runs what no other executor takes: ATen leaves and structured ops. Always there, and the last."""
+"""The executor of ATen leaves and structured ops that no other executor takes. Always there, and the last."""
 
 
 def frozen(executors: Sequence[Executor]) -> tuple[Executor, ...]:
@@ -24,12 +26,12 @@ def frozen(executors: Sequence[Executor]) -> tuple[Executor, ...]:
 
 
 def is_final(equation: Equation) -> bool:
-    """Somebody runs the equation as it is."""
+    """Test whether somebody runs the equation as it is."""
     return ops.is_operator(equation.op) or lowered(equation) is None
 
 
 def called(equation: Equation) -> str:
-    """What a comment calls an equation whose body follows."""
+    """The name that a comment gives to an equation whose body follows."""
     return f"call of {call_options(equation)[0]}" if equation.op == CALL else equation.op.name
 
 
@@ -52,7 +54,7 @@ def shared_bodies(trace: Trace, min_size: int) -> frozenset[Trace]:
 
 
 def _occurrences(trace: Trace, known: dict[Trace, Counter[Trace]]) -> Counter[Trace]:
-    """How often each body occurs once the trace is unfolded."""
+    """The number of times that each body occurs once the trace is unfolded."""
     if trace not in known:
         found = Counter[Trace]()
         for equation in trace.equations:

@@ -1,4 +1,4 @@
-"""What an executor is, and what it may answer when it is asked for an equation.
+"""Executors, and their answers when they are asked for an equation.
 
 Claiming (`claims.py`) walks from the outermost composite inwards and asks the executors in the order in which the user
 gave them. An executor answers an equation with one of
@@ -32,8 +32,9 @@ from thunder_fn.trace import Equation, Trace
 
 Numerics = Choice["bitwise", "reassociating", "precision-changing"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
-"""How far results may be from those of `evaluate`, from nearest to farthest: not at all, by the order of additions and
-multiplications, by the precision of intermediates."""
+"""Distances of results from those of `evaluate`, from nearest to farthest: none, by the order of additions and
+multiplications, by the precision of intermediates.
+"""
 
 RunFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 Checker: TypeAlias = Callable[..., bool]
@@ -74,7 +75,7 @@ NOT_REGISTERED = Refused("not registered")
 
 
 def is_within(numerics: Numerics, limit: Numerics) -> bool:
-    """Something so labelled may be used under this limit."""
+    """Test whether a label may be used under this limit."""
     return NUMERICS.index(numerics) <= NUMERICS.index(limit)
 
 
@@ -90,7 +91,7 @@ def check_numerics(value: Any, where: str) -> Numerics:
 
 
 class Watcher(Protocol):
-    """Something made with an executor's registrations, which is to be made anew when they change."""
+    """An object made with an executor's registrations, which is made anew when they change."""
 
     def clear(self) -> None:
         """Forget what was made."""
@@ -104,7 +105,7 @@ class HasExecutors(Protocol):
     executors: tuple[Executor, ...]
 
     def executors_of(self, trace: Trace) -> tuple[Executor, ...]:
-        """Those that may be used for a trace, as they are now."""
+        """The executors that may be used for a trace, as they are now."""
         ...
 
 
@@ -122,7 +123,7 @@ def watched_by(watcher: Watcher) -> Generator[None]:
 
 
 class Executor:
-    """Something that runs equations, regions or whole programs.
+    """A value that runs equations, regions or whole programs.
 
     Args:
         name: an identifier; no two executors of one program have the same.
@@ -169,11 +170,11 @@ class Executor:
         return type(self).answer is not Executor.answer
 
     def answer(self, equation: Equation) -> Answer:
-        """What the executor does with an equation. Pure."""
+        """Answer for the equation. Pure."""
         return NOT_REGISTERED
 
     def numerics_of(self, meaning: Trace) -> Numerics:
-        """How far its results may be from these: the executor's label, or a nearer one where it knows better."""
+        """The label for these results: the executor's own, or a nearer one where it knows better."""
         return self.numerics
 
     def finish(self, program: Any) -> Any:
@@ -207,7 +208,7 @@ class Executor:
             watcher.clear()
 
     def rule_for(self, equation: Equation) -> Any:
-        """What is registered for the equation's op, most specific key first; None if nothing is."""
+        """Return the registration for the equation's op, most specific key first; None if nothing is registered."""
         op = equation.op
         found = self.rules.get(op.name)
         if found is None and op.kind == "leaf":
@@ -222,7 +223,8 @@ def _copy(executor: E) -> E:
 
 
 def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str | None:
-    """Why a checker refuses an equation, None if it does not. It sees tensors without values, numbers as they are.
+    """Return a checker's reason to refuse an equation, None if it accepts. It sees tensors without values, numbers as
+    they are.
 
     Raises:
         ExecutorError: the checker raised.
@@ -323,7 +325,9 @@ class FusionExecutor(Executor):
         self.register(dict.fromkeys(keys_of(op, f"{self.name}.register_supported"), (checker,)))
 
     def supports(self, equation: Equation) -> str | None:
-        """Why the equation may not be part of a region, None if it may. Registered ops may; subclasses know more."""
+        """Return the reason why the equation may not join a region, None if it may. Registered ops may; subclasses
+        know more.
+        """
         rule = self.rule_for(equation)
         if rule is None:
             return NOT_REGISTERED.reason
@@ -351,7 +355,7 @@ class FusionExecutor(Executor):
         return None
 
     def known(self, region: Trace) -> RunFunction | None:
-        """What `compiled` gave for the region; None if it could not be compiled."""
+        """Return the earlier result of `compiled` for the region; None if it could not be compiled."""
         return self._programs.get(region)
 
     def compiled(self, region: Trace) -> RunFunction:
@@ -386,5 +390,5 @@ def _check_callable(value: Any, where: str) -> None:
 
 
 def size_of(equation: Equation) -> int:
-    """How many ops an equation is, those in its bodies counted."""
+    """Count the ops of an equation, those in its bodies included."""
     return sum(size_of(inner) for body in equation.bodies for inner in body.equations) if equation.bodies else 1

@@ -1,8 +1,9 @@
 """Claiming: who runs which part of a trace.
 
 The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
-unfolded, down to ATen leaves and structured ops, which the torch executor runs. What comes out is a trace again:
-everything that an executor other than torch runs is one composite in it, so that `evaluate` says what it has to compute.
+unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again:
+everything that an executor other than torch runs is one composite in it, so that `evaluate` says what it has to
+compute.
 
     myex::multimul                  an equation that an executor computes
     inductor::inductor_fusion_0     a region
@@ -52,7 +53,7 @@ REGION = "region"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an executor runs: an equation, by a function, or a region, which it compiles."""
+    """A part that an executor runs: an equation, by a function, or a region, which it compiles."""
 
     executor: Executor
     name: str
@@ -66,7 +67,7 @@ class Claim:
 
     @property
     def numbers(self) -> tuple[Expr, ...]:
-        """These symbols."""
+        """The symbols of the claim."""
         return close_symbols(self.region)[1] if self.region is not None else ()
 
 
@@ -90,7 +91,7 @@ class Claimed:
         return tuple(decision for decision in self.log if decision.how == INSTEAD)
 
     def claim_of(self, equation: Equation) -> Claim:
-        """Who runs a composite."""
+        """The claim of a composite."""
         return self.claims.get(equation.op) or self.claims[alone(equation)]
 
     def region_of(self, equation: Equation) -> Trace | None:
@@ -113,9 +114,9 @@ def claim(
     Law: ``evaluate(claim(t, executors).trace, xs)`` is bitwise ``evaluate(t, xs)``.
 
     Args:
-        executors: in order of priority. What none of them takes is left to the torch executor.
-        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. What
-            overwrites some elements of such an input is no part of a region.
+        executors: in order of priority. The torch executor runs the rest.
+        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. An
+            equation that overwrites some elements of such an input is no part of a region.
         below_autograd: the results need no gradient.
 
     Raises:

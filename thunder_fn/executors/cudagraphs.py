@@ -3,8 +3,8 @@
 The first call runs the program some times, records it on input buffers that stay where they are, and later calls copy
 their inputs into the buffers, replay, and hand out copies of the results. Nothing of it holds on to an argument.
 
-A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a warning.
-What has run: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
+A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a
+warning. Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -27,10 +27,10 @@ Run = Callable[..., tuple[Any, ...]]
 
 
 class Recording(Protocol):
-    """What a device can do: run a function once and replay what it did, on the same memory."""
+    """The abilities of a device: run a function once and replay what it did, on the same memory."""
 
     def missing(self) -> str | None:
-        """Why there is no such device, None if there is."""
+        """The reason why there is no such device, None if there is one."""
         ...
 
     def takes(self, tensor: torch.Tensor) -> bool:
@@ -38,7 +38,7 @@ class Recording(Protocol):
         ...
 
     def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """What replays the run, and its results, which a replay overwrites."""
+        """Record a run. Returns the function that replays it, and its results, which a replay overwrites."""
         ...
 
 
@@ -48,7 +48,7 @@ class CudaRecording:
     warmups = 3
 
     def missing(self) -> str | None:
-        """Why there is no such device, None if there is."""
+        """The reason why there is no such device, None if there is one."""
         return None if torch.cuda.is_available() else "there is no CUDA device"
 
     def takes(self, tensor: torch.Tensor) -> bool:
@@ -56,7 +56,7 @@ class CudaRecording:
         return tensor.is_cuda
 
     def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """What replays the run, and its results, which a replay overwrites.
+        """Record a run. Returns the function that replays it, and its results, which a replay overwrites.
 
         Runs before the first replay leave the generator as it was, so that a replay draws the numbers that eager would.
         """

@@ -1,4 +1,4 @@
-"""What became of each kind of equation while a trace was claimed."""
+"""Decisions about each kind of equation while a trace is claimed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSTEAD = "computes something else instead"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of one kind of equation: who took it, and why those that were asked before did not.
+    """The decision about one kind of equation: who took it, and why those that were asked before did not.
 
     `taken_by` is None for a composite that was unfolded; `times` counts equations; `depth` is how deep in composites
     they were.
@@ -33,7 +33,7 @@ class Decision:
 
 
 def how(answer: Answer) -> str:
-    """What an executor does, or why it does not, in words."""
+    """Describe in words what an executor does, or why it does not."""
     match answer:
         case Run(name):
             return f"runs it as {name}"

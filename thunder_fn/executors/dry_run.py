@@ -1,4 +1,4 @@
-"""What executors do to memory, without computing anything."""
+"""Effects of executors on memory, without computing anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HasDryRun(Protocol):
 def dry_run_of(
     claimed: Claimed, equation: Equation, given: tuple[int, ...] = ()
 ) -> Callable[..., tuple[Any, ...]] | None:
-    """What runs an equation that an executor took, as a function of its operands, tensors without values.
+    """The function that runs a claimed equation on tensors without values.
 
     It may write to the operands that it is `given`, by place.
 

@@ -1,4 +1,6 @@
-"""What a program calls beside ops: structured ops by their evaluation rule, bodies lowered when they are first run; regions."""
+"""Callees of a program beside ops: structured ops by their evaluation rule, bodies lowered when they are first run;
+regions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def run_compiled(
 ) -> Callable[..., Any]:
     """A structured op's evaluation rule, its bodies lowered when they are first run.
 
-    Where bodies read symbols from outside, their values are the first argument.
+    If bodies read symbols from outside, their values are the first argument.
     """
 
     def run(values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

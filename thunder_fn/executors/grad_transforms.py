@@ -68,7 +68,7 @@ _joint: ContextVar[_Joint | None] = ContextVar("thunder_fn_grad_transform", defa
 
 
 def get_grad(output: torch.Tensor) -> torch.Tensor:
-    """In a grad transform: the cotangent of one of its outputs.
+    """Return the cotangent of an output, in a grad transform.
 
     Raises:
         ExecutorError: this is no grad transform, or `output` is no tensor of it.
@@ -86,7 +86,7 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
 
 
 def put_grad(argument: Any, gradient: torch.Tensor | None) -> None:
-    """In a grad transform: add to the gradient of one of its arguments. Numbers have none; None is zero.
+    """Add to the gradient of an argument, in a grad transform. Numbers have none; None is zero.
 
     Raises:
         ExecutorError: this is no grad transform, `argument` is no argument, or the gradient has another type.
@@ -239,7 +239,7 @@ def _check_results(results: Sequence[torch.Tensor], outputs: Sequence[Type], whe
 
 
 def _asked(state: _Joint, results: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-    """For each cotangent that was asked for, in order, the positions of its output."""
+    """The positions of the output for each cotangent that was asked for, in order."""
     positions = [state.recorder.var_of(state.recorder.lift(result)) for result in results]
     found: list[tuple[int, ...]] = []
     for var, _ in state.cotangents:
@@ -283,7 +283,7 @@ def _derived(rule: LazyRule) -> DerivedRule:
 
 @dataclass(frozen=True)
 class LazyRule:
-    """What a `custom_vjp` equation has as its rule: it is captured when a derivative asks for it."""
+    """The rule of a `custom_vjp` equation before it is captured, which happens when a derivative asks for it."""
 
     primal: Trace
 

@@ -11,8 +11,8 @@
             v1 = v5
         return (v1, stack(y0))
 
-A body stands in the function itself, so a step of a loop calls nothing but its ops. What is the same in every step is
-computed in front of the loop, and a step may compute in the memory of a carry that nobody else holds.
+A body stands in the function itself, so a step of a loop calls nothing but its ops. Invariants are computed in front
+of the loop, and a step may compute in the memory of a carry that nobody else holds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Function:
 
 
 def function_of(equation: Equation) -> Callable[[FunctionWriter, Equation], Function] | None:
-    """What writes the function of a structured equation; None for one that runs by its evaluation rule."""
+    """The writer of a structured equation's function; None for one that runs by its evaluation rule."""
     if any(body.constants for body in equation.bodies):
         return None
     if equation.op == SCAN:

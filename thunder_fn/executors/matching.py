@@ -1,4 +1,6 @@
-"""From what a user registers for to equations, and from equations to the calls that users' functions see."""
+"""Matching of equations: from users' registrations to equations, and from equations to the calls that users'
+functions see.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ class FakeCall:
     op: str = ""
 
     def mismatch(self, function: Callable[..., Any]) -> str | None:
-        """Why Python would not pass these arguments to the function; None if it would, or cannot tell."""
+        """The reason why Python would not pass these arguments to the function; None if it would, or cannot tell."""
         signature = signature_of(function)
         if signature is None:
             return None
@@ -122,7 +124,7 @@ def accepted(function: Callable[..., Any], op: str, kwargs: dict[str, Any]) -> d
 
 @cache
 def _defaults_of(op: str) -> dict[str, Any]:
-    """What the arguments of a torch function are if they are not given."""
+    """The default arguments of a torch function."""
     function = _function_named(op)
     signature = signature_of(function) if function is not None else None
     if signature is None:
@@ -183,4 +185,4 @@ def _contiguous(x: torch.Tensor, memory_format: torch.memory_format = torch.cont
 
 
 LAYOUT_IS_UNKNOWN = (Lookaside(torch.Tensor.contiguous, _contiguous),)
-"""For functions that are captured from types alone."""
+"""The message for functions that are captured from types alone."""

@@ -1,4 +1,4 @@
-"""What programs say in comments: which composites began where. A note names modules as the outermost call knows them."""
+"""Comments in programs: the places where composites began. A note names modules as the outermost call knows them."""
 
 from __future__ import annotations
 

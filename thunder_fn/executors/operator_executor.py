@@ -34,7 +34,7 @@ GRAD_ONLY = Refused("registered with a grad_transform only")
 
 @dataclass(frozen=True)
 class Implementation:
-    """What an executor does with an op: how it is run, where that is valid, and how it is differentiated."""
+    """The implementation of an op by an executor: its function, the check where it is valid, and its derivative."""
 
     operator: Operator | None = None
     checker: Checker | None = None
@@ -123,7 +123,7 @@ class OperatorExecutor(Executor):
         execution_transform: Function | None = None,
         grad_transform: Function | None = None,
     ) -> None:
-        """Say how this executor computes an op that is there already. What was said of it before is forgotten.
+        """Say how this executor computes an op that is there already. An earlier registration is forgotten.
 
         Args:
             op: a torch function, an ATen op, a `@composite` function, a module class, an operator, or the name of one. A
@@ -192,7 +192,7 @@ class OperatorExecutor(Executor):
 
 @memo(4096)
 def _replacement(transform: Function, single: Trace) -> Trace:
-    """What an execution transform makes of an equation, as a trace over its operands."""
+    """The result of an execution transform for an equation, as a trace over its operands."""
     (equation,) = single.equations
     name = getattr(transform, "__name__", "execution_transform")
 

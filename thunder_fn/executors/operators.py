@@ -47,7 +47,7 @@ _running: ContextVar[frozenset[tuple[Any, Rule]]] = ContextVar("thunder_fn_opera
 
 @contextmanager
 def _in_rule_of(operator: Operator, rule: Rule) -> Generator[None]:
-    """Inside, the operator is called without this rule: it is what the rule is made of."""
+    """Call the operator inside without this rule: it is what the rule is made of."""
     pair: tuple[Any, Rule] = (operator, rule)
     token = _running.set(_running.get() | {pair})
     try:
@@ -90,7 +90,7 @@ class Operator:
 
     @cached_property
     def runner(self) -> Runner:
-        """What programs call."""
+        """The function that programs call."""
         return Runner(self.name, self.fn)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ class Operator:
         return bind_followed(recorder, call.tensors, bind, apply, split_body)
 
     def _capture(self, call: _Arguments) -> Captured:
-        """What the operator does with these arguments, as a trace."""
+        """Capture the operator on these arguments."""
 
         def meaning(*tensors: Any) -> Any:
             return call.with_tensors(tensors).apply(self._mean)
@@ -169,7 +169,7 @@ class Operator:
         return frozenset(rule for operator, rule in _running.get() if operator is self)
 
     def _mean(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator does, with the rules that it brings but for those that are being captured."""
+        """Compute what the operator means, with the rules that it brings but for those that are being captured."""
         without = self._rules_at_work()
         function = self._plainly
         if self.like is None:
@@ -221,7 +221,7 @@ def _operator_named(executor: str, name: str) -> Operator:
 
 @remembered_in_context(1024)
 def _capture_like(operator: Operator, single: Trace, without: frozenset[Rule]) -> Captured:
-    """What the operator does with arguments like those of the only equation, without some of its rules."""
+    """Capture the operator on arguments like those of the only equation, without some of its rules."""
     (equation,) = single.equations
     supply = iter(calls.examples_of([var.type for var in equation.operands]))
     args = tuple(python_value(arg, lambda _: next(supply)) for arg in equation.args)

@@ -89,7 +89,7 @@ def _common_source(equations: Sequence[Equation]) -> Source | None:
 
 
 def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:
-    """For each variable the groups and single equations that read it; the trace's own reading is the empty group."""
+    """The groups and single equations that read each variable; the trace's own reading is the empty group."""
     found: dict[int, set[Group]] = {}
     for position, equation in enumerate(trace.equations):
         for var in equation.operands:

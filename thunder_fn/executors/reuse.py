@@ -1,4 +1,4 @@
-"""Which equations may overwrite an operand instead of filling new memory.
+"""Reuse of memory: equations that may overwrite an operand instead of filling new memory.
 
 A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds the equations whose
 first operand is not needed any more, lives in memory that nobody else can see, and whose op has an in-place form with
@@ -26,7 +26,7 @@ CLONE = ops.leaf(torch.ops.aten.clone.default)
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """For each variable, the buffers that it may lie in, and whether it is all of a buffer made for it alone.
+    """The buffers that each variable may lie in, and whether it is all of a buffer made for it alone.
 
     One that `covers` its buffer is that, or shows all of such a variable in another shape.
     """
@@ -46,11 +46,11 @@ RegionOf = Callable[[Equation], Trace | None]
 
 
 def no_region(equation: Equation) -> None:
-    """Nothing is known of any composite."""
+    """Return None: of no composite anything is known."""
 
 
 def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
-    """Which variables may share memory. A buffer is named by the variable that it was made for."""
+    """Find the variables that may share memory. A buffer is named by the variable that it was made for."""
     roots = (*trace.inputs, *(constant.var for constant in trace.constants))
     buffers: list[frozenset[int]] = [frozenset((var.index,)) for var in roots]
     whole, covers = [False] * len(roots), [False] * len(roots)
@@ -165,7 +165,7 @@ def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
 
 
 def last_uses(trace: Trace) -> list[int]:
-    """For each variable, the last equation that reads it: -1 if none does, one past the last if it is an output."""
+    """The last equation that reads each variable: -1 if none does, one past the last if it is an output."""
     found = [-1] * num_vars(trace)
     for position, equation in enumerate(trace.equations):
         for var in equation.operands:
@@ -178,13 +178,14 @@ def last_uses(trace: Trace) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What a program does with memory whose value nobody needs any more."""
+    """A program's plan for memory whose value nobody needs any more."""
 
     in_place: frozenset[int]
     """The equations, by position, that run over their first operand."""
     given: Mapping[int, tuple[int, ...]]
-    """For regions, by position: the operands, by place, whose memory they may write to. Equal regions are given the same, so
-    that they are compiled once."""
+    """The operands, by place, whose memory a region may write to, by the region's position. Equal regions are given
+    the same, so that they are compiled once.
+    """
 
     def targets(self, trace: Trace) -> Iterator[Var]:
         """The variables whose memory is written to."""
@@ -219,7 +220,7 @@ def plan_reuse(
     end, chosen, regions = len(trace.equations), set[int](), dict[Op, list[tuple[int, set[int]]]]()
 
     def is_free(var: Var, position: int) -> bool:
-        """Nothing after this equation reads the memory that the variable lies in, and nothing else here."""
+        """Test that no later equation, and no other operand of this one, reads the memory that the variable lies in."""
         return last[var.index] == position and all(last[index] < position for index in members.sharing(var))
 
     for position, equation in enumerate(trace.equations):
@@ -255,7 +256,9 @@ def plan_reuse(
 
 
 class _Members:
-    """Which variables may lie in a buffer. Many may lie in the same ones: results of a region in all that it reads."""
+    """The variables that may lie in each buffer. Many may lie in the same ones: results of a region in all that it
+    reads.
+    """
 
     def __init__(self, aliases: Aliases) -> None:
         self.aliases = aliases
@@ -265,7 +268,7 @@ class _Members:
 
     @cached_property
     def holding(self) -> dict[int, list[frozenset[int]]]:
-        """Which of these sets a buffer is in. Most programs of regions never ask."""
+        """The sets that a buffer is in. Most programs of regions never ask."""
         found: dict[int, list[frozenset[int]]] = {}
         for buffers in self.variables:
             for buffer in buffers:
@@ -279,7 +282,7 @@ class _Members:
 
 
 def _has_dims(var: Var) -> bool:
-    """It is no number: of those there is little to gain."""
+    """Test that it is no number: of those there is little to gain."""
     return isinstance(var.type, TensorType) and bool(var.type.shape)
 
 

@@ -20,7 +20,7 @@ from thunder_fn.symbols import Substitution, bind, replaced
 from thunder_fn.trace import Arg, Equation, Expr, Source, TensorType, Trace, Type, Var, type_of_value
 
 LINES = "_lines"
-"""In the context of a program: the `Line` of each line that calls an operator."""
+"""The key, in the context of a program, of the `Line` of each line that calls an operator."""
 
 
 class Line:
@@ -35,7 +35,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs `fn` as a line of a program does: without autograd, its results checked against the line's equation."""
+    """A run of `fn` as a line of a program does it: without autograd, its results checked against the line's
+    equation.
+    """
 
     name: str
     fn: Callable[..., Any]
@@ -92,7 +94,9 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRegion:
-    """Runs what an executor made of a region; it returns what the region says, or the error names the user's line."""
+    """A run of what an executor made of a region; it returns what the region says, or the error names the user's
+    line.
+    """
 
     name: str
     run: Callable[..., Any]
@@ -121,7 +125,9 @@ class CheckedRegion:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Runs a collective as a line of a program does; where it fails, the error names the equation and the ranks."""
+    """A run of a collective as a line of a program does it; where it fails, the error names the equation and the
+    ranks.
+    """
 
     run: Callable[..., Any]
 
@@ -145,7 +151,7 @@ def tensors_in(result: Any, count: int) -> list[torch.Tensor]:
 
 
 def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """What fn is given: tensors that require no gradient. They are added to those that are there."""
+    """Arguments of fn: tensors that require no gradient. They are added to those that are there."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return value.detach() if value.requires_grad else value
@@ -153,7 +159,7 @@ def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often each of the tensors was written to; inference tensors do not count."""
+    """The number of writes to each tensor so far; inference tensors do not count."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 

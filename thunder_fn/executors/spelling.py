@@ -1,4 +1,4 @@
-"""How an equation is written as a call that Python makes fast.
+"""Spelling of an equation as a call that Python makes fast.
 
 `torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated code.
 A C-bound function of the op's name is used where it reaches the dispatcher with the very overload and arguments that
@@ -30,13 +30,13 @@ class Spelling:
 
     @property
     def is_overload(self) -> bool:
-        """It is called as the op's own overload."""
+        """Test whether it is called as the op's own overload."""
         return self.home == "torch.ops"
 
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """Stands for a variable in a call: what matters for how its arguments are parsed."""
+    """Stand-in for a variable in a call: the facts that decide how its arguments are parsed."""
 
     dtype: torch.dtype | None
     dims: int
@@ -91,7 +91,7 @@ def _spell(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -
 
 
 def _is_known(arg: Any) -> bool:
-    """Everything in a skeleton has a value to try: numbers that are variables have none."""
+    """Test that everything in a skeleton has a value to try: numbers that are variables have none."""
     if isinstance(arg, tuple):
         return all(map(_is_known, arg))
     return not isinstance(arg, _Operand) or arg.dtype is not None

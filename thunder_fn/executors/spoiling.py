@@ -168,7 +168,7 @@ def repeated(run: Run, trace: Trace, donated: Sequence[int]) -> Run:
 
 
 def has_effects(trace: Trace) -> bool:
-    """Something in the trace does more than compute its results, or may."""
+    """Test whether something in the trace does more than compute its results, or may."""
     return any(
         ops.is_effectful(equation.op)
         or ops.is_collective(equation.op)
@@ -203,7 +203,7 @@ def _bits(value: Any) -> Any:
 
 
 def _is_near(one: Any, other: Any) -> bool:
-    """What one code computes may be what the other does."""
+    """Test whether one code may compute what the other does."""
     if not isinstance(one, torch.Tensor) or not (one.is_floating_point() or one.is_complex()):
         return True
     return torch.allclose(one, other, rtol=0.1, atol=0.1 * _largest(other), equal_nan=True)

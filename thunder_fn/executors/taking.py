@@ -19,13 +19,13 @@ from thunder_fn.trace import TensorType, Var, static_shape
 
 Run = Callable[..., tuple[Any, ...]]
 TEXT = "_taken"
-"""In the context of a program, or of a compiled region, that is made to be taken from: its text."""
+"""The key, in the context of a program or compiled region that is made to be taken from, of its text."""
 WORTH_BYTES = 1 << 20
 """A program hands a region over what the region reads last, if it is so much."""
 
 
 def is_worth_handing_over(variables: Iterable[Var]) -> bool:
-    """So much memory is freed inside of a call, rather than after it, that it is worth a microsecond."""
+    """Test whether freeing so much memory inside of a call, rather than after it, is worth a microsecond."""
     types = (var.type for var in variables)
     sizes = (
         math.prod(static_shape(type)) * type.dtype.itemsize
@@ -42,7 +42,7 @@ def taken_from(run: types.FunctionType, text: str) -> types.FunctionType:
 
 
 def take(run: Run, box: list[Any]) -> tuple[Any, ...]:
-    """`run(*box)`, after which the box is empty. What wraps a program says with a method `take` how it does that."""
+    """`run(*box)`, after which the box is empty. A wrapper of a program has a method `take` that does it."""
     own = getattr(run, "take", None)
     if own is not None:
         return own(box)

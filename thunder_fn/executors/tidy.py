@@ -1,4 +1,4 @@
-"""Before a flat trace becomes a program: equations that a program need not run.
+"""Tidying of a flat trace before it becomes a program: equations that a program need not run are dropped.
 
 - `detach` of an intermediate, where the program runs below autograd;
 - `clone` of what nobody writes to, where the copy is only read, and whatever else gives back what it was given;
@@ -104,7 +104,7 @@ def _identity(
     returned: set[int],
     below_autograd: bool,
 ) -> Arg | None:
-    """What a detach or a clone copies, where the copy can be dropped."""
+    """The operand of a detach or a clone whose copy can be dropped."""
     if len(new.args) != 1 or new.kwargs or not isinstance(new.args[0], Var):
         return None
     if new.op in (ops.STOP_GRADIENT, ops.NO_GRAD):

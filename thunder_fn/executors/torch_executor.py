@@ -7,8 +7,9 @@
         del v2
         return (v3,)
 
-Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and choices
-are functions in front (`loops.py`). What another executor takes is one call, and what it computes is written below it:
+Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and
+choices are functions in front (`loops.py`). A claim of another executor is one call, with its meaning written below
+it:
 
     (v2, v3) = multimul(v0, v1, 0, 0)  # f32[2, 2] by myex
         # def multimul(v0, v1): ...
@@ -63,7 +64,7 @@ class Program:
 
     @property
     def trace(self) -> Trace:
-        """What the program computes: leaves, structured ops, and one composite for each thing that an executor took."""
+        """The program's computation: leaves, structured ops, and one composite for each part that an executor took."""
         return self.claimed.trace
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -121,7 +122,7 @@ def lower(
 
 
 class _Emitter:
-    """Writes the text of one program, or of a block in a function, and gathers the values that it names."""
+    """The writer of one program's text, or of a block in a function; it gathers the values that the text names."""
 
     def __init__(
         self,
@@ -325,7 +326,9 @@ class _Emitter:
         return [f"v{index}" for index in sorted(read | unused)]
 
     def output(self, atom: Atom) -> str:
-        """What lies in memory that is the trace's own, or is about to be overwritten, is handed out as a copy."""
+        """Write an output; a value in the trace's own memory, or in memory about to be overwritten, is handed out as
+        a copy.
+        """
         if isinstance(atom, Var) and atom.index in self.private:
             return f"{self.bind('clone', 'clone', torch.clone)}({atom})"
         return self.arg(atom, None)
@@ -366,7 +369,7 @@ class _Emitter:
 
 @dataclass(frozen=True, slots=True)
 class FunctionWriter:
-    """Writes the function of a structured op, as `loops.py` says."""
+    """The writer of a structured op's function, as `loops.py` says."""
 
     name: str
     executors: tuple[Executor, ...]
@@ -382,7 +385,7 @@ class FunctionWriter:
         return claim(dce(body), self.executors, below_autograd=self.below_autograd)
 
     def block(self, body: Claimed, donated: Sequence[int] = ()) -> _Emitter:
-        """What writes the lines of a body, in this function."""
+        """The writer of a body's lines in this function."""
         return _Emitter(body, self.executors, donated, (), self.below_autograd, self.names)
 
     def call(self, body: Claimed, name: str) -> str:

@@ -19,7 +19,7 @@ Written = tuple[tuple[int, int], ...]
 """An input, and the output that will be written to it, by position, for each input that is written to."""
 
 IN_PLACE = "it overwrites some elements of a tensor, where that lies"
-"""Why a region has no such equation."""
+"""The reason why a region has no such equation."""
 
 WORTH_BYTES = 1 << 14
 """Less is copied in the time that one more call takes."""
@@ -44,13 +44,13 @@ class _Path:
 
 
 def written_by(trace: Trace, writes: Sequence[int | None]) -> Written:
-    """What is written by a program whose last outputs are written to the inputs `writes`, or elsewhere where it is None."""
+    """Find what a program writes; its last outputs are written to the inputs `writes`, or elsewhere where it is None."""
     first = len(trace.outputs) - len(writes)
     return tuple((target, first + place) for place, target in enumerate(writes) if target is not None)
 
 
 def updates(trace: Trace, written: Written) -> Updates:
-    """Where written inputs get new values, element by element."""
+    """Find the equations that give written inputs new values, element by element."""
     makers = _makers(trace) if written else {}
     equations, inside = set[int](), dict[int, Written]()
     for target, place in written:

@@ -4,16 +4,17 @@ Each call of an executor is given the values that the program has there, and so 
 each call in a step of a loop or in a branch, and then the loop or choice as a whole, as the program runs it. Only the equation
 that is wrong is named, not those that follow from it.
 
-How far off is too far, by the label and by the dtype of a result, relative to the element or to the mean of all:
+The tolerance, by the label and by the dtype of a result, relative to the element or to the mean of all:
 
                           float64   float32   float16   bfloat16
     bitwise               0         0         0         0
     reassociating         1e-12     1e-5      5e-3      4e-2
     precision-changing    1e-5      1e-2      1e-2      4e-2
 
-An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. Where a result
-hangs on the last bits of its operands, as a difference of nearly equal numbers does, no order of computing it is right and the
-others wrong: it may also be off by some times what the last bit of each operand does to it, 16 times, of halves twice.
+An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. A
+result may hang on the last bits of its operands, as a difference of nearly equal numbers does. No order of computing
+it is right then, so it may also be off by some times what the last bit of each operand does to it, 16 times, of
+halves twice.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ VERIFIER = Verifier("verify", numerics="bitwise")
 
 
 def _from_here(run: Callable[[], Any]) -> Any:
-    """What a function gives that draws the random numbers that come next; they still come next afterwards."""
+    """Run a function with the random numbers that come next; they still come next afterwards."""
     state = torch.get_rng_state()
     try:
         return run()
@@ -90,7 +91,7 @@ def _from_here(run: Callable[[], Any]) -> Any:
 
 
 def _meant(meaning: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What a trace means: all of it evaluated, bodies of loops too."""
+    """Evaluate a whole trace, bodies of loops too."""
     with bodies_compiled_by(lambda body: lambda *values: evaluate(body, values)):
         return evaluate(meaning, inputs)
 
@@ -102,7 +103,9 @@ def loosest(labels: Sequence[Numerics]) -> Numerics:
 
 @dataclass(frozen=True)
 class _Checking:
-    """Runs claimed traces equation by equation. `executors` are asked about bodies; `programs` are those of loops and choices."""
+    """A run of claimed traces equation by equation. `executors` are asked about bodies; `programs` are those of loops
+    and choices.
+    """
 
     executors: tuple[Executor, ...]
     programs: dict[Trace, Run] = field(default_factory=dict[Trace, "Run"])
@@ -219,7 +222,7 @@ def _run(claim: Claim, equation: Equation, env: Sequence[Any], numbers: dict[Any
 
 
 def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -> None:
-    """What executors compute in place of equations means what the trace meant, up to the loosest of their labels."""
+    """Check that a claimed trace means what the trace meant, up to the loosest of the executors' labels."""
     found, meant = (_from_here(lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning))
     label = loosest([claimed.executors[one.taken_by].numerics for one in claimed.replaced if one.taken_by])
     chance = unwritten_outputs(meaning)
@@ -266,7 +269,7 @@ def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
 
 
 def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """What a trace gives where the last bit of each operand is another one, in two ways; nothing where that is an error."""
+    """Evaluate a trace with the last bit of each operand changed, in two ways; nothing where that is an error."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Any) -> Any:
@@ -286,7 +289,7 @@ def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def divergence(found: Any, wanted: Any, numerics: Numerics, moved: Callable[[], Sequence[Any]]) -> str | None:
-    """How far a value is from another, if that is farther than a label allows. `moved` are values that are as right."""
+    """The distance of a value from another, if it exceeds what a label allows. `moved` are values that are as right."""
     if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor):
         return None if Literal(found) == Literal(wanted) else f"{found!r}, not {wanted!r}"
     if found.dtype != wanted.dtype or found.shape != wanted.shape:

@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """Everything that `jit` makes of a call, in order. `str` of it is a table.
+    """The traces and programs that `jit` makes of a call, in order. `str` of it is a table.
 
     Attributes:
         name: of the function.
@@ -80,7 +80,7 @@ class Chain:
     left_out: tuple[tuple[str, str], ...] = ()
 
     def diff(self, position: int) -> Diff | None:
-        """What a step changed; None for one that starts from nothing."""
+        """The changes of a step; None for one that starts from nothing."""
         return self._diffs[position]
 
     @cached_property
@@ -96,7 +96,9 @@ class Chain:
 
     @cached_property
     def saved(self) -> tuple[tuple[int, int], ...]:
-        """What the forward keeps for the backward: pairs of its value in the one, and in the other (see `flatten`)."""
+        """The values that the forward keeps for the backward: pairs of the value in the one and in the other (see
+        `flatten`).
+        """
         if self.split is None:
             return ()
         forward, backward = (flatten(half) for half in (self.split.forward, self.split.backward))
@@ -137,7 +139,7 @@ _COUNTS = ("added", "removed", "changed")
 def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     """The traces of `jit(f)(*args, **kwargs)`, from capture through every transform to the programs. Nothing is run.
 
-    Where an argument requires a gradient, the forward and the backward of the split are steps, and both programs.
+    If an argument requires a gradient, the forward and the backward of the split are steps, and both programs.
 
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s options are its own.
@@ -169,7 +171,7 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
 
 
 def _lowered(entry: Entry) -> tuple[Trace, ...]:
-    """What was lowered: the whole function, or its forward and its backward."""
+    """The lowered traces: the whole function, or its forward and its backward."""
     if entry.bridge is not None:
         return entry.bridge.split.forward, entry.bridge.split.backward
     return tuple(stage for stage in entry.stages if isinstance(stage, Trace))[-1:]
@@ -191,7 +193,7 @@ class _Event:
 
 
 class _Assembly:
-    """Puts the steps in order; knows which step each trace became."""
+    """The assembly of the steps in order, which knows the step that each trace became."""
 
     def __init__(self, events: list[_Event], entry: Entry) -> None:
         self.events, self.entry = events, entry
@@ -289,7 +291,7 @@ def _pairs(known: Flat, operands: tuple[Value, ...]) -> tuple[tuple[int, int], .
 
 
 def _closed(trace: Trace) -> tuple[tuple[int, int], ...]:
-    """Which inputs of a trace that was closed over (`jit.program.close_over`) are which values of the trace."""
+    """Match the inputs of a trace that was closed over (`jit.program.close_over`) to values of the trace."""
     count = len(trace.inputs)
     places = range(count, count + len(trace.constants))
     moved = [place for place, constant in zip(places, trace.constants, strict=True) if not constant.owned]

@@ -84,7 +84,7 @@ def _running(found: Chain, tensors: Sequence[Any]) -> Iterator[dict[str, Any]]:
 def _timed(
     leaves: Sequence[Leaf], values: dict[int, Any], last: dict[int, int]
 ) -> tuple[list[tuple[float, float]], list[int]]:
-    """When each equation began and how long it took, in seconds, and the bytes that lived then."""
+    """The start and duration of each equation in seconds, and the bytes that lived then."""
     times, live = list[tuple[float, float]](), list[int]()
     held = set(values)
     total, now = 0, 0.0

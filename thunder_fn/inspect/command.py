@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(report: Any) -> int:
-    """With colours in a terminal that has `rich`, as plain text otherwise."""
+    """Print with colours in a terminal that has `rich`, as plain text otherwise."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console
 

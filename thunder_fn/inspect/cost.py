@@ -1,4 +1,4 @@
-"""What equations cost: operations, bytes, and where they stand under the roofline. Estimates from types."""
+"""The cost of equations: operations, bytes, and their place under the roofline. Estimates from types."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class CostReport:
 
     @cached_property
     def by_op(self) -> dict[str, tuple[int, Cost]]:
-        """For each op how often it runs and what it costs, dearest first."""
+        """The number of runs and the cost of each op, dearest first."""
         found: defaultdict[str, tuple[int, Cost]] = defaultdict(lambda: (0, FREE))
         for equation, cost in self.equations:
             times, known = found[equation.op.name]
@@ -178,7 +178,7 @@ class CostReport:
 
 
 def cost(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any) -> CostReport:
-    """What `jit(f)(*args, **kwargs)` computes and moves, op by op. Nothing is run.
+    """Estimate the operations and bytes of `jit(f)(*args, **kwargs)`, op by op. Nothing is run.
 
     Args:
         machine: whose peaks give least times and what limits each op. Left out, the device's where they are known; see

@@ -1,8 +1,9 @@
-"""What one trace has that another has not, equation by equation, whatever composites they are folded into.
+"""The difference of two traces, equation by equation, whatever composites they are folded into.
 
-Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value numbering).
-What is left is paired by what it looks like: op, arguments and user's line first, then op and line, then op and operands.
-So a change near the inputs leaves everything that follows from it paired, and says which of it has changed itself.
+Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value
+numbering). The rest is paired by its looks: op, arguments and user's line first, then op and line, then op and
+operands. So a change near the inputs leaves everything that follows from it paired, and says which of it has changed
+itself.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Diff:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many equations were added, removed, changed, and are the same."""
+        """The numbers of equations that were added, removed, changed, and are the same."""
         found = Counter(self.status)
         return {
             "added": found["added"],
@@ -52,7 +53,7 @@ class Diff:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing differs but how equations are folded."""
+        """Test that nothing differs but the folding of equations."""
         counts = self.counts
         return not (counts["added"] or counts["removed"] or counts["changed"])
 
@@ -98,7 +99,7 @@ def diff(before: Trace, after: Trace, inputs: Pairs | None = None) -> Diff:
 
 
 def diff_flat(before: Flat, after: Flat, inputs: Pairs | None = None) -> Diff:
-    """As `diff`, of traces that are unfolded already."""
+    """Compare, as `diff` does, traces that are unfolded already."""
     return _Matching(before, after, inputs).diff()
 
 
@@ -120,7 +121,7 @@ class _Matching:
         return self.numbers.setdefault(key, len(self.numbers))
 
     def numbered(self, flat: Flat, seeds: dict[int, tuple[str, int]]) -> list[Hashable]:
-        """For each leaf the number of what it computes; equal in both traces exactly if the expressions are equal."""
+        """Number the computation of each leaf; numbers are equal in both traces exactly if the expressions are equal."""
         known: dict[int, int] = {}
         for value in (*flat.roots, *flat.constants):
             known[value] = self.number(seeds.get(value, ("own", id(flat), value)))
@@ -183,7 +184,7 @@ class _Matching:
         self.values.update(outputs)
 
     def why(self, before: Leaf, after: Leaf) -> str:
-        """How partners differ; nothing if they do not."""
+        """Describe the differences of partners; nothing if there are none."""
         parts: list[str] = []
         if before.equation.op != after.equation.op:
             parts.append(f"{before.equation.op} to {after.equation.op}")
@@ -211,7 +212,7 @@ def _first(queue: Iterable[int], count: int) -> list[int]:
 
 
 def _shape(leaf: Leaf) -> tuple[Any, ...]:
-    """Everything about an equation but which variables it reads."""
+    """The parts of an equation other than the variables that it reads."""
     equation = leaf.equation
     hole: Callable[[Any], None] = lambda var: None
     args = tuple(map_arg(hole, arg) for arg in equation.args)

@@ -25,14 +25,14 @@ from thunder_fn.text import literal_text, object_name
 from thunder_fn.trace import Equation, Literal, Source, Trace, Type, Var
 
 CONTEXT = 3
-"""How many lines of source are shown before and after the user's line."""
+"""The number of lines of source that are shown before and after the user's line."""
 
 KINDS = ("leaf", "composite", "structured")
 LETTERS = {"same": "s", "changed": "c", "added": "a"}
 
 
 class _Table:
-    """Things with numbers, in the order in which they came."""
+    """A table of things with numbers, in the order in which they came."""
 
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
@@ -220,7 +220,7 @@ def _arg(arg: Any) -> Any:
 
 
 def _decisions(found: Chain) -> Iterator[tuple[tuple[str, str], Decision]]:
-    """What was decided about each op at each line, the first time that it was asked about."""
+    """The decision about each op at each line, the first time that it was asked about."""
     seen = set[tuple[str, str]]()
     for decision in found.decisions:
         key = decision.op, decision.place
@@ -230,7 +230,7 @@ def _decisions(found: Chain) -> Iterator[tuple[tuple[str, str], Decision]]:
 
 
 def _anchors(diff: Diff) -> list[int]:
-    """For each leaf that was removed, the leaf of the new trace before which it would be."""
+    """The leaf of the new trace before which each removed leaf would be."""
     pairs = sorted((match, position) for position, match in enumerate(diff.matches) if match is not None)
     places = [match for match, _ in pairs]
     found: list[int] = []

@@ -50,7 +50,7 @@ class Flat:
     constants: dict[int, torch.Tensor]
     """The values that closed-over tensors are, those of bodies among them."""
     calls: dict[Trace, tuple[Value, ...]]
-    """For each body that was unfolded, the operands of its first call."""
+    """The operands of the first call of each body that was unfolded."""
 
 
 def held(flat: Flat) -> dict[int, int]:
@@ -59,7 +59,7 @@ def held(flat: Flat) -> dict[int, int]:
 
 
 def unfolded(equation: Equation) -> Trace | None:
-    """What an equation stands for, as a trace over its operands; None for one that runs as it is."""
+    """The trace for which an equation stands, over its operands; None for one that runs as it is."""
     return lowered(equation)
 
 
@@ -94,7 +94,7 @@ class _Flattening:
         return len(self.types) - 1
 
     def bound(self, trace: Trace, inputs: Sequence[Value]) -> list[Value]:
-        """What the inputs and constants of a body are; the list grows as its equations bind variables."""
+        """Bind the inputs and constants of a body; the list grows as its equations bind variables."""
         env = list(inputs)
         for constant in trace.constants:
             known = self.held.get(id(constant.tensor))

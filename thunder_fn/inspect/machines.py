@@ -1,4 +1,4 @@
-"""What machines can do at most: operations and bytes in a second, from data sheets or measured."""
+"""Limits of machines: operations and bytes in a second, from data sheets or measured."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def machine_named(name: str) -> Machine:
 
 
 def measured_machine(dtype: torch.dtype = torch.float32, device: str = "cpu", seconds: float = 0.1) -> Machine:
-    """This machine, by the fastest of some matrix products and copies."""
+    """Measure this machine by the fastest of some matrix products and copies."""
     size = 512 if device == "cpu" else 8192
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     big = torch.ones(1 << (23 if device == "cpu" else 27), dtype=torch.float32, device=device)

@@ -6,9 +6,9 @@ program deletes it; what runs in place makes none. Inputs are the caller's and a
 
     memory of step: peak 17.6 MiB at equation 146 of 452 (aten.gelu_backward.default in blocks.0); residuals ...
 
-What runs inside an equation and is given back is its scratch: what oneDNN is known to need, what a loop's step needs, and
-what a compiled region allocates, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's
-operator among it, nobody knows; the summary says how often. How far the computed peak is from the measured one is tested
+Memory allocated and given back inside an equation is its scratch: that of oneDNN, of a loop's step, and of a compiled
+region, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's operator among
+it, nobody knows; the summary says how often. A test compares the computed peak with the measured one
 (`tests/unit/test_inspect_memory.py`).
 """
 
@@ -31,7 +31,7 @@ from thunder_fn.trace import Source
 
 @dataclass(frozen=True)
 class Memory:
-    """What lives when. Positions count the equations of the forward program, then those of the backward.
+    """The lifetimes of buffers. Positions count the equations of the forward program, then those of the backward.
 
     Attributes:
         buffers: all memory, in the order in which it is made.
@@ -78,24 +78,24 @@ class Memory:
 
     @property
     def input_bytes(self) -> int:
-        """What the caller holds: arguments and closed-over tensors."""
+        """Bytes that the caller holds: arguments and closed-over tensors."""
         return self._sum("input")
 
     @property
     def residual_bytes(self) -> int:
-        """What the forward keeps for the backward, arguments left out."""
+        """Bytes that the forward keeps for the backward, arguments left out."""
         return self._sum("residual")
 
     @property
     def output_bytes(self) -> int:
-        """What is returned."""
+        """Bytes of the results."""
         return self._sum("output")
 
     def _sum(self, kind: str) -> int:
         return sum(buffer.num_bytes for buffer in self.buffers if buffer.kind == kind)
 
     def at_peak(self) -> list[Buffer]:
-        """What lives at the peak, largest first."""
+        """The buffers that live at the peak, largest first."""
         found = [one for one in self.buffers if one.kind != "input" and one.born <= self.peak_at <= one.dies]
         return sorted(found, key=lambda buffer: -buffer.num_bytes)
 
@@ -122,7 +122,7 @@ class Memory:
         )
 
     def rows(self, limit: int = 12) -> list[tuple[str, ...]]:
-        """What lives at the peak: bytes, kind, what made it, module, the user's line."""
+        """The buffers at the peak: bytes, kind, maker, module, the user's line."""
         known = self.at_peak()
         found = [
             (bytes_text(one.num_bytes), one.kind, one.what, one.module, _line(one.source)) for one in known[:limit]
@@ -171,7 +171,7 @@ def _line(source: Source | None) -> str:
 def memory(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory:
     """The memory that `jit(f)(*args, **kwargs)` takes, over its program. Nothing is run.
 
-    Where an argument requires a gradient the backward follows the forward on the same axis.
+    If an argument requires a gradient the backward follows the forward on the same axis.
 
     Law: on the CPU the peak is within 10% of the measured one, on the GPT and the CNN of the tests.
 
@@ -225,7 +225,7 @@ def common_module(modules: Sequence[str]) -> str:
 
 
 def _joined(forward: Run, backward: Run, found: Chain) -> list[Buffer]:
-    """Both programs on one axis: what the forward keeps lives until the backward has read it last, and is no input of that."""
+    """Join both programs on one axis: a residual lives until the backward has read it last, and is no input of that."""
     assert found.split is not None, "two programs are two halves"
     end = backward.start + len(backward.trace.equations)
     results = len(found.split.forward.outputs)

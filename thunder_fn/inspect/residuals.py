@@ -1,4 +1,4 @@
-"""What the backward of a function keeps of its forward, as a table."""
+"""Residuals of a function as a table: the values of its forward that the backward keeps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Residuals:
 
     @property
     def num_bytes(self) -> int:
-        """What they take beside the arguments, which their caller holds."""
+        """The bytes of the residuals, without the arguments, which their caller holds."""
         return sum(one.own_bytes for one in self.residuals)
 
     @property
@@ -63,7 +63,8 @@ def _where(residual: SavedResidual) -> tuple[str, str]:
 
 
 def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
-    """What the gradient of f at these arguments, and of a module's parameters, keeps of the forward. See `saved_residuals`.
+    """Report the values of the forward that the gradient of f, and of a module's parameters, keeps. See
+    `saved_residuals`.
 
     Example:
         >>> print(residuals(lambda x: x.sin().exp().sum(), torch.ones(3)).summary)

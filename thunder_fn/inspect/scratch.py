@@ -1,4 +1,4 @@
-"""What is allocated while something runs, and given back: by PyTorch's kernels, by loops, by what executors compile."""
+"""Scratch memory, allocated and given back while something runs: by PyTorch's kernels, by loops, by compiled code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, map_arg
 
 
 def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:
-    """What an equation needs while it runs, beside what it returns, as far as that is known.
+    """The bytes that an equation needs while it runs, beside its results, as far as that is known.
 
     Args:
         has_lists: a scan keeps what its steps give in lists, and stacks them in the end; compiled ones do not.
@@ -40,7 +40,7 @@ def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:
 
 
 def _inner_peak(equation: Equation, has_lists: bool) -> int:
-    """What a step of a loop needs beside its carries, or the branch of a choice beside its results."""
+    """The bytes that a step of a loop needs beside its carries, or the branch of a choice beside its results."""
     if equation.op == SCAN:
         loop = Loop.of(equation)
         kept = sum(bytes_of(var.type) for var in equation.outputs[loop.num_carry :]) if has_lists else 0
@@ -59,7 +59,9 @@ def _plain(arg: Any) -> Any:
 
 
 def on_tensors(name: str, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> int:
-    """As `kernel_scratch`, of a call with tensors, whose layout is known: images that are channels last are not copied."""
+    """Compute `kernel_scratch` of a call with tensors, whose layout is known: images that are channels last are not
+    copied.
+    """
     if name in _CONVOLUTIONS and all(map(_is_channels_last, args[:2])):
         weight, times = _CONVOLUTIONS[name]
         return times * args[weight].nbytes
@@ -77,7 +79,7 @@ def _is_channels_last(image: torch.Tensor) -> bool:
 
 
 def kernel_scratch(name: str, args: tuple[Any, ...], results: Sequence[Type]) -> int:
-    """What PyTorch's CPU kernels are known to allocate beside their results, and give back; zero where nothing is known.
+    """The bytes that PyTorch's CPU kernels allocate beside their results, and give back; zero where nothing is known.
 
     oneDNN computes convolutions in layouts of its own: operands and results are there twice for a while.
 
@@ -155,7 +157,7 @@ def peak_of(trace: Trace, num_consts: int = 0, num_carry: int = 0) -> int:
 def taken_on_fakes(
     mode: Any, claimed: Claimed, equation: Equation, inputs: Sequence[Any], given: tuple[int, ...]
 ) -> tuple[tuple[Any, ...], int] | None:
-    """What an executor gives for an equation, on tensors without values, and what it allocates beside that.
+    """The results of an executor for an equation, on tensors without values, and its allocations beside them.
 
     It may write to the inputs that are `given`, by place. None if nobody knows without running it.
     """

@@ -1,4 +1,6 @@
-"""Where the variables of a program lie: a program is run on tensors without values, which share storages as real ones do."""
+"""Storages of a program's variables: the program runs on tensors without values, which share storages as real ones
+do.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,7 @@ class Run:
             )
 
     def taken(self, mode: Any, equation: Equation, given: tuple[int, ...]) -> tuple[Sequence[Any], int]:
-        """What an executor gives, and what it allocates beside that where that is known."""
+        """The results of an executor, and its allocations beside them where they are known."""
         operands = [self.env[var.index] for var in equation.operands]
         found = taken_on_fakes(mode, self.program.claimed, equation, operands, given)
         if found is None:
@@ -136,13 +138,15 @@ class Run:
         return found
 
     def results(self, mode: Any, equation: Equation) -> Sequence[Any]:
-        """What an equation gives, by PyTorch's own rules for views and layouts; by its types where that takes values."""
+        """The results of an equation, by PyTorch's rules for views and layouts, or by its types where that takes
+        values.
+        """
         if equation.op == WAIT:
             return (self.env[equation.operands[0].index],)
         return results_on_fakes(mode, equation, self.env)
 
     def finish(self) -> None:
-        """When each storage is freed: after the last use of any variable in it."""
+        """Free each storage after the last use of any variable in it."""
         last, end = last_uses(self.trace), len(self.trace.equations)
         for index, storage in self.storage.items():
             buffer = self.made[storage]

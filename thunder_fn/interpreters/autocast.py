@@ -4,8 +4,8 @@ The policy is asked about each equation, about a composite before what is in it.
 composite with an answer does is not asked about. Everything else takes its arguments as they come, so types change
 along the way: ops promote as PyTorch's do.
 
-A `torch.autocast` region, or what an autocast inside has made, stays as it is: the innermost decides.
-What enters and leaves a loop or a custom rule keeps its type, and bodies are cast inside.
+A `torch.autocast` region, or what an autocast inside has made, stays as it is: the innermost decides. Values that
+enter and leave a loop or a custom rule keep their types, and bodies are cast inside.
 
 This interpreter serves policies of users and transforms of traces. Under PyTorch's own policy `api/autocast.py`
 traces the function with autocast on, because only the dispatcher knows how functions made of other ops are cast.

@@ -81,7 +81,9 @@ def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _rules(trace: Trace, values: Sequence[Any]) -> Sequence[bool]:
-    """For each equation: is it to be a node with its own rule, since autograd or torch.func follows the values?"""
+    """Tell for each equation whether it is to be a node with its own rule, since autograd or torch.func follows the
+    values.
+    """
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     if not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors)):
         return (False,) * len(trace.equations)

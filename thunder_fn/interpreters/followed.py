@@ -1,7 +1,7 @@
 """Evaluating an equation where PyTorch's autograd or torch.func looks on: its rule is the derivative.
 
-A custom rule is not what autograd would find by looking at the body, so the equation runs as one node whose forward and
-backward are its split. Where a derivative of that backward may be taken, the residuals that no operand and no output
+A custom rule is not what autograd would find by looking at the body, so the equation runs as one node whose forward
+and backward are its split. If a derivative of that backward may be taken, the residuals that no operand and no output
 holds are computed again from the operands, so that autograd sees where they come from; with the same random numbers.
 
 Collectives run so, too: what their backward sends is an equation, which an error can name.
@@ -165,7 +165,7 @@ class _Sending(_Ruled):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, rule: _Rule, *operands: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Those of all examples together, by our batching rule."""
+        """Send those of all examples together, by our batching rule."""
         pairs = list(zip(operands, in_dims[1:], strict=True))
         trace, flags = batch(rule.split.forward, tuple(dim is not None for _, dim in pairs), info.batch_size)
         given = [value if dim is None else value.movedim(dim, 0) for value, dim in pairs]

@@ -37,9 +37,10 @@ COMPUTING = "computing"
 REDUCING = ("all_reduce", "reduce_scatter_tensor")
 WAIT = "_c10d_functional.wait_tensor.default"
 COMPARED = 100
-"""So many collectives of each group are compared where tensors are not on CPUs."""
+"""The number of collectives of each group that are compared where tensors are not on CPUs."""
 KEPT = 1000
-"""So many keys of the store serve the comparisons of a group, in turn: no rank is so far ahead of another."""
+"""The number of keys of the store that serve the comparisons of a group, in turn: no rank is so far ahead of another.
+"""
 
 
 class _Heart:
@@ -160,7 +161,7 @@ def run_collective(
 
 @contextmanager
 def watched(what: str) -> Generator[None]:
-    """Inside, this process waits for others, as in `with watched("save"): torch.distributed.checkpoint.save(...)`.
+    """Watch this process wait for others, as in `with watched("save"): torch.distributed.checkpoint.save(...)`.
 
     Args:
         what: it does, the same on all ranks.

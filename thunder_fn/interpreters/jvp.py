@@ -52,7 +52,7 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
 
 
 _MOVES = ops.leaf(torch.ops.aten.lift.default)
-"""Stands for `NO_GRAD` while a trace is pushed forward, where it is no constant."""
+"""Stand-in for `NO_GRAD` while a trace is pushed forward, where it is no constant."""
 
 
 @memo(16384)

@@ -18,7 +18,7 @@ from thunder_fn.rules import memo
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, cut, map_arg
 
 Makers = dict[int, Equation]
-"""For each variable, the equation that binds it."""
+"""The equation that binds each variable."""
 
 
 @memo(16384)
@@ -73,7 +73,7 @@ def leaving_variables(trace: Trace) -> set[int]:
 
 @cache
 def is_alias(op: Op) -> bool:
-    """Its results may lie in the memory of its operands."""
+    """Test whether results may lie in the memory of operands."""
     return op.kind != "leaf" or ops.is_view(op) or internals.is_decomposed(ops.overload(op))
 
 
@@ -181,4 +181,6 @@ RULES: dict[str, Callable[[Equation, Makers], Var | None]] = {
     **dict.fromkeys(("aten.sub.Tensor", "aten.sub.Scalar"), _with(_is_zero)),
     **dict.fromkeys(("aten.add.Tensor", "aten.add.Scalar"), _with(_is_integer_zero)),
 }
-"""By op. `is_alias` ops may go wherever the rule holds; the others make new memory, which must not leave the trace."""
+"""The rules by op. `is_alias` ops may go wherever the rule holds; the others make new memory, which must not leave
+the trace.
+"""

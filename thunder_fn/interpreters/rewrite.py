@@ -4,11 +4,12 @@
     prepare: old parameters -> new parameters
     restore: new parameters -> old parameters
 
-Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the same
-values. A rewrite comes from a **Representation** of some parameters: into which parts each is taken, how the parts give
-it back, and which calls can work on the parts as they are (a linear layer on int8 weights, say). `represent` is the
-interpreter that carries representations through a trace, into bodies, to where they are used. What a rule computes may be
-represented, too (`Kept`): of the results of a column of a layer each rank has a share, until an op needs all of them.
+Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the
+same values. A rewrite comes from a **Representation** of some parameters: into which parts each is taken, how the
+parts give it back, and which calls can work on the parts as they are (a linear layer on int8 weights, say).
+`represent` is the interpreter that carries representations through a trace, into bodies, to where they are used. A
+rule's results may be represented, too (`Kept`): of the results of a column of a layer each rank has a share, until an
+op needs all of them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Rewrite:
             raise RewriteError("restore does not give back the types that prepare takes")
 
     def then(self, step: Step) -> Rewrite:
-        """This rewrite, and then a step on the new parameters."""
+        """Compose this rewrite with a later step on the new parameters."""
         return compose(rewrite(self.compute, self.names, step, self.codes), self)
 
 
@@ -156,7 +157,9 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
 
 
 Entering = tuple[Representation | None, ...]
-"""For each operand of a loop or a branch, what the parts stand for that go into its bodies; None where no parts do."""
+"""The representation of the parts that enter the bodies of a loop or a branch, for each operand; None where no parts
+do.
+"""
 
 
 @dataclass(frozen=True, slots=True)

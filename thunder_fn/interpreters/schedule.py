@@ -6,8 +6,8 @@ and what follows from collectives alone (a weight cut out of a bucket, its trans
 reads it; a reduction is awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule
 one trace in one way, so collectives meet.
 
-The backward of a ZeRO-3 block gathers again. Where it is scheduled the whole function is one checkpoint, whose backward is
-one body with all gathers in it: `InFlight` is what its policy does to that body.
+The backward of a ZeRO-3 block gathers again. If it is scheduled, the whole function is one checkpoint, whose backward
+is one body with all gathers in it: `InFlight` is what its policy does to that body.
 
 Source: PyTorch FSDP, section 3.3 (arXiv:2304.11277).
 """

@@ -1,8 +1,8 @@
 """The bridge to PyTorch's autograd: results of a jitted function are differentiable by `loss.backward()`.
 
-A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's graph gets
-(`pieces.py`, `nodes.py`). Where the backward is to be differentiated itself (`create_graph=True`), the gradient is computed
-by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
+A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's
+graph gets (`pieces.py`, `nodes.py`). If the backward is to be differentiated itself (`create_graph=True`), the
+gradient is computed by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
 
 That trace draws the random numbers of the forward again.
 """
@@ -43,7 +43,7 @@ def bridge(
 ) -> Bridge | None:
     """The trace as a differentiable function of these tensors; None if no output depends on what requires grad.
 
-    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. Where none of them has a
+    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. If none of them has a
     gradient, as the statistics of a batch norm, autograd is not told of them: the tensors would require grad then.
 
     Law: the gradients that `backward` leaves are those of the function that was traced.
@@ -111,7 +111,7 @@ def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
 def opened(trace: Trace, wanted: Mask) -> Trace:
     """The trace, with modules unfolded that give several results that autograd follows, and occur once.
 
-    What is computed of one of the results inside is then another node than what gives it.
+    Computations inside that read one of the results then belong to another node than its own.
     """
     active, times = activity(trace, wanted), Counter(equation.bodies for equation in trace.equations)
     inside = [
@@ -150,14 +150,14 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
 
 
 def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
-    """Which outputs autograd is told of: those that depend on a wanted input and pass through it."""
+    """Tell which outputs autograd follows: those that depend on a wanted input and pass through it."""
     active = activity(trace, wanted)
     pairs = zip(trace.outputs, handed_over(trace), strict=True)
     return tuple(isinstance(atom, Var) and active[atom.index] and flag for atom, flag in pairs)
 
 
 def handed_over(trace: Trace) -> Mask:
-    """Which outputs pass through autograd: variables that are not inputs, each once."""
+    """Tell which outputs pass through autograd: variables that are not inputs, each once."""
     seen, found = set[int](range(len(trace.inputs))), list[bool]()
     for atom in trace.outputs:
         found.append(isinstance(atom, Var) and atom.index not in seen)
@@ -223,7 +223,7 @@ class Bridge:
 
     @cached_property
     def handed_over(self) -> Mask:
-        """Which outputs pass through autograd."""
+        """The outputs that pass through autograd."""
         return handed_over(self.trace)
 
     @cached_property
@@ -255,7 +255,9 @@ class Bridge:
 
     @cached_property
     def forward(self) -> Program:
-        """From the inputs to the outputs, the residuals, numbers that the backward takes, and the sizes of its inner edges."""
+        """The trace from the inputs to the outputs, the residuals, numbers that the backward takes, and the sizes of
+        its inner edges.
+        """
         numbers = [Literal(number) for node in reversed(self.nodes) for number in node.numbers]
         numbers += [Literal(size) for size in self.inner_sizes]
         whole = replace(self.split.forward, outputs=(*self.split.forward.outputs, *numbers))
@@ -263,7 +265,7 @@ class Bridge:
 
     @cached_property
     def backward(self) -> Program:
-        """From residuals, cotangents and numbers to gradients: all pieces as one program."""
+        """The trace from residuals, cotangents and numbers to gradients: all pieces as one program."""
         if len(self.nodes) == 1:
             return self.nodes[0].program
         (closed, _) = close_symbols(self.split.backward)
@@ -283,7 +285,7 @@ class Bridge:
 
     @cached_property
     def decisions(self) -> tuple[Expr, ...]:
-        """What the rules of the derivative, and the trace, demand of symbols."""
+        """The demands of the trace and of the derivative's rules on symbols."""
         found = (constraints_of(trace) for trace in (self.trace, self.split.forward, self.split.backward))
         return tuple(dict.fromkeys(decision for decisions in found for decision in decisions))
 
@@ -302,7 +304,7 @@ class Bridge:
         return self.narrower[given]
 
     def following(self, trace: Trace, tensors: Sequence[Any]) -> Following:
-        """Another trace on the same executors, as a function of tensors like these that autograd follows."""
+        """Bridge another trace on the same executors, as a function of tensors like these that autograd follows."""
         found = bridge(trace, tensors, executors=self.executors)
         if found is None:
             return lower(trace, executors=self.executors), constraints_of(trace)

@@ -14,17 +14,17 @@ import torch
 from thunder_fn.jit.families import Families, beside
 
 MAXSIZE = 256
-"""How many programs a jitted function keeps."""
+"""The number of programs that a jitted function keeps."""
 
 PATHS = 4
-"""How many call paths are tried before a call is flattened and looked up."""
+"""The number of call paths that are tried before a call is flattened and looked up."""
 
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None), torch.dtype, torch.device))
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What tells most calls of a function apart at a glance: types, sizes, plain values.
+    """Describe a call so that most calls of a function are told apart at a glance: types, sizes, plain values.
 
     Calls with equal sketches may need different programs; whether one serves a call, its path says.
     """
@@ -117,7 +117,7 @@ class Cache:
             return path
 
     def turn_to(self, path: CallPath) -> None:
-        """The path that a sketch led to has served a call. Where it is the last one again, that is tried first again."""
+        """The path that a sketch led to has served a call. If it is the last one again, that is tried first again."""
         first, *others = self.paths
         self.wanders = path is not first
         self.paths = (path, *others)
@@ -144,7 +144,7 @@ class Cache:
             self.generation += 1
 
     def info(self) -> CacheInfo:
-        """How the cache has been used so far."""
+        """Counts of the cache's use so far."""
         with self._lock:
             # a counter that counts without a lock can only be read by counting on
             self._probes += 1

@@ -35,7 +35,7 @@ class Call:
 
     @property
     def structure(self) -> tuple[pytree.PyTreeSpec, tuple[Any, ...]]:
-        """What two calls agree in whose arguments are built alike."""
+        """The structure of the arguments: equal for two calls whose arguments are built alike."""
         return self.spec, self.orders
 
     @property
@@ -117,7 +117,7 @@ def _check_donation(leaves: Sequence[Any], donated: Sequence[int], tree: Any) ->
 
 
 def call_key(call: Call) -> Key:
-    """What decides which program serves a call: structure, metadata and values of leaves, statics, and global state."""
+    """The key of the program that serves a call: structure, metadata and values of leaves, statics, and global state."""
     tree = (call.args, call.kwargs)
     leaves = tuple(leaf_key(leaf, i, tree) for i, leaf in enumerate(call.leaves))
     statics = tuple((place, type(value), Literal(value)) for place, value in call.statics)

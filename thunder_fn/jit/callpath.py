@@ -8,8 +8,8 @@
         r0, = program(l0, l1)
         return r0
 
-What the prologue trace says is checked by PyTorch's C++ guards where they reach and by generated Python elsewhere:
-a generic flatten of a hundred tensors takes twice as long as all their checks.
+PyTorch's C++ guards check the prologue trace where they reach, generated Python does elsewhere: a generic flatten of
+a hundred tensors takes twice as long as all their checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Miss:
 
 
 MISS = _Miss()
-"""What a call path gives for a call that it was not made for."""
+"""The result of a call path for a call that it was not made for."""
 
 Structure = Any
 """A pytree whose leaves are `Leaf`s."""

@@ -1,4 +1,4 @@
-"""Which program a call gets, where sizes and numbers may differ from call to call, and why one was traced anew."""
+"""The choice of a call's program where sizes and numbers may differ from call to call, and reasons for a new trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thunder_fn.trace import Source
 _log = logging.getLogger("thunder_fn.jit")
 
 RETRACES = 32
-"""After so many traces of calls that differ in sizes and numbers only, a warning says why."""
+"""The number of traces of calls that differ in sizes and numbers only after which a warning says why."""
 
 
 class RetraceWarning(UserWarning):
@@ -33,7 +33,8 @@ class RetraceWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why a call was traced: what did not hold, the user's line that asked for it, and the old and new value.
+    """The reason why a call was traced: the failed condition, the user's line that asked for it, and the old and new
+    value.
 
     `refused` says why no symbol could stand for the number.
     """
@@ -79,7 +80,7 @@ def build_for(
 def _with_symbols(f: Callable[..., Any], options: Options, family: Family, call: Call) -> Entry | None:
     """A program with symbols; None where nothing is dynamic.
 
-    Where f cannot be traced with symbols for numbers, it is without, and then without symbols for sizes.
+    If f cannot be traced with symbols for numbers, it is traced without, and then without symbols for sizes.
     """
     marks = marked(f, options.dynamic, call) if isinstance(options.dynamic, tuple) else Marked()
     every = options.cache == "symbolic values"
@@ -108,7 +109,7 @@ def _name(f: Callable[..., Any]) -> str:
 
 
 def _reason(cache: Cache, family: Family, call: Call, key: Any, known: tuple[Entry, ...]) -> Miss | None:
-    """Why a call finds no program; None for the first one."""
+    """The reason why a call finds no program; None for the first one."""
     if known and (outside := known[0].outside) is not None and (change := outside.change()) is not None:
         return Miss(*change)
     if known and known[0].is_current():

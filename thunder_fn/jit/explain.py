@@ -21,7 +21,7 @@ from thunder_fn.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class ClaimReport:
-    """Who took what. `str` of it is the same as a text.
+    """Claims by executor. `str` of it is the same as a text.
 
     Attributes:
         forward: the decisions about the function's own trace, or about the forward where a gradient may be asked for.
@@ -35,7 +35,7 @@ class ClaimReport:
     left_out: tuple[tuple[str, str], ...] = ()
 
     def taken_by(self, executor: str) -> tuple[Decision, ...]:
-        """What an executor took, given its name."""
+        """The parts that an executor took, given its name."""
         return tuple(one for one in (*self.forward, *self.backward) if one.taken_by == executor)
 
     def __str__(self) -> str:

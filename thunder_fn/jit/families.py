@@ -35,10 +35,10 @@ from thunder_fn.jit.call import Call
 from thunder_fn.trace import Literal, Source
 
 MAX_PROGRAMS = 1024
-"""How many programs a class keeps."""
+"""The number of programs that a class keeps."""
 
 MAX_STATES = 8
-"""How many programs are kept that differ in what the function read from outside only, such as train and eval."""
+"""The number of programs kept that differ only in what the function read from outside, such as train and eval."""
 
 
 def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
@@ -81,7 +81,7 @@ def _leaf_family(leaf: Any, key: Any) -> Any:
 
 
 def class_key(call: Call, dynamic: frozenset[Place]) -> tuple[Any, ...]:
-    """What calls agree in that may share a program: sizes and numbers that are not dynamic, and the kinds of layout."""
+    """The key that calls of one class agree in: sizes and numbers that are not dynamic, and the kinds of layout."""
     return dynamic, tuple(_leaf_class(index, leaf, dynamic) for index, leaf in enumerate(call.leaves))
 
 
@@ -124,7 +124,7 @@ class Holder:
     node: Any
 
     def put(self, node: Any) -> None:
-        """Another root."""
+        """Set another root."""
         self.node = node
 
 
@@ -169,7 +169,7 @@ class Class:
 
 
 def followed(node: Any, values: Sequence[Any]) -> Any:
-    """Where the answers lead in a tree: programs, a question that has no such answer, or None."""
+    """Follow the answers in a tree: to programs, to a question that has no such answer, or to None."""
     while isinstance(node, Node):
         try:
             answer = node.ask(*values)
@@ -224,7 +224,7 @@ class Family:
         return self.classes.get(class_key(call, self.dynamic)) if self.dynamic else None
 
     def places(self, call: Call) -> Mapping[str, Place]:
-        """Where the symbols of programs for such calls are read, by name."""
+        """The places from which the symbols of programs for such calls are read, by name."""
         known = self._class(call)
         return dict(zip(known.names, known.places, strict=True)) if known is not None else {}
 
@@ -270,7 +270,7 @@ class Families:
 
     @property
     def size(self) -> int:
-        """How many programs there are."""
+        """The number of programs."""
         return sum(known.size for family in self._known.values() for known in family.classes.values())
 
     def clear(self) -> None:

@@ -72,7 +72,7 @@ def _outside(entry: Entry, names: Namespace) -> Iterator[str]:
 
 @memo(4096)
 def has_attention(trace: Trace) -> bool:
-    """Some equation is attention, whose kernel was chosen when it was traced."""
+    """Test whether some equation is attention, whose kernel was chosen when it was traced."""
     return any("dot_product_attention" in one.op.name or any(map(has_attention, one.bodies)) for one in trace.equations)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Mark = bool | Bounds | tuple[tuple[int, bool | Bounds], ...]
 Marks = tuple[tuple[int | str, Mark], ...]
-"""By argument, all of it or some dims of its tensors: dynamic, never, or within bounds."""
+"""The mark of each argument, for all of it or for some dims of its tensors: dynamic, never, or within bounds."""
 
 _FIX = "Write `{'x': {0: True, 1: (2, 512)}, 'n': False}`: by argument, by dim, a flag or bounds."
 
@@ -97,7 +97,7 @@ def parameter_names(f: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def marked(f: Callable[..., Any], marks: Marks, call: Call) -> Marked:
-    """What the marks say of a call.
+    """Apply the marks to a call.
 
     Raises:
         ArgnumError: the call has no such argument, or one of its tensors no such dim.

@@ -14,7 +14,7 @@ from thunder_fn.trace import Trace
 
 
 class DonatedTensor(torch.Tensor):
-    """What a donated tensor becomes: every use of it is an error."""
+    """The class that a donated tensor gets: every use of it is an error."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -61,12 +61,12 @@ def _nothing(device: torch.device) -> torch.Tensor:
 
 
 def all_exclusive(*tensors: torch.Tensor) -> bool:
-    """Nobody else sees the memory of any of these tensors, so that it may be overwritten."""
+    """Test that nobody else sees the memory of any of these tensors, so that it may be overwritten."""
     return all(map(internals.is_exclusive, tensors))
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """How many bytes lie between the first and the last element, both included."""
+    """The number of bytes between the first and the last element, both included."""
     if tensor.numel() == 0:
         return 0
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

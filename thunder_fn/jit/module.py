@@ -42,16 +42,16 @@ STATE = "__state__"
 """The keyword under which a module's tensors are passed to its program."""
 
 VARIANTS = 16
-"""How many states of a module (train, eval, ...) have programs at a time."""
+"""The number of states of a module (train, eval, ...) that have programs at a time."""
 
 PATIENCE = 8
 """A module that changes what it reads in so many calls is said to do so in all."""
 
 COUNT_OUTSIDE = "Keep what changes in a buffer, which is a tensor, or outside of `forward`."
-"""What to do about it."""
+"""The fix that the warning proposes."""
 
 OnReads = Callable[[Reads, str | None], None]
-"""What hears of a trace which attributes it read, and one of those that it changed after that, if there is one."""
+"""A listener for the attributes that a trace read, and for one of those that it changed after that, if there is one."""
 
 
 class _Changed(ThunderError):
@@ -62,7 +62,7 @@ class TracedForward:
     """A module's `forward` as a function of its tensors too: those that it uses are the inputs that were passed."""
 
     fills_arguments = True
-    """Its result says what it filled."""
+    """True: the result says which containers it filled."""
 
     def __init__(self, module: torch.nn.Module, on_reads: OnReads, layout: Layout | None = None) -> None:
         self.module, self.on_reads, self.layout = module, on_reads, layout
@@ -194,7 +194,7 @@ class ModuleJit:
         return jitted(*args, **kwargs, **{STATE: reading.tensors})
 
     def _programs_for(self, reading: Reading) -> Jitted | None:
-        """What a call of the module as it was read goes to; None where the module runs as it is."""
+        """The programs for a call of the module as it was read; None where the module runs as it is."""
         if not reading.is_ready or (reading.is_parametrized and internals.is_caching()):
             return None
         if current() is not None:
@@ -208,7 +208,7 @@ class ModuleJit:
 
     @property
     def again(self) -> Callable[[torch.nn.Module], ModuleJit]:
-        """What makes the same of another module."""
+        """The function that jits another module alike."""
         return functools.partial(_module_jit, options=self.options)
 
     def function(self) -> Jitted:
@@ -241,7 +241,7 @@ class ModuleJit:
         return variant
 
     def _change(self, before: Variant, layout: Layout) -> str:
-        """What about the module is not as it was for the latest variant."""
+        """The difference between the module and the latest variant."""
         if layout == before.layout and (name := changed_attribute(self.module, before.reads)) is not None:
             return f"{type(self.module).__name__}.{name} has changed"
         return f"the parameters, buffers, parts or hooks of {type(self.module).__name__} have changed"
@@ -254,11 +254,11 @@ class ModuleJit:
             warnings.warn(located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE), RetraceWarning, 2)
 
     def traced(self, on_reads: OnReads, layout: Layout) -> TracedForward:
-        """What is traced."""
+        """The function that is traced."""
         return TracedForward(self.module, on_reads, layout)
 
     def info(self) -> CacheInfo:
-        """What `cache_info` tells, over all variants."""
+        """The figures of `cache_info`, over all variants."""
         parts = [*self.retired, *(one.jitted.programs.info() for one in self.variants)]
         live = parts[len(self.retired) :]
         hits, misses = sum(part.hits for part in parts), sum(part.misses for part in parts)
@@ -352,7 +352,7 @@ def _class_of(cls: type[torch.nn.Module], methods: Methods = ()) -> type[torch.n
 
 
 def jit_of(module: torch.nn.Module) -> ModuleJit:
-    """What is behind a jitted module."""
+    """The `ModuleJit` behind a jitted module."""
     return getattr(module, SLOT)
 
 

@@ -1,7 +1,8 @@
 """Lists and dicts among the arguments of a jitted function or module, which it may fill.
 
-What is traced has copies of them. What a copy holds in the end is a result, which the caller's own gets after each call. Other
-containers, such as dataclasses, are not written back, so to change one is an error; what `register_object` knows is.
+The traced function gets copies of them. The final content of a copy is a result, which the caller's own gets after
+each call. Other containers, such as dataclasses, are not written back, so to change one is an error; what
+`register_object` knows is.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ KINDS = (list, deque, dict, OrderedDict, defaultdict)
 
 @dataclass(frozen=True)
 class Argument:
-    """In what a container holds: the container among the arguments that has this number."""
+    """Mark, in the content of a container, for the container among the arguments that has this number."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a container holds. `keys` is None for one without."""
+    """The content of a container. `keys` is None for one without."""
 
     keys: tuple[Any, ...] | None
     values: tuple[Any, ...]
@@ -49,7 +50,7 @@ class Filling:
 
 
 def filling(arguments: Any) -> Callable[[Any], Any]:
-    """What makes of a function's result a `Filling`, if it changes these arguments.
+    """The function that makes of a function's result a `Filling`, if it changes these arguments.
 
     Raises:
         UnsupportedCall: it changes a container of another kind.
@@ -111,7 +112,7 @@ def _content(container: Any) -> Content:
 
 
 def filled(before: Held) -> Filled:
-    """What those hold, by number, that hold something else than before."""
+    """The new content, by number, of those containers that hold something else than before."""
     numbers = {id(container): number for number, (container, _) in enumerate(before)}
     changed = list[tuple[int, Content]]()
     for number, (container, then) in enumerate(before):

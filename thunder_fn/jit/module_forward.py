@@ -16,7 +16,7 @@ SLOT = "_thunder_fn_jit"
 class Forward:
     """The `forward` of a jitted module. Another one that is assigned to an instance is traced in its place.
 
-    What was `forward` before and is called by the new one, as wrappers do, is what it was then, and is traced with it.
+    The `forward` of before, which the new one may call as wrappers do, stays what it was then, and is traced with it.
     """
 
     def __init__(self, original: Callable[..., Any]) -> None:
@@ -43,7 +43,9 @@ class Forward:
 
 
 def _held(module: torch.nn.Module) -> Any:
-    """What was assigned. Asked of the module behind, for Dynamo of PyTorch 2.11 takes `__dict__.get` for `getattr`."""
+    """The assigned `forward`. The module behind is asked, for Dynamo of PyTorch 2.11 takes `__dict__.get` for
+    `getattr`.
+    """
     return getattr(module, SLOT).module.__dict__.get("forward")
 
 

@@ -25,7 +25,7 @@ from thunder_fn.jit.module_state import Layout
 FIX = (
     "Until they are removed, the module runs as it does without jit. Hooks of the jitted module itself are no problem."
 )
-"""What becomes of the module, and what to do."""
+"""The fate of the module, and the fix, for the warning."""
 
 _CONTAINERS = (list, dict, set, deque)
 _DEPTH, _LONG = 4, 256
@@ -41,7 +41,9 @@ class HookEffect(ThunderError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a hook could reach: containers and copies of them, and what names were bound to, with how to bind them again."""
+    """Objects that a hook could reach: containers and copies of them, and bound names with the way to bind them
+    again.
+    """
 
     hook: Callable[..., Any]
     contents: tuple[tuple[Any, Any], ...]
@@ -53,7 +55,7 @@ class Held:
         return same and all(read() is before for read, _, before in self.bindings)
 
     def restore(self) -> None:
-        """Everything as it was."""
+        """Restore everything as it was."""
         for container, before in self.contents:
             if _items(container) != _items(before):
                 container.clear()
@@ -64,7 +66,9 @@ class Held:
 
 
 def held_by_hooks(module: torch.nn.Module) -> tuple[Held, ...]:
-    """What the forward hooks of submodules, and those of all modules, can reach: the hooks of a module are that, too."""
+    """Collect what the forward hooks of submodules, and those of all modules, can reach; a module's hooks are among
+    that.
+    """
     held: list[Held] = []
     for child in module.modules():
         own = [child.__dict__[name] for name in (*internals.HOOKS, *internals.HOOK_FLAGS)]
@@ -75,7 +79,7 @@ def held_by_hooks(module: torch.nn.Module) -> tuple[Held, ...]:
 
 
 def check_unchanged(held: tuple[Held, ...]) -> None:
-    """Nothing that hooks could reach was changed.
+    """Check that nothing that hooks could reach was changed.
 
     Raises:
         HookEffect: something was, and is as it was now.
@@ -89,7 +93,7 @@ def check_unchanged(held: tuple[Held, ...]) -> None:
 
 @dataclass(slots=True, eq=False)
 class HooksOutside:
-    """What is known of a module's hooks: which ones change what is outside of a trace, and what was said about it."""
+    """Findings about a module's hooks: those that change objects outside of a trace, and the warnings given."""
 
     effects: tuple[Any, ...] | None = None
     warned: bool = False
@@ -154,7 +158,9 @@ def _reach(value: Any, containers: dict[int, Any], bindings: list[Any], depth: i
 
 
 def _of_function(function: types.FunctionType, bindings: list[Any]) -> Iterator[Any]:
-    """What a function closes over, its defaults, and the globals that it names; cells and globals are bound by name too."""
+    """The objects that a function closes over, its defaults, and the globals that it names; cells and globals by name
+    too.
+    """
     for cell in function.__closure__ or ():
         if cell != types.CellType():
             bindings.append((functools.partial(getattr, cell, "cell_contents"), _cell_setter(cell), cell.cell_contents))

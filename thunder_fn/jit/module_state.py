@@ -1,4 +1,4 @@
-"""What a jitted module is when it is called: its tensors, and whatever else a program may depend on.
+"""The state of a jitted module at a call: its tensors, and whatever else a program may depend on.
 
 A `Reading` is a walk over the module. It is good until somebody changes one of the dicts that it came from, which PyTorch
 tells in nanoseconds; then the module is read again. Programs are kept for each `Variant` of a module, such as train and
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tensors of a module sit, by number, and what its submodules, their classes and hooks are."""
+    """The places of a module's tensors, by number, and its submodules, their classes and hooks."""
 
     modules: tuple[Any, ...]
     classes: tuple[type, ...]
@@ -49,7 +49,9 @@ class Reading:
 
     @property
     def is_parametrized(self) -> bool:
-        """Some tensors are computed where they are read, which `parametrize.cached` does once for many calls."""
+        """Test whether some tensors are computed where they are read, which `parametrize.cached` does once for many
+        calls.
+        """
         return any(issubclass(cls, parametrize.ParametrizationList) for cls in self.layout.classes)
 
     @property
@@ -112,7 +114,7 @@ def matches(reads: Reads) -> bool:
 
 
 def changed_attribute(module: torch.nn.Module, reads: Reads, depth: int = DEPTH) -> str | None:
-    """How one writes the first attribute that does not hold what it held, such as `0.training`; None if all do."""
+    """The path of the first attribute that does not hold what it held, such as `0.training`; None if all do."""
     paths = {part: path for path, part in module.named_modules()}
     for (part, name), value in reads.items():
         if part in paths and (now := seen(attribute(part, name), depth)) != value:

@@ -31,7 +31,7 @@ Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
 """A trace as a function of tensors that autograd follows, and what has to hold of the trace's symbols."""
 
 MAX_KNOWN = 16
-"""How many derivatives of one node are remembered: for sizes one by one, where their rules do not hold for all."""
+"""The number of derivatives of one node that are remembered: by sizes, where their rules do not hold for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,9 @@ class Node:
     piece: Piece
     start: int
     known: dict[Any, Following] = field(default_factory=dict[Any, "Following"], repr=False)
-    """What computes `gradient` under autograd, by which of its inputs require grad, and by sizes where it is for these only."""
+    """Functions that compute `gradient` under autograd, by which inputs require grad, and by sizes where they hold
+    for these only.
+    """
 
     @cached_property
     def closed(self) -> tuple[Trace, tuple[Expr, ...]]:
@@ -56,12 +58,12 @@ class Node:
 
     @cached_property
     def program(self) -> Program:
-        """From residuals, cotangents and numbers to what the piece gives."""
+        """The program from residuals, cotangents and numbers to the results of the piece."""
         return lower(self.closed[0], below_autograd=True, executors=self.bridge.executors, taken=True)
 
     @cached_property
     def sources(self) -> tuple[tuple[bool, int], ...]:
-        """Where the tensors come from that the piece's results are gradients of: from inputs (True) or edges."""
+        """The origin of each tensor whose gradient the piece gives: an input (True) or an edge."""
         places = self.bridge.wanted_places
         return tuple(
             (False, target.index) if target.kind == "edge" else (True, places[target.index])
@@ -70,7 +72,7 @@ class Node:
 
     @cached_property
     def inputs(self) -> tuple[int | None, ...]:
-        """For each residual the input that it is, None if it is a result of the forward."""
+        """The input that each residual is, None if it is a result of the forward."""
         found = (self.bridge.split.residuals[number] for number in self.piece.residuals)
         return tuple(one.index if one.kind == "input" else None for one in found)
 
@@ -112,7 +114,7 @@ class Node:
 
     @cached_property
     def gradient(self) -> Trace:
-        """From the inputs that are needed, and the cotangents, to what the piece gives."""
+        """The trace from the inputs that are needed, and the cotangents, to the results of the piece."""
         split, name = self.bridge.split, self.bridge.trace.name
         builder = TraceBuilder(f"{name}_gradient")
         inputs = tuple(builder.input(var.type) for var in split.forward.inputs)
@@ -124,7 +126,7 @@ class Node:
         return cut(whole, inputs=kept)
 
     def differentiable(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the piece gives, from the inputs that are needed and the cotangents, so that autograd follows it."""
+        """Compute the piece from the inputs that are needed and the cotangents, so that autograd follows it."""
         wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
         sizes = bind(self.gradient.inputs, tensors)
         call, decisions = self.following((wanted, ()), self.gradient, tensors)
@@ -142,7 +144,7 @@ class Node:
         return self.known[key]
 
     def reached(self, given: Mask) -> Mask:
-        """Which of its results are not None, where only some of the edges have a cotangent."""
+        """Tell which results are not None, where only some of the edges have a cotangent."""
         return depends(self.piece.trace, (False,) * len(self.piece.residuals) + given)
 
 
@@ -199,7 +201,7 @@ def call(bridge: Bridge, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _Function(torch.autograd.Function):
-    """A node. What it keeps between forward and backward is autograd's to keep and to free."""
+    """A node. Autograd keeps and frees the values that it keeps between forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, node: Node, run: _Call, *tensors: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -255,7 +257,7 @@ class _Function(torch.autograd.Function):
 
 
 def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
-    """What the node gives, from its inputs, by the rules for the cotangents that there are."""
+    """Compute the node from its inputs, by the rules for the cotangents that there are."""
     node: Node = ctx.node
     narrow = node.bridge.narrowed(tuple(cotangent is not None for cotangent in cotangents))
     inputs = dict(zip(node.needed, ctx.saved_tensors, strict=False)) | ctx.others
@@ -278,7 +280,7 @@ def _random_state(devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def _drawing_again(devices: Sequence[torch.device], state: tuple[torch.Tensor, ...] | None) -> Generator[None]:
-    """Inside, the numbers are drawn that were drawn from this state on; outside, nothing has been drawn."""
+    """Draw inside the numbers that were drawn from this state on; outside, nothing has been drawn."""
     if state is None:
         yield
         return
@@ -325,8 +327,8 @@ def _saved_inputs(
 ) -> tuple[list[torch.Tensor | None], dict[int, Any], list[tuple[torch.Tensor, int]]]:
     """The inputs that are needed, as autograd keeps them; those that it need not keep, by place; and whose version to check.
 
-    Autograd refuses a backward if a saved tensor was changed. What only a derivative of the backward reads may change
-    until there is one.
+    Autograd refuses a backward if a saved tensor was changed. Values that only a derivative of the backward reads may
+    change until there is one.
     """
     saved: list[torch.Tensor | None] = []
     others: dict[int, Any] = {}

@@ -43,7 +43,7 @@ def calls_within(numerics: Numerics) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What jit was asked for. See `jit` for what each option means."""
+    """The options that jit was given. See `jit` for their meaning."""
 
     executors: tuple[Executor, ...] = ()
     transforms: tuple[Transform, ...] = ()
@@ -81,7 +81,7 @@ class Options:
         return GradTransforms(tuple(one for one in self.chosen_executors() if isinstance(one, OperatorExecutor)))
 
     def changed(self, given: dict[str, Any]) -> Options:
-        """These options with others in their place; transforms and lookasides are added after those that are there.
+        """Replace some options; transforms and lookasides are added after those that are there.
 
         Raises:
             UnknownOption: there is no such option, executor or cache mode; names the nearest one.
@@ -103,7 +103,8 @@ class Options:
         return new
 
     def of_arguments(self, f: Callable[..., Any]) -> Options:
-        """These options for a function, whose arguments are static by position and by name, however they were given.
+        """Adapt the options to a function, whose arguments are static by position and by name, however they were
+        given.
 
         Raises:
             ArgnumError: it has no such argument, or one is both static and donated.
@@ -180,7 +181,7 @@ def _parameters(f: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
 
 
 def unknown(what: str, kind: str, given: Any, known: Iterable[str]) -> str:
-    """What to say of a name that `what` does not know: the nearest one, if it is near, and all."""
+    """The message for a name that `what` does not know: the nearest one, if it is near, and all."""
     choices = list(known)
     near = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""

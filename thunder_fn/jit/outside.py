@@ -44,7 +44,7 @@ class Outside:
 
     @property
     def may_fail(self) -> bool:
-        """Some condition raises one of `FAILURES` where what it reads is gone."""
+        """Test whether some condition raises one of `FAILURES` where what it reads is gone."""
         return any(edge.kind in ("cell", "index", "attr") for edge in self.edges)
 
     def conditions(self, names: Namespace) -> Iterator[str]:
@@ -56,7 +56,7 @@ class Outside:
             yield f"{names.bind(module, 'module')}()"
 
     def change(self) -> tuple[str, Any, Any] | None:
-        """What has changed since the trace: how it is written, what it was and what it is."""
+        """Describe what has changed since the trace: the path, the old and the new value."""
         for edge in self.edges:
             now = look(edge.kind, edge.holder, edge.key)
             if is_same(now, edge.value, edge.kind):
@@ -73,7 +73,7 @@ class Outside:
 
 
 FAILURES = "(ValueError, LookupError, AttributeError)"
-"""What a read raises where a cell is empty, a list is shorter, or an attribute is gone."""
+"""Exceptions of a read where a cell is empty, a list is shorter, or an attribute is gone."""
 
 
 def _described(value: Any) -> str:
@@ -153,7 +153,7 @@ def _quick(value: Any) -> Callable[[], bool]:
 class ModuleCheck:
     """A check of a module from outside. A change of something else in its dicts renews the quick check.
 
-    What objects among its attributes hold is found in the frames that read it.
+    The content of objects among its attributes is found in the frames that read it.
     """
 
     def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:
@@ -181,7 +181,7 @@ class ModuleCheck:
         return True
 
     def change(self) -> str:
-        """What has changed; empty if nothing has."""
+        """Describe what has changed; empty if nothing has."""
         now = module_state.read(self.module)
         if now.layout != self.reading.layout or self.own_hooks() != self.hooks:
             return f"the parts or hooks of {self.path} have changed"
@@ -198,7 +198,7 @@ class ModuleCheck:
 
 @contextmanager
 def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
-    """Inside, f is traced. Afterwards the list has what it read from outside, if there is any.
+    """Watch f while it is traced inside. Afterwards the list has what it read from outside, if there is any.
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large array.

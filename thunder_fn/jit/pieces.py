@@ -6,8 +6,9 @@ result by another, or its `grad`, can be asked for. Here a piece is all of the b
     y = f(x); z = g(y)      {y, z}: f's backward, from y's cotangent        {z}: g's backward, which adds to y's cotangent
     y = f(x); z = g(x)      {y}: f's backward       {z}: g's backward       autograd adds up the gradients of x
 
-What goes from one piece to another is an edge. Where a piece's backward begins with sums of what others computed, autograd
-adds that up, with the cotangents that the caller gives. With one cotangent there is one piece, the whole backward.
+A value that goes from one piece to another is an edge. If a piece's backward begins with sums of other pieces'
+values, autograd adds these up, with the caller's cotangents. With one cotangent there is one piece, the whole
+backward.
 
 A composite is cut only if it is a module that occurs once, because equal layers share one body and one derivation.
 """
@@ -28,7 +29,7 @@ _ADD = ops.leaf(ops.aten.add.Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a value goes: an edge, or the gradient of the wanted input of this number."""
+    """The destination of a value: an edge, or the gradient of the wanted input of this number."""
 
     kind: Choice["edge", "gradient"]
     index: int
@@ -66,7 +67,7 @@ def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
 
 @memo(16384)
 def depends(trace: Trace, flags: Mask) -> Mask:
-    """Which outputs of a trace are computed from the inputs that are marked?"""
+    """Tell which outputs of a trace are computed from the marked inputs."""
     marked = [False] * num_vars(trace)
     for var, flag in zip(trace.inputs, flags, strict=True):
         marked[var.index] = flag
@@ -81,7 +82,9 @@ def depends(trace: Trace, flags: Mask) -> Mask:
 
 
 class _Cutting:
-    """Which part of a backward each variable belongs to. A part is the set of cotangents that it depends on, as bits."""
+    """The part of a backward to which each variable belongs. A part is the set of cotangents that it depends on, as
+    bits.
+    """
 
     def __init__(self, split: Split) -> None:
         self.trace, self.count = split.backward, len(split.residuals)
@@ -159,7 +162,7 @@ class _Cutting:
     def find_sums(self) -> None:
         """The additions that autograd makes, by their result, with their terms; those inside of longer ones are `inner`.
 
-        What they add up are other parts' values, and at most one cotangent of the caller's.
+        They add up values of other parts, and at most one cotangent of the caller's.
         """
         chains: dict[int, tuple[tuple[Var, ...], frozenset[int]]] = {}
         for equation in self.trace.equations:

@@ -1,4 +1,4 @@
-"""From a call to a program: capture, transforms, lowering, and the epilogue that hands the results out.
+"""Programs of calls: capture, transforms, lowering, and the epilogue that hands the results out.
 
 def execute(l0, l1):
     r0, r1, = program(l0, l1)
@@ -49,10 +49,10 @@ class Entry:
     """A program for one kind of call.
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
-    program. `grads_match` says of the tensors whether the gradients are those that the function
-    read, None if it read none; `reads_match` says so of other properties. `outside` guards what it read from outside.
-    `clash` says whether a tensor that is written to may share memory with another, None if nothing is written; `check_clash`
-    raises if it does. Where places of the call are symbols, `symbolic` says which one each place has, and the program serves all
+    program. `grads_match` says of the tensors whether the gradients are those that the function read, None if it read
+    none; `reads_match` says so of other properties. `outside` guards what it read from outside. `clash` says whether
+    a tensor that is written to may share memory with another, None if nothing is written; `check_clash` raises if it
+    does. If places of the call are symbols, `symbolic` says which one each place has, and the program serves all
     calls with these answers to `decisions`. `fills`: what `execute` gives is a `Filling`.
     """
 
@@ -72,7 +72,7 @@ class Entry:
     outside: Outside | None = None
 
     def arguments(self, call: Call) -> list[Any]:
-        """What `execute` takes of a call: its tensors, then the numbers and strides that are symbols."""
+        """The arguments of `execute` for a call: its tensors, then the numbers and strides that are symbols."""
         extra = self.symbolic.inputs if self.symbolic is not None else ()
         return [*(tensor for _, tensor in call.tensors), *(value_at(call.leaves, place) for _, place in extra)]
 
@@ -81,7 +81,7 @@ class Entry:
         return self.constants_match(*self.constants)
 
     def is_inside(self) -> bool:
-        """What the function reads from outside is as it was."""
+        """Test that what the function reads from outside is as it was."""
         return self.outside is None or self.outside.matches()
 
     def serves(self, call: Call) -> bool:
@@ -174,7 +174,7 @@ def _warn_of_constants(f: Callable[..., Any], name: str, generator: str) -> None
 
 
 def _decisions(captured: Captured, trace: Trace, bridged: Bridge | None) -> tuple[Decision, ...]:
-    """What was decided while f was traced, then what the rules of transforms decided."""
+    """Decisions made while f was traced, then those of the transforms' rules."""
     traces = [trace] if bridged is None else [trace, bridged.split.forward, bridged.split.backward]
     asked = {str(decision.question) for decision in captured.decisions}
     known = set(captured.trace.constraints)
@@ -189,7 +189,7 @@ def capture_call(
     symbolic: Symbolic | None = None,
     on_raise: Callable[[Captured], None] | None = None,
 ) -> tuple[Captured, list[Trace]]:
-    """What is captured of a call: its trace, and the trace after each of the transforms. `on_raise` as for `capture`."""
+    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` as for `capture`."""
     with lookasides(options.lookasides), calls_within(options.numerics), ExitStack() as stack:
         if (rewrite := options.rewrite()) is not None:
             stack.enter_context(rewritten_by(rewrite))
@@ -223,7 +223,7 @@ def transformed(trace: Trace, options: Options) -> list[Trace]:
 def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     """The trace with closed-over tensors as its last inputs, and those tensors.
 
-    What interpreters remember of it then keeps no tensor alive, and serves every function that closes over others.
+    Then no memo of it keeps a tensor alive, and memos serve every function that closes over others.
     """
     moved = tuple(constant for constant in trace.constants if not constant.owned)
     if not moved:
@@ -281,7 +281,7 @@ def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
 
 
 class _Execution:
-    """Writes the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
+    """The writer of the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class _Execution:
 
     @cached_property
     def program(self) -> Program:
-        """What is run: the forward of a bridge where gradients may be asked for."""
+        """The program to run: the forward of a bridge where gradients may be asked for."""
         return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
 
     def lowered(self, donated: Sequence[int]) -> Program:

@@ -38,10 +38,9 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """In the place of a leaf: the tensor that another leaf is, so that it is one input of the program.
+    """Stand-in for a leaf that is the same tensor as another leaf, so that both are one input of the program.
 
-    Which arguments are the same tensor is part of the key. Transforms take arguments for different tensors, as
-    torch.func does.
+    Sameness of arguments is part of the key. Transforms take arguments for different tensors, as torch.func does.
     """
 
     name: str
@@ -115,7 +114,7 @@ _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodTy
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
-    """What a program may depend on in a leaf: a tensor's metadata, or the value of anything else with its type.
+    """The key of a leaf: a tensor's metadata, or the value of anything else with its type.
 
     A tensor that was passed before is that one.
 
@@ -151,7 +150,7 @@ def _is_enum(leaf: Any) -> bool:
 
 
 def argument_name(tree: Any, position: int) -> str:
-    """How one writes a leaf of `(args, kwargs)`, such as `args[0]['w']`."""
+    """The path of a leaf of `(args, kwargs)`, such as `args[0]['w']`."""
     path = pytree.paths(tree)[position]
     return f"args{path[3:]}" if path.startswith("[0]") else f"kwargs{path[3:]}"
 

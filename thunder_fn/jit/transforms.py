@@ -2,8 +2,8 @@
 
     Transform(fuse_norms, name="fuse_norms", after=("quantize",), conflicts=("keep_norms",))
 
-Executors have the same traits. Transforms of the model come before those of the trace. What is related by neither keeps the
-order in which it was given.
+Executors have the same traits. Transforms of the model come before those of the trace. Things that no trait relates
+keep the order given.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _WHEN: dict[str, int] = {"model": 0, "trace": 1, "compiled": 2}
 
 
 class HasTraits(Protocol):
-    """Something with a place among its like."""
+    """A thing with a place among its like."""
 
     @property
     def name(self) -> str:
-        """What the traits of others call it."""
+        """The name by which traits of others refer to it."""
         ...
 
     @property
     def after(self) -> tuple[str, ...]:
-        """What comes before it."""
+        """Names of those that come before it."""
         ...
 
     @property
     def before(self) -> tuple[str, ...]:
-        """What comes after it."""
+        """Names of those that come after it."""
         ...
 
     @property
     def conflicts(self) -> tuple[str, ...]:
-        """What it cannot be used with."""
+        """Names of those with which it cannot be used."""
         ...
 
 
@@ -139,7 +139,7 @@ def as_transform(given: Callable[..., Any]) -> Transform:
 
 
 def name_of(function: Any) -> str:
-    """What others call a function that has no traits."""
+    """The name of a function that has no traits."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -151,7 +151,7 @@ T = TypeVar("T", bound=HasTraits)
 
 
 def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
-    """Things with traits, each after what its traits say; unrelated ones in the order given.
+    """Sort things by their traits; unrelated ones keep the order given.
 
     Laws: the result is a permutation of `given` without repeats of idempotent ones, and `in_order` of it is itself.
 
@@ -192,7 +192,7 @@ def _when(one: HasTraits) -> int:
 
 
 def reason(first: HasTraits, second: HasTraits) -> str | None:
-    """Why the one comes before the other; None if no trait says so."""
+    """The reason why the one comes before the other; None if no trait says so."""
     if first.name in second.after:
         return f"after {first.name}, as {second.name} says"
     return f"after {first.name}, as {first.name} says" if second.name in first.before else None

@@ -37,7 +37,7 @@ ROUNDS = 5
 COPIES = 4
 """Room for so many times a model's parameters is asked for: gradients, and what is computed. A larger model is captured only."""
 SAMPLES = 16_000
-"""Of sound: a second."""
+"""The number of samples of sound: a second."""
 GIVE_A_FUNCTION = "Write a function that returns (model, kwargs), and give it as module:function."
 IMAGE = 224
 """Height and width of an image for a model that says none."""
@@ -151,7 +151,7 @@ def _from_config(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def bytes_of(model: torch.nn.Module) -> int:
-    """What the parameters take."""
+    """The bytes of the parameters."""
     return sum(tensor.nbytes for tensor in model.parameters())
 
 
@@ -194,7 +194,7 @@ def _of_images(config: Any, name: str, otherwise: int) -> Any:
 def report(
     model: Any, inputs: dict[str, Any], recipe: Sequence[str], train: bool, torch_compile: bool
 ) -> dict[str, Any]:
-    """What is applied, the ops, the claims, memory and time, as values and as text."""
+    """Report the parts of the recipe, the ops, the claims, memory and time, as values and as text."""
     seen = list[Trace]()
     options = Options().changed(chosen(model, recipe).assemble(model).options)
     start = time.perf_counter()
@@ -239,7 +239,7 @@ def _is_meta(model: Any) -> bool:
 def _claims(
     compiled: Any, options: Options, traces: Sequence[Trace], inputs: dict[str, Any], train: bool
 ) -> Iterator[ClaimReport]:
-    """Who takes what of the model, or of each graph where it is no single trace."""
+    """The claims of executors on the model, or on each graph where it is no single trace."""
     try:
         with torch.set_grad_enabled(train):
             yield explain_claims(compiled, **inputs)

@@ -1,4 +1,4 @@
-"""What suits every model."""
+"""The recipe that suits every model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from thunder_fn.recipes.registry import register
 
 @register
 class Default(Recipe):
-    """Nothing in particular: the executors of this machine, which every recipe gets."""
+    """The empty recipe: the executors of this machine, which every recipe gets."""
 
     name = "default"

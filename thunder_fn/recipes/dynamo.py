@@ -57,7 +57,9 @@ def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], C
 
 @dataclass(frozen=True)
 class _Backend:
-    """What Dynamo hands its graphs to. Those of equal options are equal, so that models of one class share programs."""
+    """The backend that Dynamo hands its graphs to. Those of equal options are equal, so that models of one class
+    share programs.
+    """
 
     options: Options
     __name__: ClassVar[str] = "thunder_fn"
@@ -96,11 +98,11 @@ class DynamoForward:
     module: torch.nn.Module
     options: Options
     made: dict[Any, Compiled] = field(default_factory=dict[Any, Compiled], repr=False)
-    """What Dynamo makes of each `forward` that was assigned to the module; of None for that of its class."""
+    """Dynamo's function for each `forward` that was assigned to the module; under None for that of its class."""
 
     @property
     def again(self) -> Callable[[torch.nn.Module], DynamoForward]:
-        """What makes the same of another module."""
+        """The function that compiles another module alike."""
         return functools.partial(DynamoForward, options=self.options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +113,7 @@ class DynamoForward:
 
 
 def _compiled(f: Compiled, options: Options) -> Compiled:
-    """What Dynamo makes of a function."""
+    """Compile a function through Dynamo."""
     compiled: Compiled = torch.compile(f, backend=_Backend(options))
     in_python = [one for one in options.lookasides if isinstance(one.fn, types.FunctionType)]
     diverted = functools.partial(diverted_in_parts, in_python) if in_python else contextlib.nullcontext
@@ -134,7 +136,7 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
 
 @contextmanager
 def _unchanging(f: Compiled) -> Generator[None]:
-    """What is traced inside must be the same in every call: numbers that Python draws would be constants."""
+    """Refuse numbers that Python draws inside: in a trace they would be constants."""
     before = host_random.state()
     yield
     if (generator := host_random.drawn_since(before)) is not None:
@@ -152,7 +154,7 @@ class _UnchangingForward(TracedForward):
 
 
 def _breaks(error: CaptureError, options: Options) -> bool:
-    """What was captured is no single trace, and Dynamo may be asked."""
+    """Test whether a capture failed because the code is no single trace, so that Dynamo may be asked."""
     raised_itself = isinstance(error, TracedFunctionError)
     return not (raised_itself or current() is not None or _numbers_arguments(options) or _out_of_reach(options))
 
@@ -168,7 +170,7 @@ class BreakingJit(ModuleJit):
 
     @property
     def again(self) -> Callable[[torch.nn.Module], BreakingJit]:
-        """What makes the same of another module."""
+        """The function that jits another module alike."""
         return functools.partial(BreakingJit, options=self.options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +193,7 @@ class BreakingJit(ModuleJit):
             self.broken = DynamoForward(self.module, self.options)
 
     def traced(self, on_reads: OnReads, layout: Layout) -> TracedForward:
-        """What is traced."""
+        """The function that is traced."""
         return _UnchangingForward(self.module, on_reads, layout)
 
 
@@ -202,11 +204,11 @@ class BreakingFunction(Jitted):
     """
 
     in_parts: Compiled | None = None
-    """What Dynamo made, once it was asked."""
+    """Dynamo's function, once Dynamo was asked."""
 
     @property
     def traced(self) -> Compiled:
-        """What is traced."""
+        """The function that is traced."""
 
         @functools.wraps(self.fn)
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -218,7 +220,7 @@ class BreakingFunction(Jitted):
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
     def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,7 +253,7 @@ def with_breaks(model: Compiled, options: dict[str, Any]) -> Any:
 
 
 def _numbers_arguments(options: Options) -> bool:
-    """Some options are about the arguments of the function, which those of Dynamo's graphs are not."""
+    """Test for options about the arguments of the function, which those of Dynamo's graphs are not."""
     static = options.static_argnums or options.static_argnames
     return bool(static or options.donate_argnums or isinstance(options.dynamic, tuple))
 
@@ -296,5 +298,5 @@ def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
 def thunder_fn(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
 ) -> Compiled:
-    """What `torch.compile(f, backend="thunder_fn", options={...})` calls. The options are those of `jit`."""
+    """The backend that `torch.compile(f, backend="thunder_fn", options={...})` calls. The options are those of `jit`."""
     return backend(**(options or {}))(graph_module, example_inputs)

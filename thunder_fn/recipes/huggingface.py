@@ -35,7 +35,7 @@ def _in_transformers(path: str) -> Any:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """In place of a warning that looks at values."""
+    """Stand-in for a warning that looks at values."""
 
 
 def _take_caches_apart(model: Any) -> Any:
@@ -75,7 +75,7 @@ def _generate_with_static_cache(compiled: Any) -> Any:
 
 
 _beneath: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
-"""What compiled models with adapters generate by."""
+"""The model by which compiled models with adapters generate."""
 
 
 def _generate_beneath(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +195,7 @@ class Mamba(Decoder):
 def _with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A stack of layers that is given the mask of ones which eager transformers makes where it is given none.
 
-    Where it is compiled, these encoders forget to make it, and fail.
+    If transformers takes itself for compiled, these encoders forget to make it, and fail.
     """
 
     signature = inspect.signature(fn)

@@ -1,4 +1,6 @@
-"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. What cannot apply raises."""
+"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. A plugin that cannot apply
+raises.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,11 @@ class Quantize(Recipe):
         self.filter = filter
 
     def validate(self, model: Any) -> None:
-        """There is something to quantise."""
+        """Check that there is something to quantise."""
         self.matrices_of(model)
 
     def matrices_of(self, model: Any) -> list[torch.nn.Parameter]:
-        """What may be quantised.
+        """The parameters that may be quantised.
 
         Raises:
             RecipeError: there is nothing.
@@ -67,7 +69,7 @@ class Quantize(Recipe):
         return found
 
     def setup_transforms(self) -> Sequence[Transform]:
-        """Of the model: other parameters."""
+        """The transform of the model that gives it other parameters."""
         change = functools.partial(quantize, scheme=self.scheme, filter=self.filter)
         others = tuple(f"quantize_{name}" for name in SCHEMES if name != self.scheme)
         return (
@@ -147,7 +149,7 @@ class Distributed(Recipe):
         self.mesh, self.options = mesh, options
 
     def validate(self, model: Any) -> None:
-        """There are parameters, and ranks."""
+        """Check that there are parameters, and ranks."""
         if not parameters_of(self, model):
             raise RecipeError(f"{self.name}: {kind_of(model)} has no parameters")
         if self.mesh is None and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -161,7 +163,7 @@ class Distributed(Recipe):
         return type(self).rewrite(model, mesh, **self.options)
 
     def setup_transforms(self) -> Sequence[Transform]:
-        """Of the model: other parameters. Sums over ranks come in another order."""
+        """The transform of the model that gives it other parameters. Sums over ranks come in another order."""
         numerics: Numerics = "reassociating"
         spread = Transform(
             self.spread, name=self.name, conflicts=(self.rival,), idempotent=True, numerics=numerics, on="model"
@@ -188,7 +190,7 @@ class Ddp(Distributed):
 
 @register
 class ReduceOverhead(Recipe):
-    """Whole programs as CUDA graphs.
+    """Run whole programs as CUDA graphs.
 
     Args:
         executor: what records them.
@@ -211,5 +213,5 @@ class ReduceOverhead(Recipe):
             raise RecipeError(located(what, fix="Move it to the device first."))
 
     def setup_executors(self) -> Sequence[Executor]:
-        """What records programs."""
+        """The executor that records programs."""
         return (self.executor,)

@@ -1,4 +1,4 @@
-"""What recipes are asked: the names of the questions, options that may be set, and how an answer is read."""
+"""The questions to recipes: their names, the options that may be set, and the reading of an answer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ QUESTIONS = (
     "validate",
     *(f"setup_{what}" for what in ("operators", "lookasides", "transforms", "executors", "config")),
 )
-"""What a recipe may answer."""
+"""The methods by which a recipe answers."""
 FINAL = ("assemble", "explain", "setup")
-"""What puts answers together."""
+"""The methods that put answers together; recipes do not override them."""
 
 
 class Config(TypedDict, total=False):
@@ -44,7 +44,7 @@ def check_names(cls: type) -> None:
 
 
 def answer(recipe: Any, question: str) -> Any:
-    """What a recipe says.
+    """Ask a recipe one question.
 
     Raises:
         RecipeError: it has no method of the question's name.
@@ -57,7 +57,7 @@ def answer(recipe: Any, question: str) -> Any:
 
 
 def sequence(recipe: Any, question: str) -> Sequence[Any]:
-    """What a recipe says where a sequence is asked for.
+    """Ask a recipe a question whose answer is a sequence.
 
     Raises:
         RecipeError: it is none.

@@ -41,7 +41,7 @@ from thunder_fn.recipes.questions import Config as Config, Frontend as Frontend,
 
 Model = Callable[..., Any]
 ADDED = ("transforms", "executors", "operators", "lookasides", "frontend")
-"""What `with_` and `compile` take beside options of `jit`."""
+"""Arguments of `with_` and `compile` beside options of `jit`."""
 
 
 class _MadeOnce(ABCMeta):
@@ -54,19 +54,20 @@ class _MadeOnce(ABCMeta):
 
 
 class Recipe(metaclass=_MadeOnce):
-    """What to do with a model. Override the questions that have an answer; attributes set in `__init__` configure them.
+    """The needs of a model. Override the questions that have an answer; attributes set in `__init__` configure them.
 
     Laws: addition is associative, and `Recipe()` is neutral. A recipe is equal to one of its class with equal attributes.
     """
 
     name: ClassVar[str] = ""
-    """What `compile(model, recipe="...")` and `recipes.list()` call it."""
+    """The name for `compile(model, recipe="...")` and `recipes.list()`."""
     models: ClassVar[tuple[str, ...]] = ()
     """Classes that `recipe="auto"` chooses it for, as "package.Class", or "package.*"; subclasses are meant too."""
     frontend: Frontend | None = None
-    """How a model becomes traces: by "direct" capture, as one trace, or by "dynamo", which breaks graphs where it must.
+    """The way from a model to traces: "direct" capture, as one trace, or "dynamo", which breaks graphs where it must.
 
-    None leaves it open: direct, and dynamo for what turns out to be no single trace."""
+    None leaves it open: direct, and dynamo for what turns out to be no single trace.
+    """
 
     def validate(self, model: Model) -> None:
         """Raise, with the reason, if the recipe is not for this model."""
@@ -136,7 +137,7 @@ class Recipe(metaclass=_MadeOnce):
         frontend: Frontend | None = None,
         **config: Any,
     ) -> Recipe:
-        """This recipe and more, without a class of its own. What is said here of `config` and `frontend` counts.
+        """Add to this recipe without a class of its own. `config` and `frontend` given here overrule the recipe's.
 
         Raises:
             UnknownOption: there is no such option; names the nearest one.
@@ -160,7 +161,7 @@ class Recipe(metaclass=_MadeOnce):
 
     @final
     def explain(self, model: Model) -> str:
-        """What `compile` would do with the model, in which order and why, as text."""
+        """Explain what `compile` would do with the model, in which order and why, as text."""
         return explain(self.assemble(model))
 
 
@@ -175,7 +176,7 @@ class Combined(Recipe):
 
 
 class Addition(Recipe):
-    """What was added to a recipe inline. Made by `with_`."""
+    """An inline addition to a recipe. Made by `with_`."""
 
     def __init__(
         self,
@@ -190,23 +191,23 @@ class Addition(Recipe):
         self.frontend, self.config = frontend, config
 
     def setup_operators(self) -> Sequence[Executor]:
-        """As given."""
+        """Return the given ones."""
         return self.operators
 
     def setup_lookasides(self) -> Sequence[Lookaside]:
-        """As given."""
+        """Return the given ones."""
         return self.lookasides
 
     def setup_transforms(self) -> Sequence[Any]:
-        """As given."""
+        """Return the given ones."""
         return self.transforms
 
     def setup_executors(self) -> Sequence[Any]:
-        """As given."""
+        """Return the given ones."""
         return self.executors
 
     def setup_config(self) -> Config:
-        """As given."""
+        """Return the given options."""
         return dict(self.config)  # type: ignore[return-value]
 
     def __repr__(self) -> str:
@@ -246,7 +247,7 @@ def _said(addition: Addition) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What `compile` does: transforms of the model, then the frontend, then jit with these options.
+    """The work of `compile`: transforms of the model, then the frontend, then jit with these options.
 
     `origins` says which recipe each part is from.
     """
@@ -271,7 +272,7 @@ class Assembly:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `jit` is given."""
+        """The options for `jit`."""
         on_trace = tuple(one for one in self.transforms if one.on == "trace")
         return {
             "executors": self.executors,
@@ -381,7 +382,7 @@ def _settled(
     fix: str,
     key: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """What several recipes say of one thing: the same by its key, or what was said last with `with_`."""
+    """Reconcile what several recipes say of one thing: all the same by its key, or the last one said with `with_`."""
     last = max((i for i, (part, _) in enumerate(said) if isinstance(part, Addition)), default=0)
     (first, value), *others = said[last:]
     for other, differs in others:

@@ -56,7 +56,7 @@ def suits(
     *,
     rows: int,
 ) -> bool:
-    """Whole blocks in each row, and dims that its kernels read in whole vectors."""
+    """Test for whole blocks in each row, and dims that its kernels read in whole vectors."""
     columns = x.shape[-1]
     floats = (torch.float32, torch.float16, torch.bfloat16)
     return columns % 128 == 0 and rows % 32 == 0 and x.dtype in floats and row_count(x) > 0

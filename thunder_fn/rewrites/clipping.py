@@ -41,7 +41,7 @@ def clip_by_global_norm(gradients: Prepared, max_norm: float, norm_type: float =
 
 
 def clip_factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """What gradients are multiplied with."""
+    """The factor of gradients."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 

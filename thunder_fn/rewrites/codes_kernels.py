@@ -36,7 +36,7 @@ NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that kernels compute with; others are cast."""
 FLOATS = (*NUMBERS, torch.float16)
 SOME_ROWS = 32
-"""For more rows of activations, writing weights costs less than PyTorch's product gains."""
+"""The number of rows of activations beyond which writing weights costs less than PyTorch's product gains."""
 
 
 @cache
@@ -47,7 +47,7 @@ def kernels(codec: str, dtype: torch.dtype) -> tuple[Kernel, Kernel]:
 
 @cache
 def functions(codec: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
-    """These kernels, compiled; None if nothing can compile them."""
+    """Compile these kernels; None if nothing can compile them."""
     product, weights = kernels(codec, computed_in(dtype))
     found = functions_of_kernels((product, weights))
     return None if isinstance(found, Failed) else (found[product.key], found[weights.key])
@@ -170,12 +170,14 @@ def _int4_weights(
 
 
 def _runs(codec: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """On a CPU, for floats that float32 holds, where there is a compiler."""
+    """Test for a CPU, floats that float32 holds, and a compiler."""
     return device.type == "cpu" and dtype in FLOATS and functions(codec, dtype) is not None
 
 
 def _suits_int8(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
-    """Whole steps of columns; where PyTorch's kernel suits, instructions for integers, which that does not use."""
+    """Test for whole steps of columns and, where PyTorch's kernel suits, for integer instructions, which that does
+    not use.
+    """
     is_own = multiplies_integers() or not suits_int8(x, values, scales, bias)
     return is_own and values.dtype == torch.int8 and x.shape[-1] % 64 == 0 and _runs("int8", x.device, x.dtype)
 
@@ -223,7 +225,7 @@ def _suits_int4(
 
 
 def _suits_int4_weights(values: torch.Tensor, scales_and_zeros: torch.Tensor, columns: int, dtype: torch.dtype) -> bool:
-    """Whole steps of columns, and groups of half ones, that nothing pads."""
+    """Test for whole steps of columns, and groups of half ones, that nothing pads."""
     groups = scales_and_zeros.shape[0]
     fits = columns % 64 == 0 and columns % groups == 0 and columns // groups % 32 == 0
     return fits and scales_and_zeros.dtype == torch.bfloat16 and _runs("int4", values.device, dtype)

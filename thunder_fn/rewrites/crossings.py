@@ -1,4 +1,4 @@
-"""What crosses the border of a layer whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
+"""Crossings of a layer's border whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
 
 `copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards; `share` takes apart
 forwards and puts together backwards, `gathered_dim` puts together forwards and takes apart backwards, for which nothing is
@@ -21,7 +21,7 @@ from thunder_fn.structured.custom_vjp import custom_vjp
 from thunder_fn.trace import TensorType, type_of_value
 
 Crossing = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of a tensor and the number of this rank."""
+"""A function of a tensor and the number of this rank."""
 
 
 def copied(x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -48,7 +48,7 @@ def gathered_dim(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int, si
 
 
 def share(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """This rank's share of a dim, the last ones padded with zeros."""
+    """Take this rank's share of a dim, the last ones padded with zeros."""
     return _sharing(group, dim % x.dim(), x.shape[dim])(x, rank)
 
 

@@ -35,12 +35,12 @@ from thunder_fn.trace import TensorType, static_shape
 collectives = torch.ops._c10d_functional
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SENT = frozenset((*FLOATS, torch.int64, torch.int32, torch.int8, torch.uint8))
-"""What gloo knows; numbers of other dtypes are sent as bytes."""
+"""The dtypes that gloo knows; numbers of other dtypes are sent as bytes."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks and the place of this one among them.
+    """A group of ranks, and the place of this one among them.
 
     Args:
         name: of the process group, as `torch.distributed` registers it.
@@ -172,7 +172,7 @@ class Fsdp:
 
     @property
     def in_flight(self) -> int | None:
-        """How many gathers may be in flight; None where each is awaited where it is sent."""
+        """The number of gathers that may be in flight; None where each is awaited where it is sent."""
         ahead = 0 if self.prefetch is None and isinstance(self.bucket, int) else self.prefetch
         return None if ahead is None else ahead + 1
 
@@ -181,7 +181,7 @@ class Fsdp:
 
 
 def company_of(name: str, frozen: frozenset[str]) -> Company:
-    """What a parameter travels with: adapters with adapters, what is trained with what is trained."""
+    """The company of a parameter in a bucket: adapters travel with adapters, trained parameters with trained ones."""
     return name.endswith(ADAPTERS), name in frozen
 
 
@@ -222,7 +222,7 @@ def gathered(step: Fsdp, types: Sequence[TensorType], shards: Sequence[torch.Ten
 
 
 def all_gathered(flat: torch.Tensor, group: Group) -> torch.Tensor:
-    """What all ranks have, one after the other."""
+    """The values of all ranks, one after the other."""
     if not flat.numel():
         return flat.repeat(group.size)
     if flat.is_complex():
@@ -233,7 +233,9 @@ def all_gathered(flat: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def _divisors(size: int, dtype: torch.dtype) -> tuple[float, float]:
-    """What gradients are divided by before they are added up, and after. Sums of float16 would overflow; these are FSDP2's."""
+    """The divisors of gradients before and after they are added up. Sums of float16 would overflow; these are
+    FSDP2's.
+    """
     before = 1
     while dtype == torch.float16 and size % before == 0 and size > before * before:
         before *= 2

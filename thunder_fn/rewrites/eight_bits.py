@@ -35,7 +35,9 @@ _BITS = {
     torch.bfloat16: (torch.int16, 4, 2.0**120),
     torch.float32: (torch.int32, 20, 2.0**120),
 }
-"""Where an e4m3 float's seven bits lie in a wider float, as an integer, and what the other bias of exponents makes up for."""
+"""The place of an e4m3 float's seven bits in a wider float, as an integer, and the factor for the other bias of
+exponents.
+"""
 
 
 def floats_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -61,7 +63,7 @@ def rounded_to_fp8(numbers: torch.Tensor) -> torch.Tensor:
 
 @of_codes
 def floats(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `floats_of`, of a whole weight: executors may have a kernel."""
+    """Convert a whole weight like `floats_of`; executors may have a kernel."""
     return floats_of(values, dtype)
 
 
@@ -71,7 +73,7 @@ INT8_LARGEST = 127
 
 
 def _int8_scales(w: torch.Tensor) -> torch.Tensor:
-    """Those of bf16 weights are bf16, as PyTorch's kernel takes them."""
+    """Round scales of bf16 weights to bf16, as PyTorch's kernel takes them."""
     scales = scales_of(rows_of(w).abs().amax(1), INT8_LARGEST)
     return scales_in_bfloat16(scales) if w.dtype == torch.bfloat16 else scales
 
@@ -123,7 +125,9 @@ def int8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Ten
 def int8_static_linear(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
 ) -> torch.Tensor:
-    """As `int8_dynamic_linear`, with one step for all activations, known beforehand; what is beyond its reach is clipped."""
+    """Multiply like `int8_dynamic_linear`, with one step for all activations, known beforehand; what is beyond its
+    reach is clipped.
+    """
     codes = torch.round(x.detach().float() / input_scale).clamp(-INT8_LARGEST, INT8_LARGEST)
     seen = (codes * input_scale).to(x.dtype)
     return int8_linear(x + (seen - x).detach(), values, scales, bias)
@@ -174,13 +178,13 @@ INT8_STATIC = replace(INT8, name="int8_static", encode=_static_encode, linear=_s
 
 @on_codes
 def fp8_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-    """As `int8_linear`."""
+    """Multiply like `int8_linear`."""
     return scaled_product(x, values, scales, bias)
 
 
 @on_codes
 def fp8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-    """As `int8_dynamic_linear`, on floats of eight bits."""
+    """Multiply like `int8_dynamic_linear`, on floats of eight bits."""
     codes, steps = rounded_rows(x, FP8_LARGEST)
     seen = (rounded_to_fp8(codes) * steps).to(x.dtype).reshape(x.shape)
     return fp8_linear(x + (seen - x).detach(), values, scales, bias)

@@ -190,7 +190,7 @@ def _check_choice(name: str, option: str, given: Any, choices: tuple[Any, ...]) 
 
 
 def _read_bucket(name: str, given: Any) -> Bucket:
-    """What goes into one collective.
+    """Read the option for the content of one collective.
 
     Raises:
         RewriteError: it is neither "block", "each" or None, nor a number of bytes from 1 on.

@@ -30,7 +30,7 @@ def reset(name: str, module: torch.nn.Module) -> None:
 def initialised(
     module: torch.nn.Module, device: Any, init: Init | None
 ) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-    """For each module with parameters or buffers of its own, in order, these with their first values, by name.
+    """Yield the first values, by name, of each module that has parameters or buffers of its own, in order.
 
     Law: drawn from the same generator, they are what `reset_parameters` of each module in order gives.
     """

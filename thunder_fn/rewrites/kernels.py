@@ -2,11 +2,11 @@
 
     v4 = _weight_int8pack_mm(v0, v1, v3)
 
-A composite such as `int8_linear` means decoding and multiplying. Where a kernel of PyTorch is there for the machine and the
-types, and is faster, this executor computes it so; anything else is left as it is. `quantize` of a jitted function adds
-the executor to those of the function. What suits is a function of types, so it is tested without the machine.
+A composite such as `int8_linear` means decoding and multiplying. If PyTorch has a faster kernel for the machine and
+the types, this executor calls it; anything else is left as it is. `quantize` of a jitted function adds the executor
+to those of the function. The choice is a function of types, so it is tested without the machine.
 
-What has run: the CPU's kernels, and `_scaled_mm` on a CPU, where it is slow and not chosen.
+Tested: the CPU's kernels, and `_scaled_mm` on a CPU, where it is slow and not chosen.
 
 Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml
 """
@@ -43,7 +43,7 @@ EXECUTOR = OperatorExecutor("quantized", version=torch.__version__, numerics="pr
 
 
 def row_count(x: torch.Tensor) -> int:
-    """How many rows of activations there are."""
+    """The number of rows of activations."""
     return x.numel() // max(x.shape[-1], 1)
 
 
@@ -104,7 +104,7 @@ EXECUTOR.register_implementation(int8_dynamic_linear, checker=suits_int_mm, exec
 def suits_static(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
 ) -> bool:
-    """As for `suits_int_mm`."""
+    """Decide like `suits_int_mm`."""
     return suits_int_mm(x, values, scales)
 
 
@@ -127,7 +127,9 @@ EXECUTOR.register_implementation(int8_static_linear, checker=suits_static, execu
 
 @cache
 def kernel_block() -> int | None:
-    """How many rows a block has in the bytes that PyTorch's kernel reads on this processor; None if they lie otherwise."""
+    """The number of rows of a block in the bytes that PyTorch's kernel reads on this processor; None if they lie
+    otherwise.
+    """
     with internals.isolated(), internals.no_torch_function():
         codes = torch.arange(128 * 64, dtype=torch.int32).reshape(128, 64) * 7 % 16
         wanted = aten._convert_weight_to_int4pack_for_cpu(codes, 1)
@@ -145,8 +147,10 @@ def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
 def suits_int4(
     x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
 ) -> bool:
-    """Whole blocks and groups. How its bytes lie depends on the processor, which no state may, so they are made at each call:
-    that costs less than decoding, as long as a decoded weight is not multiplied with many rows."""
+    """Test for whole blocks and groups. The layout of its bytes depends on the processor, which no state may, so they
+    are made at each call: that costs less than decoding, as long as a decoded weight is not multiplied with many
+    rows.
+    """
     groups, rows, _ = scales_and_zeros.shape
     is_half = x.device.type == "cpu" and x.dtype == scales_and_zeros.dtype == torch.bfloat16
     is_whole = values.shape[1] * 2 == columns and columns % groups == 0 and columns // groups in GROUPS
@@ -157,7 +161,7 @@ def suits_int4(
 def int4_kernel(
     x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
 ) -> torch.Tensor:
-    """As `int8_kernel`, a step and a zero for each group."""
+    """Multiply like `int8_kernel`, with a step and a zero for each group."""
     packed, group = in_blocks(values, kernel_block() or 0), columns // scales_and_zeros.shape[0]
     y = on_rows(x, lambda rows: aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales_and_zeros))
     return plus(y, bias)
@@ -179,7 +183,7 @@ def suits_scaled_mm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor,
 
 
 def scaled_mm_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-    """Both matrices in eight bits, a scale for each row of either."""
+    """Multiply matrices of eight bits, with a scale for each row of either."""
     codes, steps = rounded_rows(x, FP8_LARGEST)
     columns = scales.reshape(1, -1).expand(1, values.shape[0]).contiguous()
     y = aten._scaled_mm(codes.to(FP8), values.t(), steps, columns, out_dtype=x.dtype)

@@ -34,8 +34,8 @@ class RewrittenModule(torch.nn.Module):
     """A module whose parameters are stored in another way. Made by `quantize` and its kin.
 
     `state_dict()` has the names, shapes and dtypes of the module that was given, and `load_state_dict` takes them.
-    `parts()` are the tensors as they are stored. What optimizers train are the adapters where there are any, otherwise
-    the parameters that are stored as they were.
+    `parts()` are the tensors as they are stored. Optimizers train the adapters where there are any, otherwise the
+    parameters that are stored as they were.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RewrittenModule(torch.nn.Module):
 
     @internals.outside_dynamo
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes on the parameters that the parts stand for."""
+        """Compute the module on the parameters that the parts stand for."""
         latest = self._latest
         if latest is not None and self._whole is None and current() is None and latest.holds():
             return latest.jitted(*args, **kwargs, **{STATE: latest.tensors})
@@ -108,7 +108,7 @@ class RewrittenModule(torch.nn.Module):
         return {name: known[part] for name, part in named_parts(self._state_names, known)}
 
     def sharded_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """What an optimizer of this module keeps, as `sharded_state_dict` has the parameters. See `optimizer_state`."""
+        """The state of an optimizer of this module, in the form of `sharded_state_dict`. See `optimizer_state`."""
         return sharded_optimizer_state(self.parts(), optimizer)
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -140,8 +140,9 @@ class RewrittenModule(torch.nn.Module):
         super().__setstate__({**state, "_buffers": from_pickle(state["_buffers"])})
 
     def rewritten(self, step: Step) -> RewrittenModule:
-        """This module with one more step: on its parts as they are or, for a step that comes before its own, on the
-        parameters that they stand for."""
+        """Add a step to this module: on its parts as they are or, for a step that comes before its own, on the
+        parameters that they stand for.
+        """
         steps = Rewritten(self._skeleton, self._steps).with_step(step).steps
         if steps != (*self._steps, step):
             return self._carried(RewrittenModule(self.restored(), steps, self._options), getattr(step, "beside", False))
@@ -202,7 +203,7 @@ class RewrittenModule(torch.nn.Module):
 
     @contextlib.contextmanager
     def accumulate(self) -> Generator[None]:
-        """Inside, whole parameters are kept and gradients are added to them; at the end they are reduced once.
+        """Keep whole parameters inside and add gradients to them; at the end they are reduced once.
 
         Law: the gradients are those of the sum of all losses inside.
         """
@@ -272,8 +273,8 @@ class RewrittenModule(torch.nn.Module):
         return destination
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Prepare and load parameters under the names and shapes of the module that was given. Adapters begin anew.
-        What `sharded_state_dict` gives is loaded as it is.
+        """Prepare and load parameters under the names and shapes of the module that was given. Adapters begin anew. A
+        state of `sharded_state_dict` is loaded as it is.
 
         Raises:
             RewriteError: under `strict`, names are missing or unknown; a shape is another.
@@ -316,7 +317,7 @@ class RewrittenModule(torch.nn.Module):
         return missing, unknown, wrong
 
     def _load_parts(self, split: Layout, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-        """As `_load`, of parameters as they are stored."""
+        """Load, like `_load`, parameters as they are stored."""
         known = dict(named_parts(self._state_names, (*split.names, *self._buffer_names)))
         missing, unknown = sorted(known.keys() - state.keys()), sorted(state.keys() - known.keys())
         given = {part: whole_tensor(state[name]) for name, part in known.items() if name in state}
@@ -344,7 +345,7 @@ class RewrittenModule(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """How a module that holds this one loads it."""
+        """Load this module as part of one that holds it."""
         own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         missing, unknown, wrong = self._load(own)
         missing_keys += [prefix + name for name in missing]
@@ -370,8 +371,9 @@ class RewrittenModule(torch.nn.Module):
         return self
 
     def _stored(self, layout: Layout, fn: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The parts that a layout has. What it has and this one has not, such as the bytes in which int4 weights of another
-        dtype are stored, is encoded anew."""
+        """The parts that a layout has. Parts that it has and this one has not, such as the bytes in which int4
+        weights of another dtype are stored, are encoded anew.
+        """
         parts, shapes = self.parts(), self._layout.part_shapes
         if shapes == layout.part_shapes:
             return dict(parts)

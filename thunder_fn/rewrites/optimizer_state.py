@@ -1,8 +1,9 @@
-"""What an optimizer keeps of parameters that ranks have shares of, as DTensors: saved and loaded beside the parameters.
+"""The state of an optimizer for parameters that ranks have shares of, as DTensors: saved and loaded beside the
+parameters.
 
-The form is PyTorch's (`torch.distributed.checkpoint.state_dict`): for each parameter by name what the optimizer keeps, and the
-options of each group. What has the shape of a parameter is cut as that is; numbers, such as the count of steps, are the same
-on all ranks.
+The form is PyTorch's (`torch.distributed.checkpoint.state_dict`): for each parameter by name what the optimizer
+keeps, and the options of each group. State in the shape of a parameter is cut like the parameter; numbers, such as
+the count of steps, are the same on all ranks.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from thunder_fn.trace import TensorType, Trace, TraceBuilder, static_shape, type
 
 @dataclass(frozen=True)
 class Layout:
-    """How parameters were prepared: theirs names, types and structure, and the steps."""
+    """The way in which parameters were prepared: their names, types and structure, and the steps."""
 
     names: tuple[str, ...]
     types: tuple[TensorType, ...]
@@ -73,7 +73,7 @@ class Layout:
             return Prepared(self, _in_order(self.rewrite, evaluate(self.rewrite.prepare, leaves)))
 
     def prepare_alike(self, params: Any) -> Prepared:
-        """As `prepare`, of parameters that all ranks are given.
+        """Prepare, like `prepare`, parameters that all ranks are given.
 
         Raises:
             DistributedError: ranks that share them were given others.
@@ -178,7 +178,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         return self.replaced({name: torch.zeros_like(v) for name, v in self.items() if name.endswith(ADAPTERS[1])})
 
     def with_step(self, step: Step) -> Prepared:
-        """These parts with one more step, which works on them as they are."""
+        """Add a step, which works on these parts as they are."""
         before = self.layout.rewrite
         after = rewrite(_nothing(before.prepare.output_types), before.names, step, before.codes)
         check_same((step,), self, after.prepare)

@@ -35,8 +35,9 @@ from thunder_fn.trace import Trace
 
 PullBack = Callable[[Mapping[str, torch.Tensor | None]], dict[str, torch.Tensor]]
 ORDER: tuple[type, ...] = (Lora, TensorParallel, Quantize, Fsdp, Ddp)
-"""Which steps come first, in whatever order they were asked for: an adapter is added to a matrix, not to its codes, and a
-whole weight is quantised, not a rank's rows of it."""
+"""The order of steps, whatever order they were asked for in: an adapter is added to a matrix, not to its codes, and a
+whole weight is quantised, not a rank's rows of it.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ class Rewritten(Transformed):
         return replace(self, options=None)
 
     def with_step(self, step: Step) -> Rewritten:
-        """This function with one more step.
+        """Add a step to this function.
 
         Raises:
             RewriteError: its ranks have shares of the parameters already.
@@ -91,7 +92,7 @@ class Rewritten(Transformed):
         return layout.rewritten(self._captured(layout, inputs, kwargs).trace)
 
     def whole(self, params: Prepared) -> Any:
-        """What computations see of the parameters, in their original structure; differentiable.
+        """Decode the parameters, in their original structure, as computations see them; differentiable.
 
         So gradients of many batches are reduced once: ``whole, pull = vjp(q.whole, new)``, add the gradients of `q.fn` at
         `whole`, and ``pull(total)``.
@@ -100,8 +101,9 @@ class Rewritten(Transformed):
         return pytree.unflatten(params.layout.spec, list(apply("whole", decode, list(params.values()), decode)))
 
     def pulled_back(self, params: Prepared) -> tuple[dict[str, torch.Tensor], tuple[str, ...], PullBack]:
-        """What computations see of a dict of parameters, the names of those that parts which require grad stand for, and what
-        makes gradients of these (None for zero) gradients of the parts."""
+        """Decode a dict of parameters. Returns them, the names of those whose parts require grad, and a function from
+        their gradients (None for zero) to gradients of the parts.
+        """
         own = {name: value.detach() for name, value in params.items() if value.requires_grad}
         trained = tuple(name for name in params.layout.names if any(f"{part}.".startswith(f"{name}.") for part in own))
 

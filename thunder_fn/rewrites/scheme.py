@@ -1,4 +1,4 @@
-"""What a quantisation scheme is, and what schemes share.
+"""Quantisation schemes, and what they share.
 
 A scheme is a pair of traceable functions with a promise on the error. Codes lie along dim 0 of a weight, the output
 channels of a linear layer; all other dims are flattened. Sources: LLM.int8() (arXiv:2208.07339), GPTQ's group-wise int4
@@ -30,14 +30,14 @@ Shape = tuple[int, ...]
 Bias = torch.Tensor | None
 F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "quantized"
-"""Of composites that work on codes. They bring the executors that have kernels for them."""
+"""The namespace of composites that work on codes. They bring the executors that have kernels for them."""
 INPUT_SCALE = "input_scale"
 """The part that has the step of what a weight is multiplied with: it comes from samples, not from the weight."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a floating weight is stored.
+    """The form in which a floating weight is stored.
 
     Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element, where the bound is finite. NaN and infinities are
     decoded to no numbers.
@@ -90,14 +90,15 @@ def scales_of(amax: torch.Tensor, largest: float) -> torch.Tensor:
 
 
 def scales_in_bfloat16(scales: torch.Tensor) -> torch.Tensor:
-    """Steps in the precision in which PyTorch's kernels take them, rounded up. What then is out of reach is so by less than a
-    quarter of a step, and weights that were decoded have the steps that they had."""
+    """Steps in the precision in which PyTorch's kernels take them, rounded up. Values out of reach are so by less
+    than a quarter of a step, and weights that were decoded have the steps that they had.
+    """
     bits = (scales * (1 - 2.0**-9)).view(torch.int32)
     return torch.where(scales.isnan(), scales, ((bits + 0xFFFF) >> 16 << 16).view(torch.float32)).bfloat16()
 
 
 def rounding(w: torch.Tensor) -> torch.Tensor:
-    """What arithmetic in float32 and the cast back to the weight's dtype may add."""
+    """The error that arithmetic in float32 and the cast back to the weight's dtype may add."""
     info = torch.finfo(w.dtype)
     relative = w.abs().float() * (2 * info.eps + 4 * torch.finfo(torch.float32).eps)
     return relative + max(
@@ -112,7 +113,7 @@ def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def in_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `narrowed`, where numbers of a weight's size may be too great."""
+    """Narrow, like `narrowed`, where numbers of a weight's size may be too great."""
     return narrowed(values, dtype) if dtype == torch.float16 else values.to(dtype)
 
 
@@ -123,12 +124,12 @@ def padded(flat: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def flat_size(shape: Shape) -> int:
-    """How many weights a row has."""
+    """The number of weights in a row."""
     return math.prod(shape[1:])
 
 
 def plus(y: torch.Tensor, bias: Bias) -> torch.Tensor:
-    """With the bias, where there is one."""
+    """Add the bias, where there is one."""
     return y if bias is None else y + bias
 
 

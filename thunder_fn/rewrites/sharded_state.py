@@ -73,7 +73,7 @@ class Stored:
 
 
 def split_of(layout: Layout) -> Layout:
-    """How what ranks have shares of is split: the parameters, or the parts that other steps store them in."""
+    """The split of what ranks have shares of: the parameters, or the parts that other steps store them in."""
     stored, local = _without(layout, TensorParallel, Fsdp, Ddp), _without(layout, Fsdp, Ddp)
     whole = _types(_without(layout, TensorParallel, Quantize, Fsdp, Ddp))
     codes = {name: type for name, type in _types(local).items() if name in local.codes}
@@ -176,7 +176,7 @@ def _dims(splits: Sequence[Stored | Fsdp], name: str, type: TensorType) -> list[
 
 
 def _length(size: int, groups: Sequence[Group]) -> int | None:
-    """What of a dim this rank has; None where DTensors would be cut elsewhere on some rank."""
+    """The length of this rank's part of a dim; None where DTensors would be cut elsewhere on some rank."""
     sizes = tuple(group.size for group in groups)
     if not _is_cut_alike(size, sizes):
         return None
@@ -191,7 +191,7 @@ def _is_cut_alike(size: int, sizes: tuple[int, ...]) -> bool:
 
 
 def _cut(size: int, sizes: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[int, int]:
-    """How much of a dim is a rank's: cut with padding, as we do, and as DTensors are."""
+    """The length of a rank's part of a dim: cut with padding, as we do, and as DTensors are."""
     padded = own = theirs = size
     for count, rank in zip(sizes, ranks, strict=True):
         padded = math.ceil(padded / count)

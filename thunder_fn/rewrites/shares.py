@@ -1,9 +1,9 @@
 """Activations of which each rank has a share along a dim, until an op needs all of them.
 
-What a column of a layer computes is such a share. Ops that treat the places along the dim alike work on shares as they are:
-pointwise ops, views that keep the dim's ranks apart, attention whose heads are split. So a column layer, an activation function
-and a row layer send one sum, as Megatron-LM's pairs do, and heads are split where the matrices before and after them are. An op
-that is not in the table here gets the gathered value, which is always right.
+A column of a layer computes such a share. Ops that treat the places along the dim alike work on shares as they are:
+pointwise ops, views that keep the dim's ranks apart, attention whose heads are split. So a column layer, an
+activation function and a row layer send one sum, as Megatron-LM's pairs do, and heads are split where the matrices
+before and after them are. An op that is not in the table here gets the gathered value, which is always right.
 
 Shares are even: a dim that the ranks do not divide is gathered where it is computed.
 
@@ -38,7 +38,7 @@ Dims = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How an op works on shares.
+    """The result of an op on shares.
 
     Args:
         dim: along which its results are split.
@@ -128,7 +128,7 @@ class OnShares:
         return traced_on_parts(call, equation, kept)
 
     def aligned(self, x: torch.Tensor, align: int | None, rank: torch.Tensor) -> torch.Tensor:
-        """What of a whole operand this rank needs; gradients of all ranks are added."""
+        """The part of a whole operand that this rank needs; gradients of all ranks are added."""
         if align is not None and x.dim() >= -align and x.shape[align] != 1:
             return share(x, rank, self.group, align)
         return copied(x, self.group) if x.is_floating_point() or x.is_complex() else x

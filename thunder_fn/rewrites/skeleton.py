@@ -19,7 +19,7 @@ EXTRA_STATE = "_extra_state"
 
 
 def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> torch.nn.Module:
-    """A copy of a module on other tensors, made from names and old ones. What was tied stays tied."""
+    """A copy of a module on other tensors, made from names and old ones. Tied tensors stay tied."""
     memo: dict[int, Any] = {}
     for child in module.modules():  # a pruned weight, say, which a hook computes anew in each call
         memo |= {id(value): value.detach() for value in vars(child).values() if is_computed(value)}
@@ -107,7 +107,7 @@ class Skeleton:
         self.places = tuple(places_of(self.module))
 
     def extras(self) -> dict[str, Any]:
-        """What modules save besides tensors, by its name in the state."""
+        """Data that modules save besides tensors, by its name in the state."""
         return {name: value for name, value in self.module.state_dict().items() if is_extra(name)}
 
     def set_extras(self, state: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What rewriting transforms decide for each parameter: quantisation, low-rank adapters."""
+"""Steps of rewriting transforms, which decide for each parameter: quantisation, low-rank adapters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_filter(given: Any, what: str) -> Filter:
 
 
 def in_stacks(step: Any, name: str, type: TensorType) -> Representation | None:
-    """What a step decides of a weight: of each layer by itself, where layers lie on top of each other."""
+    """Decide a weight by a step: each layer by itself, where layers lie on top of each other."""
     if not step.stacked(name, static_shape(type)):
         return step.of_layer(name, type)
     layer = step.of_layer(name, layer_type(type))
@@ -51,7 +51,7 @@ def in_stacks(step: Any, name: str, type: TensorType) -> Representation | None:
 
 
 def read_stacked(given: Any, what: str) -> Filter:
-    """As `read_filter`; left out, nothing is stacked."""
+    """Read the option like `read_filter`; left out, nothing is stacked."""
     return NOTHING if given in (None, ()) else read_filter(given, what)
 
 
@@ -135,7 +135,7 @@ class Calls:
 
 @memo(4096)
 def recast(kept: Representation, type: TensorType) -> Representation:
-    """What is stored in the same parts, seen in another dtype."""
+    """Recast what is stored: the same parts, seen in another dtype."""
     builder = TraceBuilder("decode")
     seen = inline_into(builder, kept.decode, tuple(map(builder.input, kept.part_types)))
     decode = builder.build(builder.add(TO_COPY, seen, (type,), kwargs=(("dtype", Literal(type.dtype)),)))
@@ -153,8 +153,8 @@ _NAMES = {LINEAR: ("input", "weight", "bias"), EMBEDDING: ("weight", "input", "p
 def operand_names(equation: Equation) -> tuple[str, ...] | None:
     """The parameter name of each operand of a linear layer or an embedding; None for a call with options of effect.
 
-    Those are options that are not None or False. Where an embedding's padding lies matters
-    to the gradient of its weight only, and parts such as codes have none.
+    Those are options that are not None or False. The place of an embedding's padding matters to the gradient of its
+    weight only, and parts such as codes have none.
     """
     names = _NAMES[equation.op.name]
     given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
@@ -260,7 +260,7 @@ class Lora:
     stacked: Filter = NOTHING
     of_weights: ClassVar[bool] = True
     beside: ClassVar[bool] = True
-    """Its parts are beside the weight, which is stored as it was."""
+    """True: its parts are beside the weight, which is stored as it was."""
     most_dims: ClassVar[int] = 2
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:

@@ -1,9 +1,9 @@
 """Weights split over ranks that work on one batch together: by columns, rows, vocabulary or sequence.
 
-Every rank computes its share of a layer. What a column layer computes stays a share (`shares.py`) through activation functions
-and heads, and a row layer takes it as it is: such a pair sends one sum forwards and one backwards. Where an op needs whole
-activations they are gathered. What crosses the border of a layer is in `crossings.py`. Which share is a rank's is a part,
-`w.rank`, so that all ranks run the same trace.
+Every rank computes its share of a layer. The result of a column layer stays a share (`shares.py`) through activation
+functions and heads, and a row layer takes it as it is: such a pair sends one sum forwards and one backwards. If an op
+needs whole activations, they are gathered. The functions at the border of a layer are in `crossings.py`. The number
+of a rank's share is a part, `w.rank`, so that all ranks run the same trace.
 
 Sources: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
 """
@@ -31,7 +31,9 @@ from thunder_fn.rules import memo
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
 STYLES: Mapping[str, tuple[int, ...]] = {"column": (1, 2), "row": (2,), "embedding": (2,), "sequence": (1,)}
-"""How many dims the parameters have that are split so. Biases that a plan does not call columns are whole on every rank."""
+"""The number of dims of parameters that are split so. Biases that a plan does not call columns are whole on every
+rank.
+"""
 LAYER_NORM, RMS_NORM = "torch.nn.functional.layer_norm", "torch.nn.functional.rms_norm"
 
 _NAMES = {
@@ -131,7 +133,7 @@ class TensorParallel:
                 raise RewriteError(located(what, fix=f"There are {near}." if near else "There are no parameters."))
 
     def style(self, name: str, type: TensorType) -> str | None:
-        """How a parameter is split; None if it is not."""
+        """The style in which a parameter is split; None if it is not."""
         style = next((style for pattern, style in self.plan if fnmatch.fnmatchcase(name, pattern)), None)
         if style is None or not type.dtype.is_floating_point or 0 in static_shape(type):
             return None

@@ -1,4 +1,4 @@
-"""Where parameters meet that ranks have shards of: units, whose parameters are made whole together.
+"""Units: places where sharded parameters meet, which are made whole together.
 
 A unit is a block of a model or a call of a torch function. Buckets of so many bytes are made of the parameters of the whole
 function, in the order of their first use.
@@ -29,7 +29,7 @@ REGATHER = AllBut(frozenset((GATHER,)))
 FUNCTION = ops.composite("function")
 
 Bucket = str | int
-"""What is made whole in one collective: the parameters of a "block", those of "each" use, or so many bytes of any."""
+"""The content of one collective: the parameters of a "block", those of "each" use, or so many bytes of any."""
 
 Company = tuple[bool, bool]
 """Parameters are made whole together that are adapters or not, and frozen or not: a collective has gradients for all or none."""
@@ -38,7 +38,7 @@ Together = Callable[[Any, Sequence[TensorType], Sequence[torch.Tensor]], list[to
 
 
 def then(rewrite: Rewrite, step: Step) -> Rewrite:
-    """A rewrite, and then a step on it. Where a step makes buckets of bytes, the whole function is what has parameters in common.
+    """A rewrite, and then a step on it. If a step makes buckets of bytes, the whole function is the unit.
 
     The function is one composite then, and the step's rule is asked about that.
     """
@@ -53,8 +53,8 @@ def _called(trace: Trace) -> Trace:
 
 
 def scheduled(compute: Trace, steps: Sequence[Step]) -> Trace:
-    """What a function computes on shards, with its collectives where the steps say. With `zero=3` it is one checkpoint, whose
-    backward gathers in the order in which it computes.
+    """Compute a function on shards, with its collectives where the steps say. With `zero=3` it is one checkpoint,
+    whose backward gathers in the order in which it computes.
 
     Law: as `overlapped`; gradients are those of the trace.
     """
@@ -160,8 +160,9 @@ def _companies(kept: Sequence[Representation | None]) -> list[list[int]]:
 
 
 def _buckets(body: Trace, kept: Sequence[Representation | None], most_bytes: int) -> list[list[int]]:
-    """The positions of shards that go together, in the order of first use, until whole they have more than so many bytes. What
-    nothing reads stays where it is, and has no gradient."""
+    """The positions of shards that go together, in the order of first use, until whole they have more than so many
+    bytes. Parameters that nothing reads stay where they are, and have no gradient.
+    """
     first: dict[int, int] = {}
     for at, equation in enumerate(body.equations):
         for var in equation.operands:

@@ -1,4 +1,4 @@
-"""From a policy's answers about the equations of a body to values of its split forward.
+"""Answers of a policy about the equations of a body, as values of its split forward.
 
 A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along; in the
 forward that it leaves, the marks are taken off again and say which values to keep.
@@ -31,7 +31,7 @@ def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:
 
 
 def is_marked(trace: Trace) -> bool:
-    """Something in it is kept."""
+    """Test whether something in it is kept."""
     return any(_answer(equation) is not None for equation in trace.equations)
 
 
@@ -64,7 +64,7 @@ def _marked(builder: TraceBuilder, value: Atom, answer: Answer) -> Atom:
 def unmark(flat: Trace) -> tuple[Trace, Answers]:
     """The trace without the answers, and the answers.
 
-    What a structured equation leaves for its own backward is kept if its results are.
+    Values that a structured equation leaves for its own backward are kept if its results are.
     """
     env: dict[int, Var] = {}
     answers: Answers = {}

@@ -22,7 +22,7 @@ class Context:
 
     @property
     def needs_input_grad(self) -> Mask:
-        """For each argument: does it require grad? What a rule makes of that holds for the same question only."""
+        """Tell for each argument whether it requires grad. A rule made of that holds for the same question only."""
         self._seen.add("needs")
         return self._needs
 
@@ -45,11 +45,11 @@ class Context:
         self._saved_for_forward = tensors
 
     def turn_forward(self) -> None:
-        """From now on the saved tensors are those for `jvp`."""
+        """Take the saved tensors for `jvp` from now on."""
         self._saved = self._saved if self._saved_for_forward is None else self._saved_for_forward
 
     def mark_non_differentiable(self, *outputs: Any) -> None:
-        """These outputs have no gradient."""
+        """Mark outputs that have no gradient."""
         self._constant = outputs
 
     def mark_dirty(self, *inputs: Any) -> None:

@@ -6,9 +6,9 @@ summed to the type of their input, as PyTorch does. A class with a `vmap` static
 batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates what
 `forward` does.
 
-A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose new
-values are then written to the arguments. Where a call cannot be a custom_vjp (it changes what it does not say) it stays
-what PyTorch makes of it.
+A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose
+new values are then written to the arguments. A call that cannot be a custom_vjp, because it changes more than it
+says, stays what PyTorch makes of it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FunctionCall(Call):
 
     @property
     def has_rule(self) -> bool:
-        """It always has one."""
+        """True: it always has a rule."""
         return True
 
     @property
@@ -96,7 +96,7 @@ class FunctionCall(Call):
         return super().__hash__()
 
     def floating(self, types: Sequence[Type]) -> Mask:
-        """For each argument: is it a tensor that may have a gradient?"""
+        """Tell for each argument whether it is a tensor that may have a gradient."""
         return tuple(map(is_differentiable, self.tree(types)))
 
     def context(self, types: Sequence[Type]) -> Context:
@@ -106,13 +106,13 @@ class FunctionCall(Call):
         return Context(tuple(flag is True for flag in self.tree(flags, lambda leaf: None)), self.seen)
 
     def settled(self) -> FunctionCall:
-        """With what its methods ask, and the outputs that it marks as constant."""
+        """Return the call with the question that its methods ask, and the outputs that it marks as constant."""
         asks = self.seen if len(self.marked) > 1 else self.seen - {"absent"}
         required = self.required if "needs" in asks else ()
         return replace(self, required=required, asks=frozenset(asks), constant=tuple(self.marked))
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> FunctionCall:
-        """With the wanted tensors among those that require grad, and the cotangents that there are."""
+        """Return the call with the wanted tensors among those that require grad, and the cotangents that there are."""
         call = self
         if "needs" in self.asks and self.required:
             required = tuple(a or b for a, b in zip(self.required, wanted_inputs, strict=False))
@@ -301,7 +301,7 @@ class _Run:
         return self._gradients(primal, found if isinstance(found, tuple) else (found,))
 
     def _absent(self, context: Context) -> Iterator[bool]:
-        """For each tensor of the result: does `backward` get None instead of a cotangent?"""
+        """Tell for each tensor of the result whether `backward` gets None instead of a cotangent."""
         if context.materializes:
             return itertools.repeat(False)
         given = self.call.given or itertools.repeat(True)

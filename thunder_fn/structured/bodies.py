@@ -1,4 +1,4 @@
-"""From the user's Python functions to closed bodies, and back to their results."""
+"""Bodies: from the user's Python functions to closed traces, and back to their results."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def tensor_type(type: Type) -> TensorType:
 
 @lru_cache(maxsize=4096)
 def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
-    """For each variable by index: is it the same in every step if these inputs are?
+    """Tell for each variable by index whether it is the same in every step if these inputs are.
 
     Random numbers never are, and what is computed with a number that a step finds in data is taken for another each time.
     """

@@ -50,7 +50,7 @@ class Call:
 
     @property
     def is_tensor(self) -> tuple[bool, ...]:
-        """For each leaf: is it a tensor?"""
+        """Tell for each leaf whether it is a tensor."""
         return tuple(leaf.value is TENSOR for leaf in self.leaves)
 
     @property
@@ -88,7 +88,7 @@ class Call:
     def typed_leaves(
         self, found: Sequence[Any], arguments: Sequence[Any], types: Sequence[Type], where: str
     ) -> list[tuple[Any, Type, str]]:
-        """For each tensor of the arguments: what a rule returned for it, its type, and how one writes it."""
+        """The value that a rule returned for each tensor of the arguments, its type, and its path."""
         skipped = {position for position, _ in self.nondiff}
         positions = [position for position in range(self.num_args) if position not in skipped]
         leaves = [

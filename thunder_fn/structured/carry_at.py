@@ -101,7 +101,7 @@ class History:
         self.carries = [self.operands[num_consts:]]
 
     def is_of(self, operands: Sequence[Any]) -> bool:
-        """These are the very operands."""
+        """Test for the very operands."""
         pairs = zip(self.operands, operands, strict=False)
         return len(self.operands) == len(operands) and all(mine is other for mine, other in pairs)
 
@@ -121,7 +121,7 @@ _histories: ContextVar[dict[Trace, History] | None] = ContextVar("thunder_fn_his
 
 @contextmanager
 def histories() -> Generator[None]:
-    """While a loop runs, the carries that are asked for in it are kept."""
+    """Keep the carries that are asked for in a loop while it runs."""
     token = _histories.set({})
     try:
         yield

@@ -74,7 +74,7 @@ def policy_of(equation: Equation) -> Policy:
 
 @EVALUATE.rule("checkpoint")
 def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: Any) -> tuple[Any, ...]:
-    """Run the body; inside a capture, record the equation. Where values are cheap to have again, autograd is told so."""
+    """Run the body; inside a capture, record the equation. If values are cheap to have again, autograd is told so."""
     recorder, (body,) = current(), bodies
     if recorder is None and isinstance(policy, AllBut):
         plain = lambda: evaluate(body, operands)
@@ -102,7 +102,7 @@ def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split a body for reverse mode, once for each distinct body, policy and question.
 
-    Where values are to be chosen, the body is unfolded first; where there are none to choose, it keeps its structure.
+    If values are to be chosen, the body is unfolded first; otherwise it keeps its structure.
     """
     split = split_vjp(_marked(body, policy), wanted_inputs, wanted_outputs)
     flat, answers = unmark(split.forward)

@@ -85,7 +85,7 @@ def name_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
 
 @LOWER.rule("checkpoint_name")
 def name_lower_rule(equation: Equation) -> Trace:
-    """Nothing."""
+    """Lower to the operand itself."""
     builder = TraceBuilder("checkpoint_name")
     return builder.build((builder.input(equation.operands[0].type),))
 

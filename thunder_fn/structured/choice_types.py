@@ -26,7 +26,7 @@ Sizes = tuple[Dim | None, ...]
 
 
 Name = Callable[[Sizes, Type], Expr]
-"""Gives the name of a size, or number, of a result of this type."""
+"""A function that names a size, or number, of a result of this type."""
 
 
 def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:
@@ -48,7 +48,7 @@ def agree(column: Sequence[Type], bodies: Sequence[Trace]) -> bool:
 
 
 def _kind(type: Type) -> object:
-    """A type without its sizes. Which of two flags a flag is, is no number that a symbol could be."""
+    """A type without its sizes. The choice between two flags is no number that a symbol could be."""
     match type:
         case TensorType():
             return type.dtype, type.device, len(type.shape)

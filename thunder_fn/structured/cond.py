@@ -216,7 +216,7 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
 
 
 def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: Dim) -> list[Var]:
-    """For each branch, which examples take it."""
+    """Tell for each branch which examples take it."""
     mask = TensorType(
         torch.bool, (size,), choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu")
     )

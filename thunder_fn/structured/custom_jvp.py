@@ -196,7 +196,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 
 @VMAP.rule("custom_jvp")
 def custom_jvp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """Both bodies in batches; every output counts as batched."""
+    """Batch both bodies; every output counts as batched."""
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     call, wanted = call_of(equation), tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     types = tuple(var.type for var in equation.operands)

@@ -9,7 +9,7 @@ The operands are the tensors of the arguments, then what the functions close ove
     bwd:    residuals, cotangents, closures -> gradients
 
 with one cotangent for each differentiable output; `gradients` says for each tensor of the arguments which gradient is
-its own, None for zero. fwd and bwd are captured with the call where they can be. Where they cannot (fwd calls the
+its own, None for zero. fwd and bwd are captured with the call where they can be. If they cannot (fwd calls the
 function itself, as fwd usually does, or one of them fails to trace), only the primal body is there, and they are
 captured when a derivative asks for them.
 
@@ -220,7 +220,9 @@ def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> E
 
 @memo(4096)
 def sees_absent_cotangents(trace: Trace) -> bool:
-    """Some rule in the trace is told which of several outputs have no cotangent (`set_materialize_grads(False)`)."""
+    """Test whether some rule in the trace is told which of several outputs have no cotangent
+    (`set_materialize_grads(False)`).
+    """
     for equation in trace.equations:
         if equation.op == CUSTOM_VJP and "absent" in getattr(call_of(equation), "asks", ()):
             return True

@@ -31,7 +31,7 @@ from thunder_fn.trace import Dim, Equation, Trace, TraceBuilder, Var
 
 @CHECK.rule("differentiated_as")
 def check_rule(equation: Equation) -> None:
-    """Both bodies are on the operands and give the outputs."""
+    """Check that both bodies are on the operands and give the outputs."""
     for body in equation.bodies:
         check_operands(equation, equation.operands, body)
         check_types(equation, body.output_types, f"{body.name} gives")

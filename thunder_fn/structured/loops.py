@@ -270,7 +270,7 @@ def _record(
 
 
 class TypeText(str):
-    """Stands for a tensor of that type in a pytree."""
+    """Stand-in for a tensor of that type in a pytree."""
 
     dtype: torch.dtype
 

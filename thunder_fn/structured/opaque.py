@@ -93,13 +93,13 @@ def opaque_activity_rule(equation: Equation, active: Mask) -> Mask:
 
 @JVP.rule("opaque")
 def opaque_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """There is none."""
+    """Raise: there is no such rule."""
     raise missing("jvp", call_of(equation), equation)
 
 
 @VJP.rule("opaque")
 def opaque_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """There is none."""
+    """Raise: there is no such rule."""
     raise missing("vjp", call_of(equation), equation)
 
 

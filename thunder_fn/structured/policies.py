@@ -39,7 +39,7 @@ def matmuls_saveable(equation: Equation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Answers by the names that `checkpoint_name` has given."""
+    """A policy that answers by the names that `checkpoint_name` has given."""
 
     names: tuple[str, ...]
     answer: Answer

@@ -1,7 +1,8 @@
 """Halves of a split whose backward computes some residuals again, from what is kept: a checkpoint's, and a loop's.
 
-What a checkpoint computes again a policy says. A loop stacks what its steps keep and a choice keeps it in slots that
-its branches share, so neither has a place for what has another size in each step, or is no tensor: `found_again`.
+The policy of a checkpoint says what is computed again. A loop stacks what its steps keep and a choice keeps it in
+slots that its branches share, so neither has a place for what has another size in each step, or is no tensor:
+`found_again`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
 
 
 def backward_computing(split: Split, flat: Trace, needed: Sequence[Atom], plan: Recomputation, kept: Kept) -> Trace:
-    """From inputs, kept values and cotangents: compute the other residuals again, and pull back."""
+    """Make the backward from inputs, kept values and cotangents: compute the other residuals again, and pull back."""
     builder = TraceBuilder(split.backward.name)
     builder.require(flat.constraints)
     env: dict[int, Atom] = {var.index: builder.input(var.type) for var in plan.inputs}
@@ -140,7 +141,7 @@ def _results(trace: Trace) -> list[Var]:
 
 
 def _is_loose(type: Type, found: Collection[sympy.Basic]) -> bool:
-    """It is no tensor, or one of a size that is found in data."""
+    """Test for a value that is no tensor, or one of an unbacked size."""
     return not isinstance(type, TensorType) or any(symbol in found for symbol in symbols_of_type(type))
 
 

@@ -343,7 +343,7 @@ def _alone(equation: Equation, length: int) -> Equation:
 
 
 def _block(equation: Equation, loop: Loop, count: int) -> Trace:
-    """So many steps as one body."""
+    """Write so many steps as one body."""
     builder = TraceBuilder(equation.body.name)
     consts, carry, xs = loop.parts(equation.body.input_types)
     inputs = tuple(builder.input(type) for type in (*consts, *carry, *(stacked(type, count) for type in xs)))

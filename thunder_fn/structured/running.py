@@ -26,7 +26,7 @@ def body_function(body: Trace) -> BodyFunction:
 
 @contextmanager
 def bodies_compiled_by(compile_body: Callable[[Trace], BodyFunction]) -> Generator[None]:
-    """Inside, bodies run as what `compile_body` makes of them."""
+    """Run bodies inside as what `compile_body` makes of them."""
     token = _compile.set(compile_body)
     try:
         yield

@@ -186,7 +186,7 @@ def scan_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
 
 @LOWER.rule("scan")
 def scan_lower_rule(equation: Equation) -> Trace | None:
-    """With `unroll`, a shorter scan of so many steps at once."""
+    """Lower a scan with `unroll` to a shorter scan of so many steps at once."""
     loop = Loop.of(equation)
     return in_blocks(equation) if loop.unroll > 1 and loop.length else None
 

@@ -2,7 +2,7 @@
 
     output = straight_through(value, history)
 
-What autograd makes of an in-place change where gradients are off: `with torch.no_grad(): x.clamp_(min=0)` changes the
+The op stands for an in-place change where gradients are off: `with torch.no_grad(): x.clamp_(min=0)` changes the
 values of x, and the gradient of what is computed from x afterwards flows to what x was before, unchanged.
 """
 

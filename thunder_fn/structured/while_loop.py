@@ -68,7 +68,7 @@ aten = torch.ops.aten
 
 @CHECK.rule("while_loop")
 def while_check_rule(equation: Equation) -> None:
-    """Both bodies take consts and carry; one gives a bool, the other the carry's types."""
+    """Check that both bodies take consts and carry, and that one gives a bool, the other the carry's types."""
     condition, body = equation.bodies
     for trace in equation.bodies:
         check_operands(equation, equation.operands, trace)

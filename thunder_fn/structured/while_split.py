@@ -124,7 +124,7 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
 
 
 def _draws(body: Trace) -> bool:
-    """It draws random numbers."""
+    """Test whether it draws random numbers."""
     leaves = (equation.op for trace in subtraces(body) for equation in trace.equations if equation.op.kind == "leaf")
     return any(map(ops.is_random, leaves))
 
@@ -177,7 +177,8 @@ def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
 
 
 def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trace, Trace]:
-    """From the last step to the first: the carry before the step, then one step of the body backwards.
+    """The bodies of the loop from the last step to the first: the carry before the step, then one step of the body
+    backwards.
 
     Consts are the operands of the loop; carries are the number of steps left, cotangents, and sums for the consts.
     """

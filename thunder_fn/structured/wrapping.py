@@ -2,7 +2,7 @@
 
     outputs = op(*operands, **options)      one body, on the operands
 
-What a transform makes of such an equation is the same op, with the same options, around the transformed body.
+A transform of such an equation is the same op, with the same options, around the transformed body.
 """
 
 from __future__ import annotations

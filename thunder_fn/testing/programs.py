@@ -3,12 +3,12 @@
     Program ::= inputs: TensorType*  steps: Step*  outputs: pick*
     Step    ::= op  picks: pick*  bodies: Program*
 
-A step names no variable. It has picks, small numbers that count back from the newest variable that suits the place, so
-0 is the latest result; missing picks are 0, and a step that nothing suits does nothing. Hence every Program builds a
-valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted: that is what lets
-Hypothesis shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes the
-types of the operands that it is called with. Where a body must return certain types, as a branch or the step of a loop
-must, its outputs are picked among the variables that have them.
+A step names no variable. It has picks, small numbers that count back from the newest variable that suits the place,
+so 0 is the latest result; missing picks are 0, and a step that nothing suits does nothing. Hence every Program builds
+a valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted: that is what lets
+Hypothesis shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes
+the types of the operands that it is called with. If a body must return certain types, as a branch or the step of a
+loop must, its outputs are picked among the variables that have them.
 
 A new leaf is one more function with `@step`, a new structured op one with `@structured` (see `steps/`).
 """
@@ -148,7 +148,7 @@ def register(family: str, name: str, rule: Rule, bodies: int = 0) -> None:
 
 
 class Skip(Exception):
-    """Nothing suits a step here."""
+    """The exception of a step that nothing suits here."""
 
 
 Suits: TypeAlias = Callable[[Var], bool]
@@ -261,7 +261,7 @@ def as_arg(value: Any) -> Arg:
 
 
 def elements(type: Type) -> int:
-    """How many elements a tensor of a type has; 0 for what is no tensor."""
+    """The number of elements of a tensor's type; 0 for other types."""
     return torch.Size(static_shape(type)).numel() if isinstance(type, TensorType) else 0
 
 

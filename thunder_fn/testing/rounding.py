@@ -1,4 +1,5 @@
-"""How far two ways of computing the same values may differ: from the dtype, the sizes and the depth, never from one machine.
+"""Bounds on the difference of two computations of the same values: from the dtype, the sizes and the depth, never
+from one machine.
 
 A sum of n rounded terms is off by some `sqrt(n)` units of its dtype, whatever the order is in which a processor adds them up
 (Higham and Mary, A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019). Each operation

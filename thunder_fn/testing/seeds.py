@@ -31,7 +31,7 @@ STOPPED = Program(X, (Step("sin"), Step("detach"), Step("mul", (0, 2))))
 """A product of a value and its detached sine."""
 
 CLOSED_OVER = Program(X, (Step("two_constants"), Step("mul", (0, 3))))
-"""What depends on closed-over tensors alone."""
+"""Functions that depend on closed-over tensors alone."""
 
 DRAWS_TWICE = Program(X, (Step("composite", (0, 0, 0), (Program((), (Step("bernoulli"),)),)), Step("twin")))
 """Two equal calls, each with random numbers of its own."""

@@ -84,7 +84,7 @@ def programs(
 def _programs(
     families: tuple[str, ...], max_inputs: int, max_steps: int, depth: int, dtypes: tuple[torch.dtype, ...]
 ) -> st.SearchStrategy[Program]:
-    """Made and validated once for all tests that draw alike: that takes as long as drawing some programs."""
+    """Make and validate a strategy once for all tests that draw alike: that takes as long as drawing some programs."""
     first = types(dtypes[:1])
     inputs = st.builds(_join, first, st.lists(types(dtypes), max_size=max_inputs - 1))
     rarely_none = _rarely(st.just(()), inputs)
@@ -105,7 +105,7 @@ def _picks(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def _outputs(max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """Everything unused, or some, so that there is dead code."""
+    """Draw outputs: everything unused, or some, so that there is dead code."""
     nothing, some = st.just(()), _picks(max_size)
     return st.booleans().flatmap(lambda flag: some if flag else nothing)
 
@@ -142,7 +142,7 @@ def cases(**options: Any) -> st.SearchStrategy[Case]:
 
 
 def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
-    """What `vmap` may be asked of a trace: for each input a batch dim, or None; at least one is batched, if there is one.
+    """Draw the `in_dims` of a `vmap`: for each input a batch dim, or None; at least one is batched, if there is one.
 
     Law: ``vmap(trace, dims, size)`` is a loop, for each dims drawn.
     """

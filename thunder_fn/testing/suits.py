@@ -1,4 +1,4 @@
-"""Which variables suit a place in a step."""
+"""Tests whether a variable suits a place in a step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_ordered(var: Var) -> bool:
 
 
 def is_number(var: Var) -> bool:
-    """Not bool."""
+    """Test for a dtype other than bool."""
     return dtype_of(var) is not torch.bool
 
 
@@ -50,7 +50,7 @@ def is_mask(var: Var) -> bool:
 
 
 def has_rank(*ranks: int) -> Suits:
-    """Of one of these ranks."""
+    """Test for one of these ranks."""
     return lambda var: len(shape_of(var)) in ranks
 
 
@@ -60,7 +60,7 @@ def both(*conditions: Suits) -> Suits:
 
 
 def has_dims(var: Var) -> bool:
-    """Not a scalar."""
+    """Test for a tensor that is no scalar."""
     return len(shape_of(var)) > 0
 
 
@@ -70,7 +70,7 @@ def has_elements(var: Var) -> bool:
 
 
 def broadcasts_with(*others: Var) -> Suits:
-    """Its shape broadcasts with theirs."""
+    """Test whether its shape broadcasts with theirs."""
 
     def suits(var: Var) -> bool:
         try:
@@ -83,17 +83,17 @@ def broadcasts_with(*others: Var) -> Suits:
 
 
 def has_type_of(other: Var) -> Suits:
-    """Of the same type."""
+    """Test for the same type."""
     return lambda var: var.type == other.type
 
 
 def same_dtype(other: Var) -> Suits:
-    """Of the same dtype."""
+    """Test for the same dtype."""
     return lambda var: dtype_of(var) == dtype_of(other)
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> torch.Size | None:
-    """What two shapes broadcast to, None if they do not."""
+    """The shape that two shapes broadcast to, None if they do not."""
     try:
         return torch.broadcast_shapes(a, b)
     except RuntimeError:

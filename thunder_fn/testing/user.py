@@ -130,7 +130,7 @@ def _error(law: Law, case: Case) -> Exception | None:
 
 
 def _described(transform: Callable[[Trace], Trace], law: str, case: Case, error: Exception) -> LawBroken:
-    """What is broken, on which trace, what the transform makes of it, and how to see it again."""
+    """Describe a broken law: the trace, the transform's result, and how to see it again."""
     name = getattr(transform, "__name__", type(transform).__name__).replace("<lambda>", "the transform")
     what = error.what if isinstance(error, LawBroken) else f"{type(error).__name__}: {error}"
     parts = [f'{name} breaks the law "{law}". The smallest trace found:', str(case.trace).rstrip()]
@@ -172,7 +172,7 @@ def _is_pure(transform: Callable[[Trace], Trace]) -> Law:
 
 
 def others(values: Values) -> Values:
-    """What is neither floating nor complex: compared exactly."""
+    """The values that are neither floating nor complex: compared exactly."""
     return tuple(value for value in values if not isinstance(value, torch.Tensor) or not is_inexact(value))
 
 

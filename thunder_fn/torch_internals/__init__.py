@@ -121,7 +121,9 @@ from thunder_fn.torch_internals.patches import (
     is_tensor_type,
     is_told_to_modes,
     outside_dynamo,
+    patched_places,
     process_patch,
+    unpatched,
     without_torch_function_checks,
 )
 from thunder_fn.torch_internals.tensors import (
@@ -179,6 +181,8 @@ from thunder_fn.torch_internals.tracers import (
 )
 
 __all__ = [
+    "unpatched",
+    "patched_places",
     "CUSTOM_OPS",
     "DATA_DEPENDENT_SHAPE",
     "DATA_DEPENDENT_VALUE",

@@ -85,7 +85,7 @@ def _in_one_layout(overload: OpOverload, positions: tuple[int, ...], *args: Any)
 
 
 def _is_stand_in(x: torch.Tensor) -> bool:
-    """Not a plain tensor: nobody asks for its strides."""
+    """Test for a tensor that is not plain: nobody asks for its strides."""
     return type(x) not in (torch.Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 

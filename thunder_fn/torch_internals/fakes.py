@@ -35,12 +35,12 @@ DATA_DEPENDENT_VALUE = DataDependentOutputException
 DATA_DEPENDENT_SHAPE = DynamicOutputShapeException
 
 INTERNAL_ERRORS = (UnsupportedFakeTensorException, UnsupportedOperatorException)
-"""What PyTorch raises where an op has no rule for tensors without memory."""
+"""Exceptions of PyTorch where an op has no rule for tensors without memory."""
 
 OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 OnQuestion = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Answers a question about values, or says NotImplemented."""
+"""A function that answers a question about values, or returns NotImplemented."""
 
 DEVICE = torch.ops.prim.device.default
 """A question that PyTorch asks of every tensor that it wraps."""
@@ -93,10 +93,10 @@ class RecordingMode(FakeTensorMode):
         return result
 
     def _result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What the op gives, from memory where it has been asked before.
+        """Compute an op's result, from memory where it has been asked before.
 
-        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may copy.
-        Whether eager PyTorch has the view is asked of the tensor, by TracerMode.
+        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may
+        copy. TracerMode asks the tensor whether eager PyTorch has the view.
         """
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
@@ -135,7 +135,7 @@ class RecordingMode(FakeTensorMode):
 
     @property
     def numbers(self) -> Numbers:
-        """What is known of symbols. Most captures have none, and no such thing."""
+        """The ShapeEnv of the symbols. Most captures have no symbols, and no such thing."""
         if not isinstance(self.shape_env, Numbers):
             self.shape_env = Numbers(self._on_decision)
         return self.shape_env
@@ -158,7 +158,8 @@ class RecordingMode(FakeTensorMode):
 
     @contextlib.contextmanager
     def assuming(self, answer: bool, message: str | None = None) -> Generator[None]:
-        """Inside, when PyTorch asks whether a tensor holds true, it does or does not; without a message unchecked.
+        """Assume inside that a tensor of which PyTorch asks whether it is true is so, or is not; without a message
+        unchecked.
 
         For functions that look at values only to check them, so that one answer means that all is well.
         """
@@ -241,7 +242,7 @@ def _ctc_loss(
 
 
 def _ctc_loss_of_tensors(log_probs: FakeTensor, targets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """As above, where the longest target is what the data says."""
+    """Compute the loss as above, where data says how long the longest target is."""
     numbers = log_probs.fake_mode.shape_env
     if numbers is None or not numbers.allow_dynamic_output_shape_ops:
         return NotImplemented
@@ -262,7 +263,7 @@ def _cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: f
 
 
 def _rnn_layer(*args: Any) -> Any:
-    """With the workspace that its backward needs, whose size oneDNN decides: PyTorch says that it is empty."""
+    """Run with the workspace that its backward needs, whose size oneDNN decides: PyTorch says that it is empty."""
     asked = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else _frozen(arg) for arg in args)
     *results, workspace = torch._meta_registrations.mkldnn_rnn_layer(*args)
     return *results, workspace.new_empty(_workspace_bytes(asked))
@@ -300,14 +301,14 @@ def _attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _loss_backward(grad: torch.Tensor, input: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
-    """Of no elements: PyTorch divides by their number in Python."""
+    """Differentiate a loss of no elements: PyTorch divides by their number in Python."""
     shape = torch.broadcast_shapes(input.shape, target.shape)
     is_empty = any(isinstance(size, int) and size == 0 for size in shape)
     return input.new_empty(shape, dtype=torch.result_type(input, target)) if is_empty else NotImplemented
 
 
 def _nearest(x: torch.Tensor, output_size: Any, *scales: Any, **named: Any) -> Any:
-    """Of a batch of nothing, which PyTorch's Python code takes for an error."""
+    """Interpolate a batch of nothing, which PyTorch's Python code takes for an error."""
     if type(x.shape[0]) is not int or x.shape[0] != 0:
         return NotImplemented
     return x.new_empty([*x.shape[:2], *output_size])
@@ -324,7 +325,7 @@ def _group_norm_backward(
     rest: Any,
     *others: Any,
 ) -> Any:
-    """Of no elements: PyTorch's formula divides by their number."""
+    """Differentiate a norm of no elements: PyTorch's formula divides by their number."""
     if type(rest) is not int or type(channels) is not int or rest * channels:
         return NotImplemented
     _, mask = others
@@ -405,7 +406,7 @@ def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool =
 
 
 def fake_as(mode: RecordingMode, fake: torch.Tensor) -> torch.Tensor:
-    """Another fake tensor of mode, with this one's type and strides."""
+    """Make a fake tensor of mode with this one's type and strides."""
     with only_memory():
         elem = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
         return FakeTensor(mode, elem, fake.device)

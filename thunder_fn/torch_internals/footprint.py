@@ -1,4 +1,6 @@
-"""What a function allocates, seen on tensors without values: each storage from the op that makes it to its last tensor."""
+"""Allocations of a function, seen on tensors without values: each storage from the op that makes it to its last
+tensor.
+"""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -19,7 +21,7 @@ Scratch = Callable[[str, tuple[Any, ...], Sequence[torch.Tensor]], int]
 
 
 class _Footprint(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive; those of `given` tensors are their owner's."""
+    """A count of the bytes of storages that are alive; those of `given` tensors are their owner's."""
 
     def __init__(self, given: Iterable[torch.Tensor], scratch: Scratch) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class _Footprint(TorchDispatchMode):
         return result
 
     def note(self, tensor: torch.Tensor) -> None:
-        """From here on until it dies the tensor keeps its storage alive."""
+        """Keep the tensor's storage alive until the tensor dies."""
         storage = _storage(tensor)
         if storage in self.given:
             return
@@ -65,6 +67,6 @@ def _is_tensor(value: object) -> bool:
 def footprint(
     mode: RecordingMode, run: Callable[..., Any], inputs: Sequence[torch.Tensor], scratch: Scratch
 ) -> tuple[tuple[Any, ...], int]:
-    """What a function of tensors returns for these, fakes of the mode, and the most bytes that it holds at a time."""
+    """Run a function on fakes of the mode. Returns its results, and the most bytes that it holds at a time."""
     with only_mode(mode), torch.no_grad(), _Footprint(inputs, scratch) as found:
         return tuple(run(*inputs)), found.peak

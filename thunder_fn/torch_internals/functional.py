@@ -22,7 +22,7 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What functionalization has to know of an op.
+    """The properties of an op that functionalization needs.
 
     `is_simple`: the kernel does it all. `has_aliases`: results are arguments, or views of them. `written` are the positions and
     the names of the arguments that it changes in place.

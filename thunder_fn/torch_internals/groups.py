@@ -32,12 +32,12 @@ class MeshDim:
 
     device_type: str
     shape: tuple[int, ...]
-    """Of the whole mesh that the dim is of."""
+    """The shape of the whole mesh that the dim is of."""
     ranks: tuple[int, ...]
     names: tuple[str, ...] | None
     groups: tuple[str, ...]
     place: tuple[int, ...]
-    """Of this process in the whole mesh."""
+    """The place of this process in the whole mesh."""
     name: str | None
 
     @staticmethod
@@ -58,11 +58,11 @@ class MeshDim:
 
     @property
     def root(self) -> tuple[Any, ...]:
-        """What two dims of one mesh agree in."""
+        """The key in which two dims of one mesh agree."""
         return (self.device_type, self.shape, self.ranks, self.names, self.groups)
 
     def all_ranks(self) -> torch.Tensor:
-        """Of the whole mesh."""
+        """The ranks of the whole mesh."""
         return torch.tensor(self.ranks).reshape(self.shape)
 
     def group(self) -> Any:
@@ -89,7 +89,7 @@ def _named_group(name: str) -> Any:
 
 
 def ranks_of_group(name: str) -> list[int]:
-    """Of all processes, those in the group that is registered under this name."""
+    """The ranks, of all processes, in the group that is registered under this name."""
     return torch.distributed.get_process_group_ranks(_named_group(name))
 
 

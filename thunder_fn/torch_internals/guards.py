@@ -19,7 +19,7 @@ from thunder_fn.torch_internals.modes import function_modes
 def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -> Callable[..., bool]:
     """A C++ check that tensors are like these in class, dtype, sizes, strides, device and requires_grad.
 
-    It holds no reference to them. It is False where one tensor is passed twice. Where a layout is given, with a `shape`
+    It holds no reference to them. It is False where one tensor is passed twice. If a layout is given, with a `shape`
     that has symbols in it, these sizes are free, and so are the tensor's strides.
     """
     if not any(layouts):
@@ -48,7 +48,9 @@ def global_state_guard() -> Callable[[], bool]:
 
 
 def attention_kernels() -> tuple[Any, ...]:
-    """Which kernels `scaled_dot_product_attention` may use, as `sdpa_kernel` says, and in which order it asks them."""
+    """The kernels that `scaled_dot_product_attention` may use, as `sdpa_kernel` says, in the order in which it asks
+    them.
+    """
     of = torch._C
     enabled = of._get_flash_sdp_enabled(), of._get_mem_efficient_sdp_enabled(), of._get_math_sdp_enabled()
     return (*enabled, of._get_cudnn_sdp_enabled(), *of._get_sdp_priority_order())
@@ -58,7 +60,9 @@ _KERNELS = attention_kernels()
 
 
 def global_state() -> tuple[str, tuple[Any, ...]]:
-    """What changes the meaning of a PyTorch program: flags as text (all that the guard checks but threads), and modes."""
+    """The state that changes the meaning of a PyTorch program: flags as text (all that the guard checks but threads),
+    and modes.
+    """
     flags = _flags(str(GlobalStateGuard().__getstate__()))
     if (kernels := attention_kernels()) != _KERNELS:
         flags = f"{flags}, attention_kernels={kernels}"

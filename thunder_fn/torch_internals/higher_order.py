@@ -18,11 +18,11 @@ import torch
 from torch.nn.utils import parametrize
 
 IS_ALL_TRUE = torch._is_all_true
-"""What `torch.distributions` asks to validate its arguments."""
+"""The op by which `torch.distributions` validates its arguments."""
 
 PACK_PADDED_SEQUENCE = torch._pack_padded_sequence
 PAD_PACKED_SEQUENCE = torch._pad_packed_sequence
-"""What `torch.nn.utils.rnn` calls."""
+"""The op that `torch.nn.utils.rnn` calls."""
 
 
 def demand(holds: Any, text: str) -> None:
@@ -65,7 +65,7 @@ HIGHER_ORDER = {
     "recurrent arguments": ("torch.nn.modules.rnn", "RNNBase.check_forward_args"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
 }
-"""Where they are. A user may have imported them from elsewhere, but they are these objects."""
+"""The functions and their modules. A user may have imported them from elsewhere, but they are these objects."""
 
 
 def higher_order_function(name: str) -> types.FunctionType | None:
@@ -101,7 +101,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def on_import(names: Iterable[str], told: Callable[[str], object]) -> Generator[None]:
-    """Inside, the import of a module with one of these higher-order functions is told."""
+    """Tell of the import, inside, of a module with one of these higher-order functions."""
     modules: dict[str, list[str]] = {}
     for name in names:
         modules.setdefault(HIGHER_ORDER[name][0], []).append(name)
@@ -117,11 +117,11 @@ FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[att
 """`torch.autograd.Function.apply`, as a function of the class and the arguments."""
 
 OF_AUTOGRAD = ("torch._", *(f"torch.{name}." for name in ("autograd", "cuda", "distributed", "nested", "utils")))
-"""What the modules begin with whose autograd functions are machinery: PyTorch records what they do."""
+"""Prefixes of modules whose autograd functions are machinery: PyTorch records what they do."""
 
 
 def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
-    """What runs before the module's forward."""
+    """The hooks that run before the module's forward."""
     return list(module._forward_pre_hooks.values())
 
 
@@ -143,7 +143,7 @@ def has_setup_context(cls: Any) -> bool:
 
 
 def vmap_info(size: int, randomness: str) -> Any:
-    """What the `vmap` staticmethod of an autograd function is told."""
+    """The info that the `vmap` staticmethod of an autograd function gets."""
     from torch._functorch.autograd_function import VmapInfo
 
     return VmapInfo(size, randomness)

@@ -1,4 +1,4 @@
-"""What ops give on fake tensors, remembered: a fake tensor is no more than its dtype, sizes, strides and device.
+"""Remembered results of ops on fake tensors: a fake tensor is no more than its dtype, sizes, strides and device.
 
 PyTorch remembers it too (`FakeTensorMode.cache`), but looks at each tensor anew to ask, which took a third of a capture's time.
 Here a tensor is looked at once, and has a `Layout` from then on.
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from thunder_fn.torch_internals.functional import traits_of
 
 MAXSIZE = 2**16
-"""How many results are remembered at a time."""
+"""The number of results that are remembered at a time."""
 
 _ATTRIBUTE = "_thunder_fn_layout"
 _NUMBERS = (int, float, bool, complex)
@@ -47,7 +47,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an op is asked: a key, and the tensors in it."""
+    """A question to an op: a key, and the tensors in it."""
 
     key: Any
     tensors: list[FakeTensor]
@@ -62,7 +62,7 @@ _results: dict[Any, tuple[type | None, tuple[_Result, ...]]] = {}
 
 
 def remembered() -> list[Any]:
-    """What is remembered now."""
+    """The results that are remembered now."""
     return list(_results)
 
 
@@ -73,7 +73,7 @@ def forget() -> None:
 
 
 def question(op: Any, args: Any, kwargs: Any) -> Question | None:
-    """What an op is asked; None if there is no tensor, or if it is asked with symbols or with tensors whose values are known."""
+    """The question to an op; None if there is no tensor, or if it has symbols or tensors whose values are known."""
     if not isinstance(op, OpOverload) or op.namespace != "aten" or traits_of(op).written:
         return None
     tensors: list[FakeTensor] = []
@@ -136,7 +136,7 @@ def _made(mode: FakeTensorMode, result: _Result, tensors: list[FakeTensor]) -> F
 
 
 def remember(asked: Question, given: Any) -> None:
-    """What an op gave, if it is tensors, each new or a view of an argument."""
+    """Remember the results of an op, if they are tensors, each new or a view of an argument."""
     kind = type(given) if type(given) in (list, tuple) else None
     values = [given] if kind is None else list(given)
     if not values or not all(type(value) is FakeTensor for value in values):

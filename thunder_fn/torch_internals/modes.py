@@ -57,7 +57,7 @@ def isolated() -> Generator[None]:
 class _NotLookingForNaN:
     """Anomaly mode does not look for NaN, which takes values. It is the process's: the last thread that leaves sets it back.
 
-    What another thread set meanwhile stays.
+    Values that another thread set meanwhile stay.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def outside_inference_mode() -> Generator[None]:
 
 @contextlib.contextmanager
 def outside_torch_func() -> Generator[None]:
-    """What is done to a tensor inside is done to itself, not at the level of the torch.func transforms around."""
+    """Work on tensors themselves inside, not at the level of the torch.func transforms around."""
     with temporarily_clear_interpreter_stack(), torch._C.DisableTorchFunction():
         yield
 
@@ -154,7 +154,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 def autocast_off() -> contextlib.AbstractContextManager[None]:
-    """Inside, autocast is off, until somebody turns it on: a trace says which casts there are."""
+    """Turn autocast off inside, until somebody turns it on: a trace says which casts there are."""
     return _autocast_off() if torch._C._is_any_autocast_enabled() else _NOTHING
 
 
@@ -180,7 +180,7 @@ def is_autocast_on() -> bool:
 
 @contextlib.contextmanager
 def autocast_on(dtype: torch.dtype, devices: Sequence[str] = _AUTOCAST_DEVICES) -> Generator[None]:
-    """Inside, autocast to this dtype is on, whether or not this machine has the devices."""
+    """Turn autocast to this dtype on inside, whether or not this machine has the devices."""
     before = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
     for device in devices:
         torch.set_autocast_enabled(device, True)
@@ -230,7 +230,7 @@ _AUTOGRAD_KEYS = _keys_of_autograd()
 
 @contextlib.contextmanager
 def autograd_as_usual() -> Generator[None]:
-    """Inside `below_autograd`, code of users runs as it does outside: it may use autograd itself."""
+    """Run code of users inside `below_autograd` as it runs outside: it may use autograd itself."""
     if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
         yield
         return
@@ -264,7 +264,7 @@ def function_modes() -> list[Any]:
 
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many torch function modes are active."""
+"""The number of active torch function modes."""
 
 
 def inside_torch_func() -> bool:

@@ -45,7 +45,7 @@ class Numbers(ShapeEnv):
     def guard_or_defer_runtime_assert(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, orig_expr: Any, msg: str, fx_node: Any = None
     ) -> bool:
-        """What has to hold of sizes that depend on data."""
+        """Record a demand on sizes that depend on data."""
         before = self.num_deferred_runtime_asserts
         result = super().guard_or_defer_runtime_assert(orig_expr, msg, fx_node)
         if self.num_deferred_runtime_asserts > before and self.on_assertion is not None:
@@ -53,7 +53,7 @@ class Numbers(ShapeEnv):
         return result
 
     def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[Any, str]:
-        """Where PyTorch's code asks is nothing that is shown, and finding it imports `torch.export`."""
+        """Return no stack: the place in PyTorch's code is never shown, and finding it imports `torch.export`."""
         return _NOWHERE, ""
 
     def _log_create_unbacked_symbol(self, *args: Any, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ class Numbers(ShapeEnv):
         return size
 
     def _constrain_range_for_size(self, a: Any, min: int | None = None, max: int | None = None) -> None:
-        """What bounds a size; a rule is derived as if it were two or more, whatever there is room for."""
+        """Bound a size; a rule is derived as if it were two or more, whatever there is room for."""
         super()._constrain_range_for_size(a, min, None if max is not None and max < self.least_size else max)
 
     def _know_made(self, symbol: Any) -> None:
@@ -129,7 +129,7 @@ class Numbers(ShapeEnv):
 
     @property
     def constraints(self) -> tuple[Expr, ...]:
-        """What has been decided."""
+        """The decisions so far."""
         return tuple(dict.fromkeys(Expr(guard.expr) for guard in self.guards))
 
     def simplified(self, expr: Expr) -> Any:
@@ -161,7 +161,9 @@ def as_number(value: Any) -> bool | int | float:
 
 
 def number_said(value: Any) -> Any:
-    """What a symbol is where the number that binds it has this value. A flag of PyTorch's while it traces is `u0 == 1`."""
+    """The number for which a symbol stands where the number that binds it has this value. A flag of PyTorch's while
+    it traces is `u0 == 1`.
+    """
     if isinstance(value, torch.SymBool):
         relation = value.node.expr
         return Expr(relation.lhs if isinstance(relation, sympy.Eq) and relation.rhs == 1 else relation)
@@ -218,4 +220,4 @@ SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
 """Functions of Python's `math` that PyTorch knows for symbolic numbers."""
 
 NEEDS_A_NUMBER = GuardOnDataDependentSymNode
-"""What PyTorch raises where Python asks about a size that depends on data."""
+"""Exceptions of PyTorch where Python asks about a size that depends on data."""

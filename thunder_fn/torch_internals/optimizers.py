@@ -1,4 +1,4 @@
-"""What is asked of PyTorch's optimizers beside their steps."""
+"""Questions to PyTorch's optimizers beside their steps."""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false

@@ -1,4 +1,4 @@
-"""What a capture patches, in the threads that capture and only there, and torch functions written in Python."""
+"""Patches of a capture, in the threads that capture and only there, and torch functions written in Python."""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -23,47 +24,131 @@ from torch._C._dynamo.eval_frame import (
 )
 
 
+class _Place:
+    """An attribute that patches replace: what it was, and the replacements, each made of what is inside of it."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.original: Any = getattr(owner, name)
+        self.own = [vars(owner)[name]] if name in vars(owner) else []
+        self.shown: Any = self.original
+        self.layers: list[tuple[bool, Callable[[Any], Any]]] = []
+        self.is_left = False
+
+    def is_current(self) -> bool:
+        """Test that nobody else has replaced it meanwhile."""
+        return getattr(self.owner, self.name) is self.shown
+
+    def add(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
+        """One replacement more: around all, or around those that are not outermost."""
+        self.layers.append(layer)
+        self.layers.sort(key=lambda one: one[0])
+        self.show()
+
+    def remove(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
+        """One replacement less, wherever it is among them; what was there comes back with the last."""
+        self.layers = [one for one in self.layers if one is not layer]
+        if not self.is_current():
+            self.is_left = not self.layers
+        elif self.layers:
+            self.show()
+        else:
+            self.restore()
+
+    def restore(self) -> None:
+        """Put the original back."""
+        if self.own:
+            setattr(self.owner, self.name, self.own[0])
+        else:
+            delattr(self.owner, self.name)
+
+    def show(self) -> None:
+        value = self.original
+        for _, make in self.layers:
+            value = make(value)
+        setattr(self.owner, self.name, value)
+        self.shown = getattr(self.owner, self.name)
+
+
+_lock = threading.RLock()
+_places: dict[tuple[int, str], list[_Place]] = {}
+"""Attributes that are replaced now. There are two for one attribute where somebody else has replaced it in between."""
+_left: dict[tuple[int, str], deque[_Place]] = {}
+"""Places whose last patch went while somebody else's value was there, who may put back our replacement."""
+
+
+def _place(owner: Any, name: str) -> _Place:
+    for left in _left.get((id(owner), name), ()):
+        if left.is_current():
+            left.restore()
+    known = _places.setdefault((id(owner), name), [])
+    if not known or not known[-1].is_current():
+        known.append(_Place(owner, name))
+    return known[-1]
+
+
+def _forget(place: _Place) -> None:
+    key = id(place.owner), place.name
+    _places[key].remove(place)
+    if not _places[key]:
+        del _places[key]
+    if place.is_left:
+        _left.setdefault(key, deque(maxlen=8)).append(place)
+
+
+def patched_places(original: Any) -> list[tuple[Any, str]]:
+    """The attributes that are this object but for the patches that are applied now."""
+    with _lock:
+        return [(known[0].owner, known[0].name) for known in _places.values() if known[0].original is original]
+
+
+def unpatched(value: Any) -> Any:
+    """The original behind a patch's replacement; anything else itself."""
+    with _lock:
+        found = (place.original for known in _places.values() for place in known if place.shown is value)
+        return next(found, value)
+
+
 class Patch:
     """Replaces attributes of PyTorch's while at least one thread needs it.
 
     `make` gives the replacements, each from what it replaces. With the last user, what was there comes back, unless
-    somebody else has replaced it meanwhile.
+    somebody else has replaced it meanwhile. Patches of one attribute come and go in any order.
+
+    Args:
+        outermost: around what other patches put in the same place, whenever they are applied.
     """
 
-    def __init__(self, *replacements: tuple[Any, str, Callable[[Any], Any]]) -> None:
-        self._replacements = replacements
-        self._lock = threading.RLock()
+    def __init__(self, *replacements: tuple[Any, str, Callable[[Any], Any]], outermost: bool = False) -> None:
+        self._replacements, self._outermost = replacements, outermost
         self._users = 0
-        self._done: list[tuple[Any, str, Any, Any, bool]] = []
+        self._done: list[tuple[_Place, tuple[bool, Callable[[Any], Any]]]] = []
 
     @property
     def users(self) -> int:
-        """How many need it now."""
+        """The number of captures that need it now."""
         return self._users
 
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
         """The replacements are in place, for this user and all who come meanwhile."""
-        with self._lock:
+        with _lock:
             if self._users == 0:
                 for owner, name, make in self._replacements:
-                    before, own = getattr(owner, name), name in vars(owner)
-                    setattr(owner, name, make(before))
-                    self._done.append((owner, name, before, getattr(owner, name), own))
+                    place, layer = _place(owner, name), (self._outermost, make)
+                    place.add(layer)
+                    self._done.append((place, layer))
             self._users += 1
         try:
             yield
         finally:
-            with self._lock:
+            with _lock:
                 self._users -= 1
                 while self._users == 0 and self._done:
-                    owner, name, before, ours, own = self._done.pop()
-                    if getattr(owner, name) is not ours:
-                        continue
-                    if own:
-                        setattr(owner, name, before)
-                    else:
-                        delattr(owner, name)
+                    place, layer = self._done.pop()
+                    place.remove(layer)
+                    if not place.layers:
+                        _forget(place)
 
 
 class _Depth(threading.local):
@@ -74,7 +159,7 @@ _capturing = _Depth()
 
 
 class _CompilingFlag:
-    """Stands for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
+    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
 
     def __init__(self, before: Any) -> None:
         self.before = False if isinstance(before, _CompilingFlag) else before
@@ -98,7 +183,9 @@ class _CompilingFlag:
 
 
 def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What Dynamo does with its callback, made so that `torch.compile`d functions run as they are in threads that capture."""
+    """Replace Dynamo's setting of its callback, so that `torch.compile`d functions run as they are in threads that
+    capture.
+    """
 
     def callback_from_stance(callback: Any) -> Any:
         if not _capturing.value:
@@ -112,7 +199,7 @@ def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _no_meta_log(record: logging.LogRecord) -> bool:
-    """While capturing, a wrong shape is an exception for the user and no news for the log."""
+    """Keep a wrong shape, while capturing, an exception for the user and no news for the log."""
     return _capturing.value == 0 or not str(record.msg).startswith("failed while attempting to run meta")
 
 
@@ -197,7 +284,9 @@ def is_op(fn: Any) -> bool:
 
 
 def arrives_as(fn: Any) -> tuple[Any, ...]:
-    """What modes are told of where `fn` is called: `x + y` arrives as `Tensor.add`, an operator as one of its overloads."""
+    """The functions that modes see where `fn` is called: `x + y` arrives as `Tensor.add`, an operator as one of its
+    overloads.
+    """
     if isinstance(fn, torch._library.custom_ops.CustomOpDef):
         fn = fn._opoverload
     if isinstance(fn, torch._ops.OpOverload):
@@ -216,7 +305,7 @@ def arrives_as(fn: Any) -> tuple[Any, ...]:
 
 
 PROGRAMS = 256
-"""How many programs of one code object Dynamo keeps: models of one class run the same code."""
+"""The number of programs of one code object that Dynamo keeps: models of one class run the same code."""
 
 
 class TooManyPrograms(Exception):
@@ -225,10 +314,11 @@ class TooManyPrograms(Exception):
 
 @contextlib.contextmanager
 def in_dynamo() -> Generator[None]:
-    """What Dynamo compiles meanwhile draws `numpy.random`'s numbers from NumPy's generator, outside of graphs.
+    """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator, outside of
+    graphs.
 
-    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. Where there are too many it would
-    run the code as it is, and only log that. Its configuration is that of the thread.
+    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. If there are too many
+    it would run the code as it is, and only log that. Its configuration is that of the thread.
 
     Raises:
         TooManyPrograms: there are `PROGRAMS` programs of the code already.
@@ -253,7 +343,7 @@ def calls_patch(
     wrapped: Callable[[Any], Any],
     random: dict[str, Callable[[Any], Any]],
 ) -> Patch:
-    """What a capture replaces in calls: each is made of what it replaces.
+    """The replacements of a capture in calls: each is made of what it replaces.
 
     `module_call` is `nn.Module.__call__`, `function_inputs` what `autograd.Function.apply` does to its inputs, `wrapped` how
     torch.func's transforms wrap a tensor in a level, and `random` are functions of `torch.random`.

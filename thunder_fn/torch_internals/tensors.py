@@ -58,11 +58,11 @@ OF_IMPLEMENTATION: tuple[Any, ...] = (
     *(getattr(torch.Tensor, name).__get__ for name in ("_version", "_cdata")),
     *(getattr(torch.Tensor, name) for name in ("const_data_ptr", "_typed_storage") if hasattr(torch.Tensor, name)),
 )
-"""Where the memory of a tensor is, and how often it was written to."""
+"""Properties of a tensor's memory: its place, and the number of writes to it."""
 
 
 def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:
-    """Of the dispatcher's keys of a tensor, those that are no part of its type."""
+    """The dispatcher's keys of a tensor that are no part of its type."""
     asked = (("conj", tensor.is_conj()), ("neg", tensor.is_neg()), ("inference", tensor.is_inference()))
     return tuple(name for name, is_so in (*asked, ("zero", tensor._is_zerotensor())) if is_so)
 
@@ -95,7 +95,7 @@ weak_tensor: Callable[[torch.Tensor], Callable[[], torch.Tensor | None]] = Tenso
 
 
 class _Result(torch.autograd.Function):
-    """Makes a tensor the result of a computation that nobody follows."""
+    """An autograd function that makes a tensor the result of a computation that nobody follows."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
@@ -196,7 +196,7 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 
 
 def is_kept_by_autograd(tensor: torch.Tensor) -> bool:
-    """Something besides Python holds the very tensor, as a graph does that saved it."""
+    """Test whether something besides Python holds the very tensor, as a graph does that saved it."""
     return tensor._use_count() != 1
 
 

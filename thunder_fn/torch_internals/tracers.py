@@ -106,7 +106,7 @@ def _ignore_tensor(tensor: torch.Tensor) -> None:
 
 
 class SymbolicTracing(Exception):
-    """`make_fx` runs inside a capture. What it would see are tracers' insides, and what it returns would be wrong."""
+    """`make_fx` runs inside a capture. It would see the insides of tracers, and return wrong results."""
 
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
@@ -129,7 +129,9 @@ torch.library.register_fake(
 
 @functools.cache
 def _draws_in_place(func: Any) -> bool:
-    """It fills a tensor with random numbers in the order of its memory; `rrelu` takes the order of the dims."""
+    """Test for an op that fills a tensor with random numbers in the order of its memory; `rrelu` takes the order of
+    the dims.
+    """
     if func is aten.rrelu_with_noise_.default:
         return False
     return (
@@ -155,7 +157,7 @@ def _memory_order(tensor: torch.Tensor) -> list[int]:
 
 
 def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """As eager fills it: strides are no part of a trace, so the order of the dimensions becomes an equation."""
+    """Draw in the order of memory, as eager does: strides are no part of a trace, so that order becomes an equation."""
     target, *rest = args
     order = _memory_order(target)
     if _is_one_by_one(func, target):
@@ -168,16 +170,16 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class WritesAndReads(Protocol):
-    """Who wants to know what ops change in place and which tensors share memory."""
+    """A listener for ops that change tensors in place and for tensors that share memory."""
 
     def changing(
         self, tensors: list[torch.Tensor], others: list[torch.Tensor]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around an op that changes tensors in place: those, and the op's others."""
+        """Hear of an op that changes tensors in place: those, and the op's others."""
         ...
 
     def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Before an op reads tensors where gradients are off."""
+        """Hear of tensors before an op reads them where gradients are off."""
         ...
 
     def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -185,7 +187,7 @@ class WritesAndReads(Protocol):
         ...
 
     def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
-        """After `alias = source.detach()`."""
+        """Hear of `alias = source.detach()`."""
         ...
 
 
@@ -244,7 +246,7 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor are one, as far as numbers say so."""
+    """Test whether two elements of a tensor are one, as far as numbers say so."""
     sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
     if 0 in sizes or tensor.is_contiguous():
         return False
@@ -265,7 +267,7 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
     """An `unfold` that leaves elements out, by views that write to no others; None where PyTorch's own does.
 
-    What PyTorch writes through an `unfold` makes zeros of the elements that it leaves out.
+    A write by PyTorch through an `unfold` makes zeros of the elements that it leaves out.
     """
     if not tensor.dim() or step < size:
         return None
@@ -458,7 +460,7 @@ def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def write_memory(memory: torch.Tensor, fake: torch.Tensor) -> None:
-    """Another fake tensor in the memory; its views follow."""
+    """Put another fake tensor into the memory; its views follow."""
     with torch._C.DisableTorchFunction():
         torch._functionalize_replace(memory, fake)
         torch._functionalize_commit_update(memory)
@@ -487,7 +489,7 @@ def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
 
 
 def is_from_outside(wrapped: torch.Tensor) -> bool | None:
-    """Whether a torch.func wrapper was made by a transform around the capture; None where that cannot be told.
+    """Test whether a torch.func wrapper was made by a transform around the capture; None where that cannot be told.
 
     Inside a capture the transforms are numbered anew, so a wrapper of a level that is not running is from outside.
     """

@@ -3,10 +3,9 @@
     jit(f, executors=[inductor()])                  compiled before the first call is answered
     jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
 
-What makes it fast to compile: equal regions are compiled once, however often the program calls them; all kernels of a
-program are compiled by one or two runs of the C++ compiler; what was compiled is on disk for the next process, which
-does not even import Inductor. What makes calls fast: a region is one Python function that calls kernels, with no guard
-of its own.
+Compilation is fast: equal regions are compiled once, however often the program calls them; all kernels of a program
+are compiled by one or two runs of the C++ compiler; what was compiled is on disk for the next process, which does not
+even import Inductor. Calls are fast: a region is one Python function that calls kernels, with no guard of its own.
 
 Random numbers stay with the torch executor, which draws those that eager would.
 
@@ -35,14 +34,14 @@ __all__ = ["EXECUTOR", "Backend", "Inductor", "RegionCompiler", "backend", "bise
 
 
 class Inductor(RegionCompiler):
-    """Compiles regions with Inductor. Made by `inductor`."""
+    """The executor that compiles regions with Inductor. Made by `inductor`."""
 
     def __init__(self, *, tiered: bool = False, fuel: int | None = None) -> None:
         super().__init__("inductor", min_shared=6, fuel=fuel, takes_symbols=True, allocates=True)
         self.tiered = tiered
 
     def supports(self, equation: Equation) -> str | None:
-        """What Inductor compiles, and compiles rightly."""
+        """Accept what Inductor compiles, and compiles rightly."""
         if equation.op.name == "aten.max_pool3d_with_indices.default":
             return "Inductor's indices of pools are wrong for inputs that are not contiguous"
         return super().supports(equation)
@@ -58,7 +57,7 @@ class Inductor(RegionCompiler):
         return super().refused(var)
 
     def is_worth(self, region: Trace) -> bool:
-        """There is something to fuse, or a large product, which is faster by our kernel."""
+        """Test for something to fuse, or a large product, which is faster by our kernel."""
         return super().is_worth(region) or any(map(is_worth_a_region, region.equations))
 
     def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
@@ -94,7 +93,9 @@ class Inductor(RegionCompiler):
         return replace(program, run=Staged(run, tiered=self.tiered, settled=settled))
 
     def settles(self, trace: Trace) -> bool:
-        """Everything in the program is PyTorch's or compiled, and gives results in the layouts that it says."""
+        """Test that everything in the program is PyTorch's or compiled, and gives results in the layouts that it
+        says.
+        """
         return all(
             all(map(self.settles, equation.bodies))
             if equation.op.kind == "structured"
@@ -110,7 +111,7 @@ def _is_on_cpu(trace: Trace) -> bool:
 
 
 def _chooses(trace: Trace) -> bool:
-    """Something in the program may go one way or another, by values."""
+    """Test whether something in the program may go one way or another, by values."""
     return any(equation.op.kind == "structured" for equation in trace.equations)
 
 

@@ -103,4 +103,4 @@ def _references(box: list[Any], place: int) -> int:
 
 
 _ALONE = _references([torch.empty(0)], 0)
-"""What is counted for a tensor that a list holds and nothing else."""
+"""The reference count of a tensor that a list holds and nothing else."""

@@ -18,11 +18,12 @@ from thunder_fn.text import shown
 from thunder_fn.trace import Trace
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
-"""What torch.compile calls a backend: a function of a graph and of its inputs that returns a function of such inputs."""
+"""A backend in torch.compile's sense: a function of a graph and of its inputs that returns a function of such inputs.
+"""
 
 
 class Backend(RegionCompiler):
-    """Compiles regions with a backend of torch.compile. Made by `backend`."""
+    """The executor that compiles regions with a backend of torch.compile. Made by `backend`."""
 
     is_checked = True
 
@@ -89,6 +90,6 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
 
 
 def _name_of(compiler: Any) -> str:
-    """What a function, a partial of one, or an object that is called like one is called."""
+    """The name of a function, of a partial of one, or of a callable object."""
     inner = getattr(compiler, "func", compiler)
     return getattr(inner, "__name__", type(inner).__name__)

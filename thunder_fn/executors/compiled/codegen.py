@@ -1,12 +1,13 @@
-"""From a region to code: the text of one Python function and the C++ kernels that it calls.
+"""Code for a region: the text of one Python function and the C++ kernels that it calls.
 
     def region(arg0_1, arg1_1):
         buf0 = empty_strided_cpu((2, 2), (2, 1), torch.float32)
         cpp_fused_0(arg0_1, arg1_1, buf0)
         return (buf0,)
 
-Inductor writes a module that compiles its kernels one by one when it is imported. What is needed of it is cut out here:
-the function, the few names that it uses, and the sources of the kernels, which `native.py` compiles many at a time.
+Inductor writes a module that compiles its kernels one by one when it is imported. The needed parts of it are cut out
+here: the function, the few names that it uses, and the sources of the kernels, which `native.py` compiles many at a
+time.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ Strides = tuple[int, ...]
 class Job:
     """A region to compile: a trace without constants, for inputs with these strides, on so many threads.
 
-    What is compiled of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write results
-    over the inputs that are `donated`, by place.
+    The compiled form of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write
+    results over the inputs that are `donated`, by place.
     """
 
     region: Trace
@@ -105,7 +106,7 @@ def closed_region(region: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
 
 
 def _explicit(equation: Equation) -> Equation:
-    """What makes a tensor from nothing, with its dtype and device written out: defaults change."""
+    """Write out the dtype and device of an op that makes a tensor from nothing: defaults change."""
     if not ops.is_factory(equation.op):
         return equation
     type = equation.outputs[0].type
@@ -174,7 +175,7 @@ def _symbolic_code(job: Job) -> Code:
 
 
 def _planned(job: Job, fakes: Sequence[Any], numbers: Numbers | None) -> Plan:
-    """How the outputs lie in memory."""
+    """The layout of the outputs in memory."""
     with internals.running(fakes, numbers):
         return plan_outputs(job.region, values_of(job)(*fakes))
 
@@ -244,7 +245,7 @@ def values_of(job: Job) -> Callable[..., list[Any]]:
 
 
 def _checked(job: Job, conditions: tuple[str, ...]) -> str:
-    """What makes the function give None where a condition does not hold."""
+    """Write the check that makes the function return None where a condition does not hold."""
     if not conditions:
         return ""
     values = "".join(f"    {symbol} = values[{position}]\n" for symbol, position in _places_of_symbols(job).items())
@@ -256,7 +257,7 @@ def _checked(job: Job, conditions: tuple[str, ...]) -> str:
 
 
 def _places_of_symbols(job: Job) -> dict[str, int]:
-    """Where the code of a region with symbols gets their values from."""
+    """The places from which the code of a region with symbols gets their values."""
     numbers = (
         (str(var.type.value), place)
         for place, var in enumerate(job.region.inputs)
@@ -290,7 +291,7 @@ def copy_expanded_targets(graph: torch.fx.Graph) -> None:
 
 
 def _is_expanded(value: object) -> bool:
-    """Some elements of the tensor may share memory: a view along the way has a stride of zero."""
+    """Test whether elements of the tensor may share memory: a view along the way has a stride of zero."""
     while isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
         fake = value.meta["val"]
         if any(size > 1 and stride == 0 for size, stride in zip(fake.shape, fake.stride(), strict=True)):

@@ -23,7 +23,7 @@ Functions = Mapping[str, Function]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a job could not be compiled."""
+    """The reason why a job could not be compiled."""
 
     reason: str
 
@@ -43,7 +43,7 @@ def forget() -> None:
 
 
 def find(jobs: Iterable[Job]) -> dict[Job, Function]:
-    """Those of the jobs that need no compiler: they have been compiled by this process, or are on disk."""
+    """Find the jobs that need no compiler: they have been compiled by this process, or are on disk."""
     found = dict[Job, Function]()
     with _lock:
         for job in jobs:

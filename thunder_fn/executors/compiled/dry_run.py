@@ -48,4 +48,4 @@ _ALLOCATORS: Mapping[str, Callable[..., Any]] = {
     "assert_alignment": _nothing,
     "gemm_address": _nothing,
 }
-"""What Inductor's code calls in C++, past everything that knows tensors without values."""
+"""Functions of C++ that Inductor's code calls past everything that knows tensors without values."""

@@ -7,7 +7,7 @@
             if result is not None: return result
         return otherwise(v0, v1, s2)
 
-The layout of an input is its strides as expressions of its sizes. What was compiled gives None for sizes that Inductor
+The layout of an input is its strides as expressions of its sizes. Compiled code gives None for sizes that Inductor
 decided otherwise for; those run on the torch executor.
 """
 
@@ -28,7 +28,7 @@ from thunder_fn.trace import Dim, Expr, TensorType, Trace
 
 Function = Callable[..., Any]
 Layout: TypeAlias = tuple[tuple[int | None, ...], ...]
-"""For each input how its strides are explained, see `stride_pattern`; nothing for a number."""
+"""The explanation of each input's strides, see `stride_pattern`; nothing for a number."""
 
 MAX_VARIANTS = 8
 """A region is compiled for so many layouts; calls with others run on the torch executor."""
@@ -119,7 +119,7 @@ class Variants:
         return self.run(*inputs) if is_new else self.on_torch(*inputs)
 
     def _none(self, *inputs: Any) -> None:
-        """What could not be compiled."""
+        """Stand for a variant that could not be compiled."""
 
 
 def is_unexplained(stride: Dim) -> bool:

@@ -60,7 +60,7 @@ _C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a tensor of a step lies: a buffer, and its layout there."""
+    """The place of a step's tensor: a buffer, and its layout there."""
 
     base: str
     shape: tuple[int, ...]
@@ -103,7 +103,7 @@ def in_cpp(plan: Plan, codes: Sequence[Code]) -> Code:
 
 
 class _CppWriter:
-    """Writes the loop: gathers how much memory its buffers take, and which matrix products it has."""
+    """The writer of a loop: it gathers the memory of its buffers, and its matrix products."""
 
     def __init__(self, plan: Plan, codes: Sequence[Code]) -> None:
         self.plan, self.codes = plan, codes
@@ -152,7 +152,7 @@ class _CppWriter:
         return (*self.plan.kept, *range(self.plan.num_carry, len(self.plan.equation.outputs)))
 
     def sums(self) -> Iterator[str]:
-        """At the end of a block of steps, what its rows are multiplied to."""
+        """Write the products of the rows at the end of a block of steps."""
         plan = self.plan
         if not plan.sums:
             return
@@ -208,7 +208,7 @@ class _CppWriter:
         return f'extern "C" void kernel({", ".join([*names, "uint8_t* scratch", "int64_t gemm"])}) {{\nRunning running;'
 
     def placed(self, result: int | None, size: int) -> str:
-        """Where a buffer lies.
+        """The place of a buffer.
 
         Results in their slice of what is stacked, unless they are a part of the buffer only; rows of sums one after the
         other; carries in turns; others in the scratch memory.
@@ -228,14 +228,14 @@ class _CppWriter:
         return f"(n & 1 ? {first} : {second})"
 
     def scratch(self, result: int | None, size: int) -> str:
-        """So many bytes of scratch memory."""
+        """Reserve so many bytes of scratch memory."""
         start = self.size
         self.size += -(-size // ALIGNMENT) * ALIGNMENT
         return f"scratch + {start}"
 
 
 def _slice(var: Var) -> int:
-    """How many bytes a step's part of a stacked output has."""
+    """The number of bytes of a step's part of a stacked output."""
     type = tensor_type(var)
     return _bytes(static_shape(type)[1:], type.dtype)
 
@@ -274,7 +274,7 @@ class _Statements:
         return [*self.buffers(), *self.found]
 
     def buffers(self) -> Iterator[str]:
-        """Where the buffers lie; a result's lies where results do."""
+        """The places of the buffers; a result's buffer lies among the results."""
         results = {view.base: position for position, view in enumerate(self.results)}
         if len(results) < len(self.results) or not results.keys() <= self.bases.keys():
             raise NotCpp("results that share memory")
@@ -374,7 +374,7 @@ def _is_matrix(view: View) -> bool:
 
 
 def _leading(view: View) -> Any:
-    """Its strides as BLAS takes them, of which one is one; dims of size 1 have the stride that fits."""
+    """The strides as BLAS takes them, of which one is one; dims of size 1 have the stride that fits."""
     (m, n), (s0, s1) = view.shape, view.strides
     row, column = (s0 if m > 1 else n), (s1 if n > 1 else m)
     if (s1 == 1 or n == 1) and row >= n:

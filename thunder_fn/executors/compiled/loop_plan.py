@@ -144,7 +144,9 @@ def _check_settled(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What steps multiply for a sum: slices of an operand (`of` is "x") or a result of the step, each a matrix of `shape`."""
+    """The factors that steps multiply for a sum: slices of an operand (`of` is "x") or a result of the step, each a
+    matrix of `shape`.
+    """
 
     of: str
     number: int
@@ -169,7 +171,7 @@ class Plan:
 
     @staticmethod
     def of(job: Job, *, has_sums: bool = False) -> Plan:
-        """How a job's loop is compiled.
+        """Plan how a job's loop is compiled.
 
         Args:
             has_sums: carries that are sums of products are left to whoever runs the steps.
@@ -205,7 +207,7 @@ class Plan:
 
     @property
     def is_scan(self) -> bool:
-        """It is a scan; otherwise a while_loop."""
+        """Test for a scan; otherwise it is a while_loop."""
         return self.equation.op == SCAN
 
     @property
@@ -215,12 +217,12 @@ class Plan:
 
     @property
     def xs(self) -> tuple[Var, ...]:
-        """What a step sees a slice of."""
+        """The operands of which a step sees a slice."""
         return self.equation.operands[self.num_consts + self.num_carry :]
 
     @property
     def carry(self) -> tuple[Var, ...]:
-        """What the first step is given."""
+        """The carries of the first step."""
         return self.equation.operands[self.num_consts : self.num_consts + self.num_carry]
 
     @property
@@ -232,7 +234,7 @@ class Plan:
 def _rows(
     equation: Equation, sums: tuple[Sum, ...], strides: Sequence[Strides], x_strides: Sequence[int]
 ) -> tuple[tuple[tuple[int, tuple[tuple[Rows, Rows], ...]], ...], tuple[Var, ...]]:
-    """Where the rows of sums are, and those among them that are results of the step."""
+    """The places of the factors of sums, and those among them that are results of the step."""
     _, _, xs = Loop.of(equation).parts(equation.body.inputs)
     first = len(equation.outputs) - len(sums)
     results = list[Var]()

@@ -226,7 +226,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def seconds_to_compile() -> float:
-    """How long a compiler may run: `$THUNDER_FN_COMPILE_SECONDS`.
+    """The seconds that a compiler may run: `$THUNDER_FN_COMPILE_SECONDS`.
 
     Raises:
         ExecutorError: that is no positive number.

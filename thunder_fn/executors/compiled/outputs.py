@@ -1,13 +1,13 @@
-"""How the outputs of a region lie in memory: as eager's do, view for view.
+"""Layouts of a region's outputs in memory: as eager's, view for view.
 
     v1 = aten.exp.default(v0)                           what Inductor is asked for: v1
     v2, v3 = aten.split.Tensor(v1, 32, 1)
     return (v2, v3)                                     return (reinterpret_tensor(v1, ...), reinterpret_tensor(v1, ...))
 
-What reads an output is compiled for the strides that eager gives it. Inductor is free to make two slices of an intermediate
-dense, to hand out one tensor for a value and its clone, or an input for what is computed to be equal to it. So it is
-asked only for what lies in memory of its own; views of that, and of inputs, are made of it. What Inductor lays out
-otherwise than eager is copied into eager's layout.
+Readers of an output are compiled for the strides that eager gives it. Inductor is free to make two slices of an
+intermediate dense, to hand out one tensor for a value and its clone, or an input for what is computed to be equal to
+it. So it is asked only for what lies in memory of its own; views of that, and of inputs, are made of it. Outputs that
+Inductor lays out otherwise than eager are copied into eager's layout.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the code computes, each in memory of its own; its layouts; and the region's outputs by these."""
+    """The tensors that the code computes, each in memory of its own; their layouts; and the region's outputs in terms
+    of these.
+    """
 
     region: Trace
     layouts: tuple[Layout | None, ...]
@@ -182,7 +184,7 @@ class _Made:
 
     @staticmethod
     def of(value: ast.expr, layout: Layout, is_given: bool) -> _Made:
-        """What Inductor returns: a tensor, or a view of one that need not be made twice."""
+        """Return an output as Inductor is to return it: a tensor, or a view of one that need not be made twice."""
         match value:
             case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[ast.Name(id=name), _, _, begin]):
                 return _Made(name, layout, ast.unparse(begin), is_all=False)

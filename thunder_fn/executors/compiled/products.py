@@ -6,9 +6,9 @@ The BLAS in PyTorch for x86 is MKL, which gives processors that are not Intel's 
 one does what MKL does in 0.9 to 1.0 of the time, and where many columns are asked for, as by the head of a language model, in
 0.6 of it; calling it goes past PyTorch's dispatcher, and a small product calls no team of threads.
 
-Tiles of ROWS x COLS sums stay in registers while they read a panel of the right matrix, packed so that it is read in order. Where
-the left matrix is stored column by column it is packed too. Depth is cut into pieces, so that a panel stays in the cache. Up
-to DEPTH terms are added one after the other, which is about twice as far from the exact sum as MKL's.
+Tiles of ROWS x COLS sums stay in registers while they read a panel of the right matrix, packed so that it is read in
+order. A left matrix that is stored column by column is packed too. Depth is cut into pieces, so that a panel stays in
+the cache. Up to DEPTH terms are added one after the other, which is about twice as far from the exact sum as MKL's.
 
 A few rows by a matrix whose columns lie in memory one after the other, as one token by the weights of a layer, are a matter of
 reading those once: nothing is packed, four columns at a time are multiplied with all rows.

@@ -1,9 +1,9 @@
 """Programs with compiled regions: which layouts regions are called with, and when compiled code takes over.
 
-A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs, so one run of
-the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled regions
-give results in the layout that eager gives, so what was found stays true. Where only values decide on a layout, as
-after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).
+A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs, so one run
+of the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled
+regions give results in the layout that eager gives, so what was found stays true. If only values decide on a layout,
+as after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).
 
 Until its regions are compiled a program runs on the torch executor.
 """
@@ -103,7 +103,7 @@ class Staged:
         jobs: Jobs,
         results: dict[Job, Function | Failed],
     ) -> None:
-        """From here on calls run compiled code."""
+        """Let calls run compiled code from here on."""
         new = self._bound(key, jobs, results)
         with self.lock:
             self.ready[key] = new
@@ -223,7 +223,7 @@ def rebound(run: types.FunctionType, functions: Mapping[Region, Function]) -> ty
 
 
 def jobs_of(program: Staged, inputs: Sequence[Any]) -> list[Job]:
-    """What there is to compile for inputs like these; nothing if that takes values to know."""
+    """The jobs to compile for inputs like these; nothing if that takes values to know."""
     calls: Calls = {}
     found = _run_on_fakes(program.run, inputs, calls)
     return [job for jobs in _jobs(calls).values() for job in _all_jobs(jobs)] if found else []

@@ -30,7 +30,7 @@ from thunder_fn.symbols import is_symbolic
 from thunder_fn.trace import TensorType, Trace, Var, static_shape
 
 Calls = dict["Region", dict[tuple[Strides, ...], tuple[Any, ...]]]
-"""For each region that was called, the layouts it was called with, and what it gave then."""
+"""The layouts with which each region was called, and its results then."""
 
 MAX_LAYOUTS = 8
 """A program or region is compiled for so many layouts of its inputs; calls with others run on the torch executor."""
@@ -40,7 +40,7 @@ RECORDING: ContextVar[Calls | None] = ContextVar("thunder_fn_region_calls", defa
 
 @contextmanager
 def recording(calls: Calls) -> Generator[None]:
-    """Inside, the layouts that regions are called with are noted."""
+    """Note the layouts that regions are called with inside."""
     token = RECORDING.set(calls)
     try:
         yield
@@ -113,7 +113,7 @@ class Region:
         return self._joined({part: partial(once, part) for part in self.parts})(*inputs)
 
     def dry_run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        """What the compiled region allocates and gives, on tensors without values."""
+        """Run the compiled region on tensors without values: its results, and its allocations."""
         functions: dict[Part, Function] = {
             part: dry_function(job) for part, job in self.jobs(self.layout_of(inputs)).items()
         }
@@ -124,7 +124,7 @@ class Region:
         return layout_of(inputs) if self.is_symbolic else tuple(tensor.stride() for tensor in inputs)
 
     def jobs(self, layout: tuple[Any, ...]) -> dict[Part, Job]:
-        """What there is to compile for inputs of this layout."""
+        """The jobs to compile for inputs of this layout."""
         strides = strides_for(self.trace, layout) if self.is_symbolic else layout
         given: dict[int, Any] = dict(enumerate((*strides, *(tensor.stride() for tensor in self.constants))))
         threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What executors that compile ATen regions have in common: which ops they take, and optimisation fuel."""
+"""The common part of executors that compile ATen regions: the ops that they take, and optimisation fuel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXTERN = facts.MATMULS | facts.CONVOLUTIONS
 
 
 class RegionCompiler(FusionExecutor):
-    """Compiles regions of ATen ops. Arguments are those of a FusionExecutor."""
+    """Base of executors that compile regions of ATen ops. Arguments are those of a FusionExecutor."""
 
     is_checked = False
 
@@ -56,12 +56,14 @@ class RegionCompiler(FusionExecutor):
         return next((reason for reason in reasons if reason is not None), None)
 
     def numerics_of(self, meaning: Trace) -> Numerics:
-        """What changes is the precision of halves, which compilers keep in float32; other dtypes they only reorder."""
+        """The label by dtype: compilers keep halves in float32, which changes precision, and only reorder other
+        dtypes.
+        """
         variables = (*meaning.inputs, *(var for equation in meaning.equations for var in equation.outputs))
         return self.numerics if any(map(_is_half, variables)) else "reassociating"
 
     def refused(self, var: Var) -> str | None:
-        """Why a region may not have such a variable."""
+        """The reason why a region may not have such a variable."""
         if isinstance(var.type, NoneType):
             return None
         if not isinstance(var.type, TensorType):
@@ -74,7 +76,7 @@ class RegionCompiler(FusionExecutor):
         return None
 
     def is_worth(self, region: Trace) -> bool:
-        """There is something to fuse: several ops that compute, and not only calls of PyTorch's kernels."""
+        """Test for something to fuse: several ops that compute, and not only calls of PyTorch's kernels."""
         own = [equation for equation in region.equations if equation.op not in _EXTERN]
         return super().is_worth(region) and any(not ops.is_view(equation.op) for equation in own)
 

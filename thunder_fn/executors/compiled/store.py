@@ -3,10 +3,11 @@
     <folder>/<environment>/<region>.json             the text of a region and where its kernels are
     <folder>/<environment>/<module>-<digest>.so      kernels; the compiler makes other bits of them each time
 
-The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. What is found there counts only if it is whole and the
-user's own (`trusted.py`): a file that is cut short, that somebody else may have written, or that was written for another
-PyTorch, another processor or another version of this package, is as good as none. Files are written beside their place
-and moved there, so nobody ever sees half of one. Where nothing can be written, regions are compiled again in the next process.
+The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. A file there counts only if it is whole and the
+user's own (`trusted.py`): a file that is cut short, that somebody else may have written, or that was written for
+another PyTorch, another processor or another version of this package, is as good as none. Files are written beside
+their place and moved there, so nobody ever sees half of one. If nothing can be written, regions are compiled again in
+the next process.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def environment() -> str:
 
 
 def _writers() -> str:
-    """What writes code: a region that another version of these files compiled may be slower, or wrong."""
+    """A digest of the files that write code: a region that another version of them compiled may be slower, or wrong."""
     files = (*sorted(Path(__file__).parent.glob("*.py")), Path(internals.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -75,7 +76,9 @@ def job_key(job: Job) -> str:
 
 
 def fingerprint(trace: Trace) -> tuple[Any, ...]:
-    """What a trace computes, as nested tuples of strings: equal for equal traces without constants, in any process."""
+    """Describe the computation of a trace as nested tuples of strings: equal for equal traces without constants, in
+    any process.
+    """
     types = tuple(str(var.type) for var in trace.inputs)
     return types, tuple(map(_equation, trace.equations)), tuple(map(_argument, trace.outputs))
 
@@ -147,7 +150,7 @@ _NOT_WHOLE = (Untrusted, OSError, ValueError, TypeError, KeyError, ImportError, 
 
 
 def _entry(job: Job) -> Entry:
-    """What is on disk of a region.
+    """The entry of a region on disk.
 
     Raises:
         OSError, ValueError, TypeError, Untrusted: nothing is, or it is not whole.
@@ -231,6 +234,6 @@ def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
 
 
 def kept(kernels: tuple[Kernel, ...]) -> Path | None:
-    """Where a module of these kernels is on disk, if it is whole."""
+    """The path of a module of these kernels on disk, if it is whole."""
     path = root() / environment() / f"{module_name(kernels)}.so"
     return path if read_kernels(kernels) is not None else None

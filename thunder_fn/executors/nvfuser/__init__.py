@@ -6,14 +6,14 @@ Takes what works element by element, reductions, and ops that move elements, on 
 decompositions make of other ops included (softmax, norms, activations and their backwards). Sizes may be symbols: a
 region is defined once for all of them (`sized.py`). Left to others are matrix products, random numbers, which nvFuser
 would draw otherwise than eager does, complex numbers, and integers of 8 and 16 bits, which its Python module does not
-have. What was taken, and why not, `explain_claims` says on any machine; to run it takes the package `nvfuser_direct`,
-0.2.34 or later.
+have. `explain_claims` lists the claims and refusals on any machine; a run takes the package `nvfuser_direct`, 0.2.34
+or later.
 
 Half precision is computed in float32, each result rounded to the dtype of the trace; nvFuser reorders sums.
 
-What has run: the translation, on CPU, with a stand-in for the package that checks every call against nvFuser's
-signatures and computes with PyTorch (`tests/executors/nvfuser_stand_in.py`). nvFuser itself has not run it, and nothing
-of it has run on a GPU yet.
+Tested: the translation, on CPU, with a stand-in for the package that checks every call against nvFuser's signatures
+and computes with PyTorch (`tests/executors/nvfuser_stand_in.py`). nvFuser itself has not run it, and nothing of it
+has run on a GPU yet.
 
 `pointwise.py` and `dims.py` are the tables of emitters; `definitions.py` builds and keeps definitions. A new op is
 one emitter.
@@ -60,7 +60,7 @@ def find_library() -> Library:
 
 
 class NvFuser(RegionCompiler):
-    """Compiles regions with nvFuser.
+    """The executor that compiles regions with nvFuser.
 
     Args:
         library: nvFuser's Python module; found when the first program is made.
@@ -75,7 +75,7 @@ class NvFuser(RegionCompiler):
         self._reasons: dict[Trace, str | None] = {}
 
     def supports(self, equation: Equation) -> str | None:
-        """What has an emitter that does not refuse, or decomposes into such."""
+        """Accept an op that has an emitter which does not refuse, or that decomposes into such."""
         reason = super().supports(equation)
         if reason is not None:
             return reason
@@ -87,7 +87,7 @@ class NvFuser(RegionCompiler):
         return self._reasons[single]
 
     def why_not(self, single: Trace) -> str | None:
-        """Why an equation can neither be written nor decomposed into some that can."""
+        """The reason why an equation can neither be written nor decomposed into some that can."""
         reason = why_not(single.equations[0])
         if reason != UNKNOWN:
             return reason

@@ -1,4 +1,4 @@
-"""From a region to an nvFuser definition, and how a program calls it.
+"""nvFuser definitions of regions, and the calls that programs make of them.
 
 A definition is written for the dtypes, sizes, strides and devices of its inputs, and is kept with the kernels that
 nvFuser compiles for it: `Definitions` has those of all programs, equal ones once, and forgets what was not called for
@@ -101,7 +101,7 @@ class Definition:
     def run(
         self, inputs: Sequence[Any], scalars: Sequence[Any], output_strides: Sequence[Strides]
     ) -> list[torch.Tensor]:
-        """What is computed for these inputs, with these values of the symbolic numbers."""
+        """Compute the results for these inputs and these values of the symbolic numbers."""
         options = {} if self.device is None else {"device": self.device}
         outputs = self.fusion.execute([*(inputs[position] for position in self.used), *scalars], **options)
         taken = {inputs[position].untyped_storage().data_ptr() for position in self.used}
@@ -163,7 +163,7 @@ def _tensor(type: Any) -> TensorType:
 
 
 def _input(library: Library, fusion: Any, writer: Writer, type: Any, strides: tuple[Dim, ...], device: str) -> Any:
-    """An input of the definition. What its layout says of sizes that are symbols, it says of all of them."""
+    """An input of the definition. A layout that it states for sizes that are symbols holds for all of them."""
     contiguity, order = library.compute_tensor_descriptor(hint_of(_tensor(type).shape), hint_of(strides))
     val = fusion.define_tensor(
         shape=[-1 if isinstance(size, Expr) else size for size in type.shape],
@@ -181,7 +181,7 @@ def _input(library: Library, fusion: Any, writer: Writer, type: Any, strides: tu
 def _output(
     library: Library, writer: Writer, val: Any, type: TensorType, strides: tuple[Dim, ...], given: set[int]
 ) -> Any:
-    """What leaves the definition: no input as it is, and in the order of eager's strides."""
+    """An operand as it leaves the definition: no input as it is, and in the order of eager's strides."""
     val = writer.ops.set(val) if id(val) in given else val
     _, order = library.compute_tensor_descriptor(hint_of(type.shape), hint_of(strides))
     return writer.ops.stride_order(val, order) if list(order) != list(range(len(type.shape)))[::-1] else val
@@ -209,7 +209,7 @@ class Kept:
         self.works: bool | None = None
 
     def __call__(self, warn: Callable[[RuntimeError], None], *given: Any) -> Any:
-        """What the definition gives; None where nvFuser could not compile it, which is said once."""
+        """Run the definition; None where nvFuser could not compile it, which is said once."""
         if self.works is False:
             return None
         try:
@@ -238,7 +238,7 @@ class Definitions:
         return len(self._known)
 
     def find(self, region: Trace, layout: tuple[Any, ...], make: Callable[[], Callable[..., Any]]) -> Kept:
-        """What is kept for the key; made if nothing is."""
+        """Return the definition for the key, made if there is none."""
         key = region, layout
         with self._lock:
             known = self._known.get(key)

@@ -153,7 +153,7 @@ def _expand(w: Writer, out: TensorType, x: Operand, shape: Any, *, implicit: boo
 
 
 def _span(start: Any, end: Any, size: Any) -> tuple[Any, Any]:
-    """From where to where a slice goes, as `slice.indices` says it of numbers."""
+    """The start and end of a slice, as `slice.indices` computes them for numbers."""
     begin = 0 if start is None else _place(start, size)
     return begin, size if end is None or (isinstance(end, int) and end >= sys.maxsize) else _place(end, size)
 

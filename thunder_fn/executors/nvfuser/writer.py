@@ -7,16 +7,16 @@ tensor is an `Operand`. It calls nvFuser's ops and returns what they give:
     def _sub(w, out, a, b, *, alpha=1):
         return w.ops.sub(...)
 
-An emitter refuses what nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. Whether an equation can be
-translated is found by running its emitter on a writer that writes nothing, so there is one function for each op and no
-second one that says when it holds.
+An emitter refuses what nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
+equation can be translated, its emitter runs on a writer that writes nothing, so there is one function for each op and
+no second one that says when it holds.
 
-What nvFuser does with dtypes is not relied upon: operands are cast to the dtype that PyTorch computes in (float32 for
+nvFuser's treatment of dtypes is not relied upon: operands are cast to the dtype that PyTorch computes in (float32 for
 half precision), and results to the dtype of the trace. Nor is its broadcasting: operands get the result's shape.
 
 Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter, so that what it decides about them is
-known, as what PyTorch's own kernels decide is. Where one reaches nvFuser it is the size of an input, or a scalar input that
-is computed in Python: nvFuser does no arithmetic on sizes.
+known, as what PyTorch's own kernels decide is. One that reaches nvFuser is the size of an input, or a scalar input
+that is computed in Python: nvFuser does no arithmetic on sizes.
 
 Source: NVIDIA/Fuser 0.2.36, `python/python_direct/ops.cpp`, `csrc/type_promotion.cpp`.
 """
@@ -44,7 +44,7 @@ DTYPES = {
     torch.int32: "Int32",
     torch.bool: "Bool",
 }
-"""What nvFuser's Python module calls the dtypes that regions may have. It has none of 8 or 16 bit integers."""
+"""The names in nvFuser's Python module of the dtypes that regions may have. It has no integers of 8 or 16 bits."""
 
 HALF = (torch.float16, torch.bfloat16)
 Symbolic = torch.SymInt | torch.SymFloat
@@ -76,18 +76,18 @@ class Operand:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype in the trace."""
+        """The dtype in the trace."""
         return self.type.dtype
 
     @property
     def rank(self) -> int:
-        """How many dims it has."""
+        """The number of dims."""
         return len(self.type.shape)
 
 
 Emitter = Callable[..., Any]
 EMITTERS: dict[str, Emitter] = {}
-"""What is known of each op, by its name."""
+"""The emitter of each op, by its name."""
 
 
 def emits(*names: str) -> Callable[[Emitter], Emitter]:
@@ -106,7 +106,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 class Writer:
-    """Writes a definition that is open.
+    """The writer of an open definition.
 
     Args:
         definition: nvFuser's.
@@ -122,7 +122,7 @@ class Writer:
         self._numbers, self._scalar_vals = numbers, dict[Expr, Any]()
 
     def dtype(self, dtype: torch.dtype) -> Any:
-        """What nvFuser calls a dtype."""
+        """The name of a dtype in nvFuser."""
         if dtype not in DTYPES:
             raise Refused(f"nvFuser's Python module has no {str(dtype).removeprefix('torch.')}")
         return getattr(self.dtypes, DTYPES[dtype])
@@ -157,7 +157,7 @@ class Writer:
         return self._numbers.number(dim)
 
     def know(self, dim: Dim, val: Any) -> None:
-        """What the definition calls a size of an input."""
+        """Note the definition's name for a size of an input."""
         if isinstance(dim, Expr):
             self._scalar_vals.setdefault(dim, val)
 
@@ -218,7 +218,7 @@ class Writer:
 
 
 def emitter_of(equation: Equation) -> Emitter:
-    """What writes an equation.
+    """The emitter that writes an equation.
 
     Raises:
         Refused: nothing does.
@@ -284,7 +284,7 @@ class Blank:
 
 
 def why_not(equation: Equation) -> str | None:
-    """Why an equation cannot be written, None if it can."""
+    """The reason why an equation cannot be written, None if it can."""
     blank = Blank()
     try:
         Writer(blank, blank).equation(equation, lambda var: blank)

@@ -131,7 +131,7 @@ def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: floa
 
 
 def _differs(what: str, position: int, have: Any, want: Any, **traces: Trace) -> LawBroken:
-    """Made only where a law does not hold: to print tensors takes longer than to compare them."""
+    """Describe a difference, only where a law does not hold: to print tensors takes longer than to compare them."""
     return LawBroken(f"{what}: value {position} is\n{have}\nbut should be\n{want}", **traces)
 
 
@@ -151,12 +151,12 @@ def num_equations(trace: Trace) -> int:
 
 
 def is_flat(trace: Trace) -> bool:
-    """Without structured ops: an FX graph of ATen calls can hold it."""
+    """Test for a trace without structured ops: an FX graph of ATen calls can hold it."""
     return all(equation.op.kind != "structured" for inner in subtraces(trace) for equation in inner.equations)
 
 
 def leaf_counts(trace: Trace) -> Counter[str]:
-    """How often each leaf op stands in a trace, composites unfolded."""
+    """Count how often each leaf op stands in a trace, composites unfolded."""
     found: Counter[str] = Counter()
     for equation in trace.equations:
         if equation.op.kind == "leaf":
@@ -167,12 +167,12 @@ def leaf_counts(trace: Trace) -> Counter[str]:
 
 
 def wanted_inputs(trace: Trace) -> tuple[bool, ...]:
-    """Which inputs have gradients: the floating and complex ones."""
+    """Tell which inputs have gradients: the floating and complex ones."""
     return tuple(is_differentiable(type) for type in trace.input_types)
 
 
 def wanted_outputs(trace: Trace) -> tuple[bool, ...]:
-    """Which outputs take cotangents: the floating and complex ones."""
+    """Tell which outputs take cotangents: the floating and complex ones."""
     return tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
 
 

@@ -38,7 +38,7 @@ from thunder_fn.trace import Equation, TensorType, Trace, subtraces
 
 
 def law_check_holds(trace: Trace, inputs: Inputs) -> None:
-    """What the strategies draw is closed and checked, and evaluating it gives values of its types."""
+    """Drawn traces are closed and checked, and evaluating them gives values of their types."""
     check(trace)
     for position, (value, type) in enumerate(zip(run(trace, inputs), trace.output_types, strict=True)):
         if isinstance(type, TensorType):

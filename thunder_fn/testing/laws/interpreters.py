@@ -244,7 +244,7 @@ def forget() -> None:
 
 
 def interpreter_gives_checked_traces(interpreter: Interpreter) -> Law:
-    """What an interpreter makes passes check."""
+    """Traces that an interpreter makes pass check."""
 
     def law(trace: Trace, inputs: Inputs) -> None:
         for new in interpreter.run(trace):
@@ -309,7 +309,7 @@ def always_run(trace: Trace) -> set[Trace]:
 
 
 def interpreter_carries_facts(interpreter: Interpreter, *, whole: bool = True) -> Law:
-    """What guards a trace guards what is made of it, and a closed-over tensor stays the user's.
+    """Constraints of a trace guard every trace made of it, and a closed-over tensor stays the user's.
 
     Every trace that is made has the constraints of the trace. With `whole`, one of them has those of each body that
     runs, and every line is one of the trace.
@@ -415,7 +415,7 @@ def interpreter_keeps_memory(interpreter: Interpreter) -> Law:
 
 
 def _shared_memory(values: Sequence[Any]) -> list[int]:
-    """For each tensor with elements, the first that shares its memory."""
+    """The first tensor that shares the memory of each tensor with elements."""
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.numel()]
     places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     return [places.index(place) for place in places]
@@ -474,7 +474,7 @@ def size(trace: Trace) -> int:
 
 
 def law_work_grows_with_distinct_code(interpreter: Interpreter) -> None:
-    """What an interpreter makes of `nested(depth)` grows by the same amount with each level."""
+    """The trace that an interpreter makes of `nested(depth)` grows by the same amount with each level."""
     sizes = [sum(size(new) for new in interpreter.run(nested(depth))) for depth in (4, 6, 8, 10)]
     steps = {b - a for a, b in itertools.pairwise(sizes)}
     holds(len(steps) == 1, f"for depths 4, 6, 8, 10 there are {sizes} equations, which is not linear")

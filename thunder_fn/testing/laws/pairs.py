@@ -63,7 +63,7 @@ def floats(values: Sequence[object]) -> Inputs:
 
 
 def is_comparable(trace: Trace) -> bool:
-    """Without random numbers and in float64."""
+    """Test for a trace without random numbers and in float64."""
     return not draws(trace) and tolerance(trace) < 1e-6
 
 

@@ -95,4 +95,4 @@ NUMBERS = (
     NumberCalls((("add", 0, 1), ("sub", 2, 1)), ((1e-20, 1.0), (2.3, 1e17))),
     NumberCalls((("trunc of a third", 0, 0), ("tens", 0, 0)), ((5, 0), (-1, 0), (16, 0))),
 )
-"""What planted bugs are looked for in."""
+"""Numbers on which planted bugs are looked for."""

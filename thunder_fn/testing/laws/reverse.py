@@ -137,7 +137,7 @@ def law_split_is_vjp(trace: Trace, inputs: Inputs) -> None:
 
 
 def law_fused_split_keeps_gradients(trace: Trace, inputs: Inputs) -> None:
-    """What a fused backward computes again are the bits that it would have been given, and it is given no more."""
+    """A fused backward computes again the very bits that it would have been given, and it is given no more."""
     plain, fused = split(trace), split(trace, fused=True)
     cotangents, count = random_like(trace), len(trace.outputs)
     found, given = list[Values](), list[int]()

@@ -1,6 +1,6 @@
 """Laws of rewrites: stored in another way, or on many ranks, a function is still that function, under every transform.
 
-Ranks are simulated, in one process. What is expected comes from the function itself on one rank, on whole parameters.
+Ranks are simulated, in one process. The function itself, on one rank and whole parameters, gives the expected values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thunder_fn.testing.strategies import Case
 from thunder_fn.trace import Trace
 
 Function = Callable[[Any, torch.Tensor], Any]
-"""Of parameters and tokens."""
+"""A function of parameters and tokens."""
 EXAMPLES, WORDS = 2, 5
 
 
@@ -88,7 +88,7 @@ def _problem(width: int, dtype: torch.dtype) -> tuple[Function, dict[str, torch.
 
 
 def _tokens(count: int) -> list[torch.Tensor]:
-    """For each rank some examples of three tokens."""
+    """Some examples of three tokens for each rank."""
     drawn = torch.Generator().manual_seed(1)
     return list(torch.randint(0, WORDS, (count, EXAMPLES, 3), generator=drawn))
 
@@ -116,7 +116,7 @@ STORED: dict[str, Callable[[Any], Any]] = {
 
 
 def _gradient(f: Function) -> Function:
-    """With respect to the floating parameters, or parts of them, by name."""
+    """The gradient with respect to the floating parameters, or parts of them, by name."""
 
     def gradient(params: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         own, others = _partition(params)
@@ -160,17 +160,17 @@ class Rewriting:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters."""
+        """The dtype of the parameters."""
         return torch.float32 if "autocast" in self.under else torch.float64
 
     @property
     def function(self) -> Function:
-        """What is rewritten."""
+        """The function that is rewritten."""
         return UNDER[self.under][0](self.problem(self.dtype)[0])
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
-        """Its parameters, whole."""
+        """The whole parameters."""
         return self.problem(self.dtype)[1]
 
     def problem(self, dtype: torch.dtype, width: int | None = None) -> tuple[Function, dict[str, torch.Tensor]]:
@@ -186,7 +186,7 @@ class Rewriting:
 
     @property
     def transform(self) -> Callable[[Function], Function]:
-        """Of what was rewritten."""
+        """The transform of what was rewritten."""
         return UNDER[self.under][1]
 
 
@@ -212,8 +212,9 @@ NORMS = tuple(Rewriting(way, ranks=ranks) for way, ranks in (("fsdp", 3), ("ddp"
 
 
 def law_ranks_equal_one(case: Rewriting) -> None:
-    """On N ranks a transformed function is what it is on one. Gradients on shards are the shards of the gradient: the mean of
-    those of the ranks' batches, or that of the one batch which all have."""
+    """A transformed function is on N ranks what it is on one. Gradients on shards are the shards of the gradient: the
+    mean of those of the ranks' batches, or that of the one batch which all have.
+    """
     loss, params, transform, together = case.function, case.params, case.transform, case.way == "tensor_parallel"
     batches = _tokens(1) * case.ranks if together else _tokens(case.ranks)
     functions, shards = _on_ranks(case, loss, params)
@@ -233,8 +234,9 @@ def law_ranks_equal_one(case: Rewriting) -> None:
 
 
 def law_sharding_and_quantising_commute(case: Rewriting) -> None:
-    """In whatever order they are asked for: one program, which computes what one rank does on the codes of whole weights. So
-    do activations whose steps come from samples."""
+    """Sharding and quantising, asked for in any order, give one program, which computes what one rank does on the
+    codes of whole weights. So do activations whose steps come from samples.
+    """
     loss, params = case.problem(torch.float32)
     batches, alone = _tokens(case.ranks), quantize(loss, case.way)
     whole = alone.prepare(params)
@@ -249,7 +251,9 @@ def law_sharding_and_quantising_commute(case: Rewriting) -> None:
 
 
 def law_parts_stand_for_the_whole(case: Rewriting) -> None:
-    """On parts, whatever calls work on them as they are, a transformed function is what it is on what the parts decode to."""
+    """A transformed function on parts, whatever calls work on them as they are, is what it is on what the parts
+    decode to.
+    """
     loss, params, transform, (batch,) = case.function, case.params, case.transform, _tokens(1)
     q = STORED[case.way](loss)
     parts = _drawn(lambda: q.prepare(params))
@@ -271,7 +275,7 @@ def law_adapters_and_codes_commute(case: Rewriting) -> None:
 
 
 def law_restoring_undoes_preparing(case: Rewriting) -> None:
-    """What ranks hold together is the parameter, bit by bit; what codes stand for is within the scheme's bound."""
+    """Ranks together hold the parameter, bit by bit; codes stand for it within the scheme's bound."""
     loss, params = case.problem(torch.float32)
     if case.way in WAYS:
         functions, shards = _on_ranks(case, loss, params)
@@ -331,7 +335,7 @@ def _on_ranks(case: Rewriting, loss: Function, params: Any) -> tuple[list[Any], 
 
 
 def _run(f: Function, shards: Sequence[Any], batches: Sequence[torch.Tensor]) -> list[Any]:
-    """What each rank computes: all run the trace of the first."""
+    """Run each rank: all run the trace of the first."""
     captured = capture(f, (shards[0], batches[0]))
     check(captured.trace)
     inputs = [[*shard.values(), batch] for shard, batch in zip(shards, batches, strict=True)]
@@ -351,7 +355,7 @@ def _drawn(prepare: Callable[[], Any]) -> Any:
 
 
 def _gathers(trace: Trace) -> int:
-    """How many gathers run."""
+    """Count the gathers that run."""
     bodies = [body for equation in trace.equations if (body := lowered(equation)) is not None]
     return sum(equation.op.name == GATHER for equation in trace.equations) + sum(map(_gathers, bodies))
 

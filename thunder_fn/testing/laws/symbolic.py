@@ -110,7 +110,7 @@ STEPS: dict[str, Step] = {
     "scan of powers": lambda x, y, n: scan(lambda c, row: ((c * row.cos()) ** y.shape[0], c * n), y.sum(0), x)[1],
     "blocks": lambda x, y, n: block(block(block(x, y.shape[0]), y.shape[0]), y.shape[0]),
 }
-"""What a program does to x, given a second tensor and a number."""
+"""Steps of a program on x, given a second tensor and a number."""
 
 OF_DATA = ("mask", "choice of masks")
 """Steps with sizes that depend on data, which differ between the examples of a batch."""
@@ -273,7 +273,7 @@ def _inputs_for(trace: Trace, args: tuple[Any, ...]) -> list[Any]:
 
 
 def _decided(trace: Trace) -> set[str]:
-    """What a trace demands, of itself and in its bodies, and the types that it demands it of."""
+    """The demands of a trace, of itself and in its bodies, and the types that it demands them of."""
     return {*map(str, constraints_of(trace)), *(str(var.type) for var in trace.inputs[:3])}
 
 

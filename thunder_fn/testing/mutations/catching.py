@@ -1,4 +1,4 @@
-"""Which law catches a bug: traces drawn once, and the first of them that breaks the law."""
+"""Catching planted bugs: traces drawn once, and the first of them that breaks a law."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from thunder_fn.testing.seeds import SEEDS
 from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
 
 EXAMPLES = 300
-"""How many traces a law may look at to catch a bug."""
+"""The number of traces that a law may look at to catch a bug."""
 
 OF_SYMBOLS: dict[str, tuple[Callable[[Any], None], Sequence[Any]]] = {
     "a symbolic trace is static ones": (law_symbolic_is_static, RESIZED),
@@ -84,7 +84,7 @@ def _drawn(number: int) -> tuple[Case, ...]:
 
 
 def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
-    """What a law says of a trace, or another case, that breaks it, None if it does not."""
+    """The message of a law about a trace, or another case, that breaks it, None if it does not."""
     try:
         law(*((case.trace, case.inputs) if isinstance(case, Case) else (case,)))
     except Exception as error:  # noqa: BLE001 - a planted bug may raise anything
@@ -93,7 +93,8 @@ def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
 
 
 def counterexample(law: Callable[..., None], mutation: Mutation | None = None, *, count: int = EXAMPLES) -> str | None:
-    """What a law says, with a bug planted, of the first of so many traces that breaks it; None if none of them does.
+    """The message of a law, with a bug planted, about the first of so many traces that breaks it; None if none of
+    them does.
 
     The traces of a run are there before the bug: it would get into derivatives that are part of a trace, and stay.
     """

@@ -1,8 +1,8 @@
 """Structured ops: choices, loops, calls, checkpoints and functions with a backward of their own; bodies are programs.
 
-Operands may repeat and bodies need not read them all. What a loop hands on is picked among the variables of its
-carries' types, the newest first, so that carries are computed, forwarded, exchanged and merged. Loops take 0 to 3
-steps; one whose length nobody knows counts its steps.
+Operands may repeat and bodies need not read them all. The values that a loop hands on are picked among the variables
+of its carries' types, the newest first, so that carries are computed, forwarded, exchanged and merged. Loops take 0
+to 3 steps; one whose length nobody knows counts its steps.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _guarded(d: Draft, step: Step) -> None:
 
 
 def _starts(d: Draft, counts: tuple[int, ...]) -> tuple[Var, ...]:
-    """What carries begin with: variables, or numbers of their types that depend on nothing."""
+    """The first carries: variables, or numbers of their types that depend on nothing."""
     return tuple(
         d.leaf(aten.full.default, list(shape_of(var)), 0.5, dtype=dtype_of(var), device=torch.device("cpu"))[0]
         if is_inexact(var) and d.number(3) == 1
@@ -112,7 +112,7 @@ def _starts(d: Draft, counts: tuple[int, ...]) -> tuple[Var, ...]:
 
 
 def _handed_on(body: Draft, carry: tuple[Var, ...], is_delay: bool) -> tuple[Var, ...]:
-    """What the next step gets: anything of the right types, or each what the carry before it had."""
+    """The carries of the next step: any values of the right types, or those that the carry before had."""
     before = (None, *carry)[: len(carry)]
     return tuple(
         last if is_delay and last is not None and last.type == var.type else body.of_type(tensor_type(var))
@@ -155,7 +155,7 @@ def _loop(
 
 @structured("loop", bodies=2)
 def _while_loop(d: Draft, step: Step) -> None:
-    """Runs while a counter is low and, perhaps, a truth of the other carries holds."""
+    """Append a loop that runs while a counter is low and, perhaps, a truth of the other carries holds."""
     carry, consts = _starts(d, (1, 2, 3, 0)), _operands(d, (1, 0, 2))
     limit, max_steps = (2, 3, 1, 0)[d.number(4)], (None, 3, 1, 0)[d.number(4)]
     types, is_delay = (*_types(consts), COUNT, *_types(carry)), d.number(3) == 1
@@ -232,7 +232,7 @@ class DerivedRule:
 
 @structured("rule", bodies=1)
 def _custom_vjp(d: Draft, step: Step) -> None:
-    """With the right backward, so that the laws hold of it as they do of its body."""
+    """Append a custom_vjp with the right backward, so that the laws hold of it as they do of its body."""
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     wanted = tuple(is_differentiable(var.type) for var in operands)

@@ -1,4 +1,4 @@
-"""How a function becomes a step."""
+"""Registration of functions as steps."""
 
 from __future__ import annotations
 

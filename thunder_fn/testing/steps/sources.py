@@ -119,7 +119,9 @@ def _bernoulli(d: Draft) -> object:
 
 @step("random")
 def _dropout(d: Draft) -> object:
-    """Not of an empty tensor: PyTorch's mask is then of the input's dtype on the CPU and bool on fake tensors."""
+    """Append a dropout, but not of an empty tensor: PyTorch's mask is then of the input's dtype on the CPU and bool
+    on fake tensors.
+    """
     return d.leaf(aten.native_dropout.default, d.var(both(is_real, has_elements)), 0.5, True)
 
 
