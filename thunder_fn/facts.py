@@ -112,8 +112,11 @@ PARAMETERS_MAY_BE_WIDER = Leaves(
 
 # ---- memory ----
 
-RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze detach alias")
+RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze")
 """Ops whose result is every element of their first operand, once, in memory of it or in a copy."""
+
+ALIASES = Leaves("detach alias")
+"""Ops whose result is their operand, in its memory."""
 
 UNSTACKS = Leaves("select.int unbind.int")
 """Ops that give the parts of a stack along a dim."""

@@ -42,28 +42,29 @@ NAMES = sorted({op.split(".")[1] for value in SETS.values() for op in value} | {
 @pytest.fixture(scope="module")
 def namesakes() -> Any:
     """An op of another library for each name of ATen that a fact is about: cubes its operand."""
-    with torch.library._scoped_library("namesakes", "DEF") as library:
-        for name in NAMES:
-            library.define(f"{name}(Tensor x) -> Tensor")
-            library.impl(name, lambda x: x**3, "CompositeExplicitAutograd")
-            full = f"namesakes::{name}"
-            torch.library.register_fake(full, torch.empty_like, lib=library)
-            torch.library.register_autograd(
-                full,
-                lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
-                setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-                lib=library,
-            )
-            torch.library.register_vmap(full, lambda info, dims, x: (x**3, dims[0]), lib=library)
-        yield torch.ops.namesakes
+    library = torch.library.Library("namesakes", "DEF")
+    for name in NAMES:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x**3, "CompositeExplicitAutograd")
+        full = f"namesakes::{name}"
+        torch.library.register_fake(full, torch.empty_like, lib=library)
+        torch.library.register_autograd(
+            full,
+            lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
+            setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+            lib=library,
+        )
+        torch.library.register_vmap(full, lambda info, dims, x: (x**3, dims[0]), lib=library)
+    return library, torch.ops.namesakes
 
 
 def test_ops_of_another_library_are_not_their_namesakes(namesakes: Any) -> None:
     """Values, gradients, batches, checkpoints and programs are those of the user's ops, whatever their names."""
+    _, namesake = namesakes
     x = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
 
     def f(x: Tensor) -> Tensor:
-        return torch.stack([getattr(namesakes, name)(x * 2) + getattr(namesakes, name)(x) for name in NAMES]).sum(0)
+        return torch.stack([getattr(namesake, name)(x * 2) + getattr(namesake, name)(x) for name in NAMES]).sum(0)
 
     def loss(x: Tensor) -> Tensor:
         return f(x).sum()

@@ -102,7 +102,7 @@ def is_fresh(op: Op) -> bool:
 @cache
 def is_reshape(op: Op) -> bool:
     """The op shows every element of its first operand, in memory of it or in a copy."""
-    return op in facts.RESHAPES
+    return op in facts.RESHAPES or op in facts.ALIASES
 
 
 @cache
