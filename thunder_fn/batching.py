@@ -1,7 +1,7 @@
 """Batching rules of ops where functorch's take symbolic sizes for numbers; and of ops for which it has none, such as collectives.
 
-Each is the op itself on operands in another shape: a pool of a batch of images is a pool of more images, and a
-convolution with a weight for each example one with more groups.
+Each is the op itself on operands in another shape. A pool of a batch of images is a pool of more images. A
+convolution with a weight for each example is one with more groups.
 """
 
 from __future__ import annotations

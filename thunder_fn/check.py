@@ -1,11 +1,11 @@
 """Check that a trace keeps the rules of its grammar. All tests run this after every interpreter.
 
-Variables are bound once and before use, with one type; bodies are closed and agree with their equations; the types of a
-leaf's outputs are what the op gives for its operands' types (PyTorch's own meta functions, on fake tensors); constants
-agree with their variables; constraints are over symbols that the trace binds.
+Variables are bound once and before use, with one type. Bodies are closed and agree with their equations. The types of
+a leaf's outputs are those that PyTorch's own meta functions give on fake tensors. Constants agree with their
+variables. Constraints are over symbols that the trace binds.
 
-Types with symbols agree if they are equal for all numbers that the trace's constraints allow, and whatever an op takes for
-granted of sizes, such as that two are equal, has to follow from the constraints too.
+Types with symbols agree if they are equal for all numbers that the trace's constraints allow. Relations of sizes that
+an op takes for granted, such as equality, have to follow from the constraints too.
 """
 
 from __future__ import annotations

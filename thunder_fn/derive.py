@@ -6,8 +6,8 @@ backward reads are the residuals. If PyTorch has no derivative, the op is decomp
 
 Every result is memoised by the equation (op, static arguments, input types) and by what is wanted of it.
 
-Attempts for a vjp, in order: autograd's formula; the formula of the in-place twin on a copy, for ops such as
-`aten.copy` that only functionalization makes; a decomposition; then MissingRule.
+Attempts for a vjp come in this order: autograd's formula; that of the in-place twin on a copy, for ops that only
+functionalization makes, such as `aten.copy`; a decomposition; MissingRule.
 
 PyTorch's first derivative of some ops (`ONCE`) reads saved values that have no derivative. The rule of such an op is
 one `differentiated_as` equation: the fast formula is computed, the formula for `create_graph=True` is differentiated.

@@ -1,7 +1,7 @@
 """Forward-mode rules of leaf ops, derived from PyTorch's forward AD formulas.
 
 If PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed. Without a
-decomposition the rule comes from two vjps: the vjp is linear in the cotangent, and the transpose of that linear map
+decomposition the rule comes from two vjps. The vjp is linear in the cotangent, and the transpose of that linear map
 is the jvp.
 
 The values beside the tangents are those of the op, bitwise.

@@ -1,8 +1,8 @@
 """Traces to and from `torch.fx`, where FX tools, `torch.compile` backends and `torch.export` meet them.
 
-The FX form is flat: composites are inlined down to their leaves. Each node keeps the type of what it computes in
-`meta["thunder_fn_type"]` (a tuple of types where it computes several things, nested as the op nests them), its
-equation's source in `meta["thunder_fn_source"]`, and the user's line in `stack_trace`, as FX expects it.
+The FX form is flat: composites are inlined down to their leaves. Each node keeps its type in
+`meta["thunder_fn_type"]`: a tuple of types if it has several results, nested as the op nests them. Its equation's
+source is in `meta["thunder_fn_source"]`, and the user's line in `stack_trace`, as FX expects it.
 """
 
 from __future__ import annotations

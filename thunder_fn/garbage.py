@@ -1,7 +1,7 @@
 """Python's garbage collector waits while a function is captured and a program is made.
 
-Nearly all that is made then stays alive, and each collection goes through everything that PyTorch's modules hold: a quarter
-of the time that a training step takes to trace.
+Nearly all that is made then stays alive, and each collection goes through everything that PyTorch's modules hold.
+Collections took a quarter of the time of tracing a training step.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The optimizer's own code runs on copies of the parameters; under capture it is functionalised like any in-place code.
 
 The update of each parameter is one equation. Values that depend on the step count and changed options alone are
-computed in front of all updates; the rest is a body that parameters of one kind share.
+computed in front of all updates. The rest is a body that parameters of one kind share.
 """
 
 from __future__ import annotations

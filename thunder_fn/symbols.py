@@ -6,17 +6,17 @@
 
 **The types of a trace's inputs bind its symbols**: the first input that has a bare `s0` among its sizes, or is the
 number `s0` itself, says what `s0` is. An equation whose result has a size that depends on data binds a symbol of its
-own, `u0`. Symbols are in scope in the bodies of equations, as the type variables of a function are in the functions
-inside it, so that no interpreter has to hand numbers from trace to trace.
+own, `u0`. Symbols are in scope in the bodies of equations, as type variables of a function are in functions inside
+it. So no interpreter has to hand numbers from trace to trace.
 
 A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is derived and PyTorch
 asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of
 other numbers have other symbols, so nothing that is remembered of one is taken for the other.
 
-An equation that finds a size in data stays while anything may read the symbol, is never merged, and stands at the top
-of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that is
-written out twice finds two numbers (`u0`, `u0_1`). A capture that meets one starts again with symbols on, so static
-captures pay nothing.
+An equation that finds a size in data stays while anything may read the symbol, and is never merged. It stands at the
+top of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that
+is written out twice finds two numbers (`u0`, `u0_1`). A capture that meets one starts again with symbols on, so
+static captures pay nothing.
 """
 
 from __future__ import annotations

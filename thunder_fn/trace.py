@@ -9,9 +9,9 @@
     Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, scan, ...)
 
 Everything is frozen. Variables are numbered densely in binding order (inputs, constants, then the outputs of each
-equation), so `==` is equality up to renaming and the hash is structural. Bodies are closed: what a body uses from
+equation). So `==` is equality up to renaming and the hash is structural. Bodies are closed: what a body uses from
 outside is one of its inputs. The operands of an equation are the variables in its args and kwargs, in order, with
-repeats; a composite's body has exactly one input for each operand.
+repeats. A composite's body has exactly one input for each operand.
 
 Expressions are over symbols, which the types of the outermost trace's inputs bind; see `symbols.py`.
 

@@ -201,13 +201,13 @@ def test_misuse() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(Net(2, 1), simulated(2)[0]).state_dict()
     assert str(error.value) == (
-        "restore: the 2 ranks of fsdp are simulated, nobody answers\n"
+        "restore: the 2 ranks of fsdp are simulated and cannot answer\n"
         "Run `rewrite(params, ...).restore` with `evaluate_ranks`."
     )
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(Net(2, 1), simulated(2)[0])(torch.tensor([1]))
     assert str(error.value) == (
-        "fsdp_Net: the 2 ranks of fsdp are simulated, nobody answers\n"
+        "fsdp_Net: the 2 ranks of fsdp are simulated and cannot answer\n"
         "Run `rewrite(params, ...).compute` with `evaluate_ranks`."
     )
     for module, why in (

@@ -361,7 +361,7 @@ def test_the_final_step_is_not_overridden() -> None:
 
 
 def test_questions_are_methods_by_their_names() -> None:
-    with pytest.raises(RecipeError, match=r"nobody asks for `setup_transform`; did you mean `setup_transforms`?"):
+    with pytest.raises(RecipeError, match=r"there is no question `setup_transform`; did you mean `setup_transforms`?"):
         type("Mine", (Recipe,), {"setup_transform": lambda self: ()})
     for question in ("setup_executors", "setup_config"):
         with pytest.raises(RecipeError) as caught:

@@ -268,7 +268,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "trace": (
         lambda: tfn.quantize(tfn.trace(torch.sin, torch.ones(2))),
         "expected a function of (params, *inputs), a module or a Rewrite, given a Trace: <Trace sin: 1 inputs, 1 equations, 1 "
-        "outputs>\nOf a trace whose first inputs are parameters `rewrites.identity(trace, names)` makes a Rewrite.",
+        "outputs>\nUse `rewrites.identity(trace, names)` for a trace whose first inputs are parameters.",
     ),
     "adapters on codes": (
         lambda: tfn.lora(tfn.quantize(tfn.rewrites.identity(tfn.trace(F.linear, *[torch.ones(2, 2)] * 2), ["", "w"]))),

@@ -54,8 +54,8 @@ def transformed(
 ) -> Any:
     """A transform of a jitted function is a jitted function with the same options.
 
-    So is one of a function that jits itself when it is called, as a rewritten one does: it has `unjitted()`, and as `jitted` what
-    has the options.
+    So is a transform of a function that jits itself when it is called, as a rewritten one does. Such a function has
+    `unjitted()`, and the options are in its `jitted`.
 
     `numerics` says how far the transform takes results of the same function; those that make another function, as grad does, mean
     what they compute.

@@ -23,8 +23,8 @@ from thunder_fn.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 class SavedResidual:
     """A value that the backward reads: its type, its size, why it is there, and the user's line that made it.
 
-    `own_bytes` is the memory that is there because of it: none for an argument, which its caller holds, nor for what
-    lies in the memory of an argument, a result or a residual before it; all of the memory that a view keeps alive.
+    `own_bytes` is the memory that it alone keeps alive, all of it for a view. An argument, which its caller holds,
+    has none, nor has a value in the memory of an argument, a result or an earlier residual.
     """
 
     type: Type

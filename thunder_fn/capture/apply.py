@@ -1,9 +1,9 @@
 """Calling a trace: on tensors it is evaluated, inside a capture it becomes one equation.
 
 A transform that is called inside a traced function (`grad(f)(x)` under `jit`) captures f on its own, transforms the
-trace and applies it here. The trace becomes the body of a composite; where autograd follows the operands the
-composite is one node of its graph, with the rules of its body. If a torch.func transform must see every op, the trace
-is replayed op by op.
+trace and applies it here. The trace becomes the body of a composite. If autograd follows the operands, the composite
+is one node of its graph, with the rules of its body. If a torch.func transform must see every op, the trace is
+replayed op by op.
 """
 
 from __future__ import annotations

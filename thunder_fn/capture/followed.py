@@ -2,8 +2,8 @@
 
 A traced function may call `torch.autograd.grad` or `backward` itself, and parameters require gradients, so autograd
 follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when
-autograd asks for it: then the equation, which is already in the recording, is replaced by its split forward, whose
-residuals the backward reads. If the backward itself is differentiated (`create_graph=True`), each half is a node in
+autograd asks for it. Then the split forward replaces the equation, which is already in the recording, and the
+backward reads its residuals. If the backward itself is differentiated (`create_graph=True`), each half is a node in
 turn.
 """
 

@@ -1,7 +1,8 @@
 """The frames of a user's code that run in a thread, as an observer sees them begin and end.
 
-Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there is the profile hook of a
-thread, which sees all Python frames and all calls of C: it is off (`pause`) while PyTorch's and our own code run.
+Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there is the profile
+hook of a thread, which sees all Python frames and all calls of C. It is off (`pause`) while PyTorch's and our own
+code run.
 
 Frames of PyTorch, of ours and of the standard library are passed over, and all that runs below an import. Other packages are the
 user's code, and so is `torch.optim`.

@@ -1,7 +1,8 @@
 """Explicit random keys, `torch.func._random`, as equations.
 
-A key says which numbers are drawn, so these equations are pure: equal ones are merged, a checkpoint may run them again,
-and a batch of keys draws what each key draws alone. PyTorch fills a tensor in place; in a trace the numbers are a new one.
+A key says which numbers are drawn, so these equations are pure. Equal ones are merged, a checkpoint may run them
+again, and a batch of keys draws what each key draws alone. PyTorch fills a tensor in place; in a trace the numbers
+are a new one.
 
 PyTorch has keys since 2.12, and kernels for them on CUDA devices.
 """

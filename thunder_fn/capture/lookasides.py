@@ -1,8 +1,9 @@
 """Lookasides: inside a capture, calls of a function go to another one.
 
-A Python function may have been imported under any name, so what is replaced is its code: while some capture runs, the
-function is a short trampoline to a dispatcher, which calls the replacement in threads that capture and a copy of the
-original in all others. Calls that were under way go on undisturbed. With the last capture the code comes back.
+A Python function may have been imported under any name, so its code is replaced. While some capture runs, the
+function is a short trampoline to a dispatcher. The dispatcher calls the replacement in threads that capture, and a
+copy of the original in all others. Calls that were under way go on undisturbed. With the last capture the code comes
+back.
 
 Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves (`scopes.py`) and are diverted
 there. Other functions of C, such as `math.sqrt` and `print`, what `functools.cache` and `functools.partial` make, and cached

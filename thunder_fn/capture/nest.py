@@ -1,9 +1,9 @@
 """Nesting: a pure function from the recorder's tree of scopes to a nested trace.
 
-Each scope becomes a composite whose inputs are what it uses and did not define and whose outputs are its results and
-whatever else later equations use. Equal bodies become one object.
+Each scope becomes a composite. Its inputs are the variables that it uses and did not define; its outputs are its
+results and whatever else later equations use. Equal bodies become one object.
 
-A composite keeps the full name of the user's call where its arguments and results are those of the call, so executors
+A composite keeps the full name of the user's call where its arguments and results are those of the call. So executors
 may claim it by signature. Otherwise it has the short name and takes the variables that it reads: transforms call
 their own versions so.
 """

@@ -2,7 +2,7 @@
 
 Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Other
 properties, such as `is_leaf`, the storage offset or attributes, are looked at only in calls of programs whose
-function asked for them: a read is a condition of the trace (`Read`). Questions that cannot be answered while tracing
+function asked for them. A read is a condition of the trace (`Read`). Questions that cannot be answered while tracing
 are refused.
 
 `tests/unit/test_cache_properties.py` has a row for everything that PyTorch's tensors have.

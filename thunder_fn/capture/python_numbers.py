@@ -1,9 +1,9 @@
 """Symbols as the numbers that user code takes them for.
 
-PyTorch's symbolic numbers are no ints to Python: `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and
+PyTorch's symbolic numbers are no ints to Python. `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and
 a dict does not take them as keys. Code that asks such things would silently do something else than it does with the
-number. `Int`, `Float` and `Bool` answer as ints, floats and bools do; where only a number can answer, such as for a
-hash, they stand for it from then on, which is a decision of the trace like any other. PyTorch's own code sees what it
+number. `Int`, `Float` and `Bool` answer as ints, floats and bools do. If only a number can answer, such as for a
+hash, they stand for it from then on. That is a decision of the trace like any other. PyTorch's own code sees what it
 knows. Their arithmetic is in `number_arithmetic.py`.
 """
 

@@ -1,7 +1,7 @@
 """Reads of module attributes by a capture.
 
-A program depends on the plain attributes that the traced code asked for (`training`, `self.p`, `self.config`), and on no
-others: a counter that a training loop keeps on its model is not a reason to trace again.
+A program depends on the plain attributes that the traced code asked for (`training`, `self.p`, `self.config`), and on
+no others. A counter that a training loop keeps on its model is not a reason to trace again.
 """
 
 from __future__ import annotations

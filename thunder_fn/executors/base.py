@@ -8,8 +8,8 @@ gave them. An executor answers an equation with one of
     Fuse()               the equation may be part of a region, a closed trace that the executor compiles as one
     Refused(reason)      it is left to the next executor, and unfolded where nobody takes it
 
-Answers are functions of the equation alone. Registering on an executor changes what it answers from then on; `frozen`
-is the executor as it is now, the value that programs are made with.
+Answers are functions of the equation alone. Registering on an executor changes its answers from then on. `frozen` is
+the executor as it is now, the value that programs are made with.
 """
 
 from __future__ import annotations

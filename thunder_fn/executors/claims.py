@@ -1,16 +1,15 @@
 """Claiming: who runs which part of a trace.
 
 The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
-unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again:
-everything that an executor other than torch runs is one composite in it, so that `evaluate` says what it has to
-compute.
+unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again.
+Everything that an executor other than torch runs is one composite in it, so `evaluate` says what that has to compute.
 
     myex::multimul                  an equation that an executor computes
     inductor::inductor_fusion_0     a region
 
-A call of a jitted function that was given executors of its own is claimed by those, and nobody else sees inside.
-A composite that occurs more than once and is large is claimed on its own, so that the regions in it are equal wherever
-it occurs, and are compiled once.
+A call of a jitted function that was given executors of its own is claimed by those, and nobody else sees inside. A
+large composite that occurs more than once is claimed on its own. So the regions in it are equal wherever it occurs,
+and are compiled once.
 """
 
 from __future__ import annotations

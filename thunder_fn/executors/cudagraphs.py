@@ -1,6 +1,6 @@
 """cudagraphs: a whole program as one CUDA graph.
 
-The first call runs the program some times, records it on input buffers that stay where they are, and later calls copy
+The first call runs the program some times, and records it on input buffers that stay where they are. Later calls copy
 their inputs into the buffers, replay, and hand out copies of the results. Nothing of it holds on to an argument.
 
 A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a

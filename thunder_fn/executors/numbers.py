@@ -1,6 +1,6 @@
 """Numbers beside tensors: `x + 1` makes a tensor of 1 at every call, which costs more than a small addition.
 
-A program holds that tensor if this changes no bit: beside a float32 or float64 tensor on the CPU, an elementwise op
+A program holds that tensor if this changes no bit. Beside a float32 or float64 tensor on the CPU, an elementwise op
 converts the number to the tensor's dtype before it computes, and so does this.
 """
 

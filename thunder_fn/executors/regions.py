@@ -4,8 +4,8 @@ Regions are convex: no way leads out of a region and back in, so that a region c
 equation joins the latest region unless something outside that depends on the region lies between; then it begins the
 next one. So no two regions could be one, and values are made about where the program makes them.
 
-A program may *give* a region what the region reads last and nothing else shows; what is given is part of the region's
-job, so equal regions are given the same.
+A program may *give* a region what the region reads last and nothing else shows. The given places are part of the
+region's job, so equal regions are given the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reuse of memory: equations that may overwrite an operand instead of filling new memory.
 
-A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds the equations whose
-first operand is not needed any more, lives in memory that nobody else can see, and whose op has an in-place form with
-bitwise equal results; and the operands of regions that are so, whose memory a compiler may write results to. Everything
-else here is the alias analysis that this needs.
+A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds equations with two
+properties: their first operand is not needed any more and lies in memory that nobody else sees, and their op has an
+in-place form with bitwise equal results. It also finds such operands of regions, whose memory a compiler may write
+results to. Everything else here is the alias analysis that this needs.
 """
 
 from __future__ import annotations

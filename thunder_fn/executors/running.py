@@ -115,7 +115,7 @@ class CheckedRegion:
             return tuple(results)
         found = f"({', '.join(map(_told, results))})" if isinstance(results, tuple | list) else _told(results)
         what = f"{self.name} returned {found}, but its outputs are ({', '.join(map(str, types))})"
-        fix = "What `fuse` makes returns a tuple of tensors of the dtypes and shapes of the region's outputs."
+        fix = "Let the function that `fuse` makes return a tuple of tensors of the region's dtypes and shapes."
         raise ExecutorError(located(what, source=source, fix=fix))
 
     def donating(self, places: tuple[int, ...]) -> CheckedRegion:

@@ -1,8 +1,8 @@
 """Spelling of an equation as a call that Python makes fast.
 
-`torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated code.
-A C-bound function of the op's name is used where it reaches the dispatcher with the very overload and arguments that
-the equation has, which is tried out, once for each distinct call, without running any kernel.
+`torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated
+code. A C-bound function of the op's name is used if it reaches the dispatcher with the very overload and arguments of
+the equation. That is tried once for each distinct call, without running any kernel.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Calling a program with values that nobody else holds, so that each is freed when the program has read it last.
 
-A caller of `run(*values)` holds the values until the call returns. A program that is made to be taken from has a second
-entry, a function of one list, which it empties before it begins; in between it deletes each value after its last use. So has
-a compiled region, to which a program hands over what is large and read there last. Handing over frees memory early; what
-a region is also *given* (`reuse.py`) it may write its results to.
+A caller of `run(*values)` holds the values until the call returns. A program that is made to be taken from has a
+second entry, a function of one list, which it empties before it begins. It deletes each value after its last use. So
+has a compiled region, to which a program hands over what is large and read there last. Handing over frees memory
+early; what a region is also *given* (`reuse.py`) it may write its results to.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ BELOW_AUTOGRAD_FROM = 12
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs: a function of the trace's inputs, the text that it was made from, what was claimed, and what
-    it does with memory that nobody needs. `meaning` is what it was lowered from."""
+    """A program that runs: a function of the trace's inputs, its text, the claims, and the plan for memory that
+    nobody needs. `meaning` is what it was lowered from.
+    """
 
     text: str
     run: Callable[..., tuple[Any, ...]]

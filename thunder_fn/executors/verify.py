@@ -1,8 +1,8 @@
 """verify: a program that runs beside `evaluate`, and names the first equation that is farther off than it may be.
 
-Each call of an executor is given the values that the program has there, and so is `evaluate` of what it stands for; so is
-each call in a step of a loop or in a branch, and then the loop or choice as a whole, as the program runs it. Only the equation
-that is wrong is named, not those that follow from it.
+Each call of an executor is given the values that the program has there, and so is `evaluate` of its meaning. The same
+holds for each call in a step of a loop or in a branch, and then for the loop or choice as a whole, as the program
+runs it. Only the equation that is wrong is named, not those that follow from it.
 
 The tolerance, by the label and by the dtype of a result, relative to the element or to the mean of all:
 

@@ -2,7 +2,7 @@
 
 A program is run on tensors without values, which share storages as real ones do, so views and copies are told apart
 by PyTorch itself. A storage lives from the equation that makes it to the last one that reads it, which is where the
-program deletes it; what runs in place makes none. Inputs are the caller's and are counted apart.
+program deletes it. Equations in place make none. Inputs are the caller's and are counted apart.
 
     memory of step: peak 17.6 MiB at equation 146 of 452 (aten.gelu_backward.default in blocks.0); residuals ...
 

@@ -1,8 +1,8 @@
 """Evaluating an equation where PyTorch's autograd or torch.func looks on: its rule is the derivative.
 
-A custom rule is not what autograd would find by looking at the body, so the equation runs as one node whose forward
-and backward are its split. If a derivative of that backward may be taken, the residuals that no operand and no output
-holds are computed again from the operands, so that autograd sees where they come from; with the same random numbers.
+Autograd would not find a custom rule by looking at the body. So the equation runs as one node whose forward and
+backward are its split. If a derivative of that backward may be taken, the residuals that no operand and no output
+holds are computed again from the operands, with the same random numbers. So autograd sees where they come from.
 
 Collectives run so, too: what their backward sends is an equation, which an error can name.
 """

@@ -1,8 +1,8 @@
 """Residuals that a backward computes again because that is cheaper than reading them.
 
 If an executor fuses pointwise ops, a value that such ops compute from values read anyway is cheaper to compute again
-than to write and read: a GELU that is written out keeps its input, and not the cube, the sums and the tanh that it is
-made of. Values that another op reads, such as a matrix product, are kept.
+than to write and read. A GELU that is written out keeps its input, and not the cube, the sums and the tanh inside.
+Values that another op reads, such as a matrix product, are kept.
 
 Source: min_cut_rematerialization_partition of functorch, which recomputes and keeps by the same two questions.
 """

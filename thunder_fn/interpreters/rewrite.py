@@ -5,11 +5,10 @@
     restore: new parameters -> old parameters
 
 Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the
-same values. A rewrite comes from a **Representation** of some parameters: into which parts each is taken, how the
-parts give it back, and which calls can work on the parts as they are (a linear layer on int8 weights, say).
-`represent` is the interpreter that carries representations through a trace, into bodies, to where they are used. A
-rule's results may be represented, too (`Kept`): of the results of a column of a layer each rank has a share, until an
-op needs all of them.
+same values. A rewrite comes from a **Representation** of some parameters: the parts of each, the way back from the
+parts, and the calls that can work on the parts as they are, such as a linear layer on int8 weights. `represent` is
+the interpreter that carries representations through a trace, into bodies, to where they are used. A rule's results
+may be represented, too (`Kept`): each rank has a share of a column layer's results, until an op needs all of them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The schedule of collectives: overlap, and a limit on the number in flight.
 
-A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move: gathers are
-sent in the order in which their results are used, each before the first wait at which fewer than so many are in flight; a wait,
-and what follows from collectives alone (a weight cut out of a bucket, its transpose), comes right before the first equation that
-reads it; a reduction is awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule
-one trace in one way, so collectives meet.
+A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move.
+Gathers are sent in the order in which their results are used, each before the first wait at which fewer than so many
+are in flight. A wait comes right before the first equation that reads it, and so does what follows from collectives
+alone, such as a weight cut out of a bucket. A reduction is awaited before so many later ones are sent. Everything
+else stays in its order. All ranks schedule one trace in one way, so collectives meet.
 
 The backward of a ZeRO-3 block gathers again. If it is scheduled, the whole function is one checkpoint, whose backward
-is one body with all gathers in it: `InFlight` is what its policy does to that body.
+is one body with all gathers in it. Its policy arranges that body by `InFlight`.
 
 Source: PyTorch FSDP, section 3.3 (arXiv:2304.11277).
 """

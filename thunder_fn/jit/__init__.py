@@ -131,11 +131,11 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
     Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether one is passed
-    twice, other arguments by type and value, but a size or number that changes between calls becomes a symbol of the
+    twice; other arguments by type and value. A size or number that changes between calls becomes a symbol of the
     program. Tensors that f closes over are used by reference. If a value that f reads from outside changes, such as a
-    global number or a module's `training`, f is traced again, and both programs are kept; `constant(value)` bakes it
+    global number or a module's `training`, f is traced again. Both programs are kept. `constant(value)` bakes a value
     in. Side effects on Python's own objects, such as `print` or an attribute that f sets, happen once, while tracing.
-    Lists and dicts among the arguments get what f puts into them or takes out; f has copies of other containers, such
+    Lists and dicts among the arguments get what f puts into them or takes out. f has copies of other containers, such
     as dataclasses, and to change one is an error.
 
     Args:

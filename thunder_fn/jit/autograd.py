@@ -1,8 +1,8 @@
 """The bridge to PyTorch's autograd: results of a jitted function are differentiable by `loss.backward()`.
 
 A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's
-graph gets (`pieces.py`, `nodes.py`). If the backward is to be differentiated itself (`create_graph=True`), the
-gradient is computed by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
+graph gets (`pieces.py`, `nodes.py`). If the backward is to be differentiated itself (`create_graph=True`), a bridged
+trace of its own computes the gradient from the inputs. So derivatives of any order are right.
 
 That trace draws the random numbers of the forward again.
 """

@@ -8,7 +8,7 @@
         r0, = program(l0, l1)
         return r0
 
-PyTorch's C++ guards check the prologue trace where they reach, generated Python does elsewhere: a generic flatten of
+PyTorch's C++ guards check the prologue trace where they reach, generated Python does elsewhere. A generic flatten of
 a hundred tensors takes twice as long as all their checks.
 """
 

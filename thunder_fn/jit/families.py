@@ -10,9 +10,9 @@ whose other places agree form a *class*, and its programs are the leaves of a tr
                0: program 2
                1: program 3
 
-A function that is traced asks the same first question whatever the numbers are, the same second one after the same
-answer, and so on, so what its traces decided makes a tree. Finding a program takes one look for each question on its
-way, however many programs there are.
+A traced function asks the same first question whatever the numbers are, the same second one after the same answer,
+and so on. So the decisions of its traces make a tree. Finding a program takes one look for each question on its way,
+however many programs there are.
 """
 
 from __future__ import annotations

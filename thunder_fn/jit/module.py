@@ -1,8 +1,8 @@
 """jit of a module: a module of the same class on the same state, whose `forward` is jitted.
 
-The jitted module and the module that was given share their `__dict__`, so whatever is done to one, by an optimizer, a
-`load_state_dict`, a hook or an assignment, is done to the other. Parameters and buffers enter the program as inputs. The
-module's own hooks run around the program, as they do around any `forward`; those of its submodules are traced.
+The jitted module and the given one share their `__dict__`. So whatever an optimizer, a `load_state_dict`, a hook or
+an assignment does to one, it does to the other. Parameters and buffers enter the program as inputs. The module's own
+hooks run around the program, as they do around any `forward`; those of its submodules are traced.
 
 While the module is traced its real parameters stay in place and are recognised by identity, so `isinstance(p,
 nn.Parameter)` holds. Code that changes the class of the jitted module, such as `register_parametrization`, changes
@@ -109,9 +109,9 @@ def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
 class Assigning:
     """The result of a call that leaves something elsewhere too.
 
-    `states` are what the objects among its arguments hold after it, `attributes` what attributes of the module and its submodules
-    are bound to, plain ones too, with the submodule's number, the section of its `__dict__` and the name; `filled` what lists and
-    dicts among its arguments hold, where it filled them.
+    `states` are the contents of objects among its arguments after it. `attributes` are the new values of attributes
+    of the module and its submodules, plain ones too, with the submodule's number, the section of its `__dict__` and
+    the name. `filled` are the contents of lists and dicts that it filled.
     """
 
     result: Any

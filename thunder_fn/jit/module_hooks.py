@@ -1,8 +1,8 @@
 """Hooks of submodules: which a trace has, which it cannot have, and what they leave outside of it.
 
-Forward hooks are traced with the module. One that records what it sees (`seen.append(output)`) or counts does so in every
-call of eager code, and in a trace once, with tracers. So what hooks can reach is looked at before and after a trace: where
-one of them changed it, it is put back, and the module runs as it does without jit.
+Forward hooks are traced with the module. One that records what it sees (`seen.append(output)`) or counts does so in
+every call of eager code, and in a trace once, with tracers. So objects that hooks can reach are looked at before and
+after a trace. If a hook changed one, it is put back, and the module runs as it does without jit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A backward in pieces, one for each node of autograd's graph.
 
-Eager code has a node for each op: `backward` of one result frees nothing that another one alone needs, and the gradient of a
-result by another, or its `grad`, can be asked for. Here a piece is all of the backward that depends on the same cotangents:
+Eager code has a node for each op. `backward` of one result frees nothing that another one alone needs, and one can
+ask for the gradient of a result by another, or for its `grad`. Here a piece is all of the backward that depends on
+the same cotangents:
 
     y = f(x); z = g(y)      {y, z}: f's backward, from y's cotangent        {z}: g's backward, which adds to y's cotangent
     y = f(x); z = g(x)      {y}: f's backward       {z}: g's backward       autograd adds up the gradients of x
@@ -56,8 +57,8 @@ class Pieces:
 def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
     """The backward of a split in pieces; `whole`, in one.
 
-    Law: run one after the other, what is given to an edge or a gradient being added up, the pieces give the gradients
-    that the backward gives.
+    Law: run one after the other, the pieces give the gradients of the backward; values given to one edge or gradient
+    are added up.
     """
     cutting = _Cutting(split)
     if whole or len(cutting.cotangents) < 2 or any(map(makes_symbols, split.backward.equations)):

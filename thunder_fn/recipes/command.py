@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m thunder_fn compile",
-        description="What a recipe makes of a model, with its ops, claims, memory and time. "
+        description="Report the ops, claims, memory and time of a model under a recipe. "
         + (__doc__ or "").partition("\n\n")[2],
     )
     parser.add_argument("model", metavar="MODEL", help="a configuration of transformers, or module:function")

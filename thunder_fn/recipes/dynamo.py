@@ -3,9 +3,9 @@
 Dynamo runs the bytecode, breaks graphs where it must and guards what it baked in. Its graphs consist of torch functions, so
 they are traced as any function is, composites included, and get the transforms and executors that were asked for.
 
-A model or function whose recipe wants no frontend is captured directly, as one trace. If that shows that it is no single trace,
-because it decides on values, draws Python's random numbers or calls what no trace can have, it goes through Dynamo from then on,
-with a warning.
+A model or function whose recipe wants no frontend is captured directly, as one trace. If it is no single trace,
+because it decides on values, draws Python's random numbers or makes calls that no trace can have, it goes through
+Dynamo from then on, with a warning.
 
 Dynamo can take over within the same call, because a capture that fails has changed no tensor and drawn no random
 number. Graphs enter through capture rather than `from_fx`: they consist of torch functions and so keep their

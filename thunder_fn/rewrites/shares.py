@@ -1,9 +1,10 @@
 """Activations of which each rank has a share along a dim, until an op needs all of them.
 
-A column of a layer computes such a share. Ops that treat the places along the dim alike work on shares as they are:
-pointwise ops, views that keep the dim's ranks apart, attention whose heads are split. So a column layer, an
-activation function and a row layer send one sum, as Megatron-LM's pairs do, and heads are split where the matrices
-before and after them are. An op that is not in the table here gets the gathered value, which is always right.
+A column of a layer computes such a share. Ops that treat the places along the dim alike work on shares as they are.
+These are pointwise ops, views that keep the dim's ranks apart, and attention whose heads are split. So a column
+layer, an activation function and a row layer send one sum, as Megatron-LM's pairs do. Heads are split where the
+matrices before and after them are. An op that is not in the table here gets the gathered value, which is always
+right.
 
 Shares are even: a dim that the ranks do not divide is gathered where it is computed.
 

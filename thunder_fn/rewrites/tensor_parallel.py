@@ -1,7 +1,7 @@
 """Weights split over ranks that work on one batch together: by columns, rows, vocabulary or sequence.
 
 Every rank computes its share of a layer. The result of a column layer stays a share (`shares.py`) through activation
-functions and heads, and a row layer takes it as it is: such a pair sends one sum forwards and one backwards. If an op
+functions and heads, and a row layer takes it as it is. Such a pair sends one sum forwards and one backwards. If an op
 needs whole activations, they are gathered. The functions at the border of a layer are in `crossings.py`. The number
 of a rank's share is a part, `w.rank`, so that all ranks run the same trace.
 

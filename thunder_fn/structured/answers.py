@@ -1,7 +1,7 @@
 """Answers of a policy about the equations of a body, as values of its split forward.
 
-A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along; in the
-forward that it leaves, the marks are taken off again and say which values to keep.
+A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along. In
+the forward that it leaves, the marks are taken off again and say which values to keep.
 """
 
 from __future__ import annotations

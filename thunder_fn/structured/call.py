@@ -2,9 +2,9 @@
 
     outputs = call(*operands, name=..., options=...)      one body, on the operands
 
-The body is what the inner `jit` traced, its own transforms applied, closed. `options` are the inner function's; nothing
-here looks at them: an executor that meets the equation reads which executors the inner function was given, and unfolds
-the body where they are its own.
+The body is what the inner `jit` traced, its own transforms applied, closed. `options` are the inner function's, and
+nothing here looks at them. An executor that meets the equation reads the inner function's executors, and unfolds the
+body if they are its own.
 
 Law: a call computes what its body computes, and every transform of it is a call, with the same name and options, of the
 transformed body.

@@ -2,11 +2,11 @@
 
     outputs = checkpoint(*operands, policy=policy)      one body, on the operands
 
-The equation survives every transform, its body transformed, until lowering. Its backward is a `checkpoint` too: an
-equation whose body first computes the residuals again, from the operands and the values that the policy keeps, and then
-pulls back. Bodies are closed and cse works on each by itself, so nothing can merge the recomputation with the forward;
-dce cannot drop it, as the gradients need it. Random equations never run again: the policy's choice is completed by the
-fewest bytes that make that so (`remat.py`).
+The equation survives every transform, its body transformed, until lowering. Its backward is a `checkpoint` too. The
+body of that first computes the residuals again, from the operands and the values that the policy keeps, and then
+pulls back. Bodies are closed and cse works on each by itself, so nothing can merge the recomputation with the
+forward. dce cannot drop it, as the gradients need it. Random equations never run again: the policy's choice is
+completed by the fewest bytes that make that so (`remat.py`).
 
 Source: jax.checkpoint for the semantics; JAX.
 """

@@ -6,8 +6,8 @@
 Semantics: JAX; the signature of `cond` is torch.cond's. Both are one op with a chosen branch: cond's number
 is 0 for true and 1 for false.
 
-Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects; what a branch reads is
-replaced by zeros for the examples that do not take it, so that no NaN of theirs reaches a gradient.
+Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects. A branch reads zeros for
+the examples that do not take it, so that no NaN of theirs reaches a gradient.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ with one tangent for each differentiable tensor of the arguments and one for eac
 custom_vjp, the second body is there if it could be captured with the call; a rule that calls the function itself is
 captured when a derivative asks for it.
 
-Reverse mode transposes the rule: it is linear in the tangents, so it is split into what needs no tangents, which runs
-forward, and a linear rest, whose vjp is the backward. vmap batches both bodies.
+Reverse mode transposes the rule, which is linear in the tangents. The rule is split into a part without tangents,
+which runs forward, and a linear rest, whose vjp is the backward. vmap batches both bodies.
 
 Source: jax.custom_jvp for the semantics.
 """

@@ -2,8 +2,8 @@
 
     outputs = differentiated_as(*operands)      bodies: computed, differentiated      on the operands
 
-Both bodies give the same values. PyTorch's first derivative of some ops reads what the op has saved (the factors of a
-matrix, say), of which no derivative is known, and so it cannot be differentiated again; with `create_graph=True` PyTorch
+Both bodies give the same values. PyTorch's first derivative of some ops reads saved values, such as the factors of a
+matrix, of which no derivative is known. So it cannot be differentiated again. With `create_graph=True` PyTorch
 computes it from the arguments. A rule that `derive.py` makes of such an op has both ways.
 """
 

@@ -159,7 +159,7 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
         kind = "a Tensor" if isinstance(result, Tensor) else kind_of(result)
         what = f"{len(result)} values" if isinstance(result, (tuple, list)) else kind
         what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
-        raise TraceTypeError(located(what, source=user_source(), fix="Where there is no y, return `(carry, None)`."))
+        raise TraceTypeError(located(what, source=user_source(), fix="Return `(carry, None)` if there is no y."))
     return result[0], result[1]
 
 

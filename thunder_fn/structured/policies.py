@@ -110,8 +110,8 @@ class checkpoint_policies:
     def budget(budget_bytes: int) -> Budget:
         """Keep at most so many bytes for each checkpointed call, besides its inputs and what random numbers need.
 
-        The choice is a minimum cut between what is kept and what is computed again, at the price of memory that meets
-        the budget; what is left of the budget goes to the values that save most computation for their bytes.
+        The choice is a minimum cut between kept and recomputed values, at the price of memory that meets the budget.
+        The rest of the budget goes to the values that save most computation for their bytes.
         """
         if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int) or budget_bytes < 0:
             raise CheckpointError(f"checkpoint_policies.budget: a number of bytes, not {budget_bytes!r}")

@@ -1,7 +1,7 @@
 """Halves of a split whose backward computes some residuals again, from what is kept: a checkpoint's, and a loop's.
 
-The policy of a checkpoint says what is computed again. A loop stacks what its steps keep and a choice keeps it in
-slots that its branches share, so neither has a place for what has another size in each step, or is no tensor:
+The policy of a checkpoint says what is computed again. A loop stacks the residuals of its steps, and a choice keeps
+them in slots that its branches share. So neither has a place for values of another size in each step, or for numbers:
 `found_again`.
 """
 

@@ -1,10 +1,10 @@
 """Rematerialisation: which residuals of a forward are kept, and the trace that computes the others again.
 
-Given the forward of a split and the values that its backward reads, everything here is a question of graphs:
-`recompute` walks back from those values to what is kept; `cheapest_cut` chooses what to keep.
+Given the forward of a split and the values that its backward reads, everything here is a question of graphs.
+`recompute` walks back from those values to the kept ones; `cheapest_cut` chooses the values to keep.
 
 A value that comes from random numbers is never drawn again. The values kept in its place are again a choice: the cut
-with the fewest bytes, which are never more than the backward reads, as keeping just that is one of the cuts.
+with the fewest bytes. These are never more than the backward reads, as keeping just that is one of the cuts.
 
 Source: T. Chen et al., "Training deep nets with sublinear memory cost", 2016; P. Jain et al., "Checkmate", 2020;
 the minimum cut follows min_cut_rematerialization_partition of functorch.

@@ -2,8 +2,8 @@
 
     output = straight_through(value, history)
 
-The op stands for an in-place change where gradients are off: `with torch.no_grad(): x.clamp_(min=0)` changes the
-values of x, and the gradient of what is computed from x afterwards flows to what x was before, unchanged.
+The op stands for an in-place change where gradients are off. `with torch.no_grad(): x.clamp_(min=0)` changes the
+values of x. Gradients of later uses of x flow to its earlier value, unchanged.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
 
 A step names no variable. It has picks, small numbers that count back from the newest variable that suits the place,
 so 0 is the latest result; missing picks are 0, and a step that nothing suits does nothing. Hence every Program builds
-a valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted: that is what lets
-Hypothesis shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes
-the types of the operands that it is called with. If a body must return certain types, as a branch or the step of a
-loop must, its outputs are picked among the variables that have them.
+a valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted. So Hypothesis can
+shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes the types of
+the operands that it is called with. If a body must return certain types, as a branch or the step of a loop must, its
+outputs are picked among the variables that have them.
 
 A new leaf is one more function with `@step`, a new structured op one with `@structured` (see `steps/`).
 """

@@ -53,8 +53,8 @@ def _ignore_op(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 class RecordingMode(FakeTensorMode):
     """FakeTensorMode that calls `on_op(overload, args, kwargs, result)` for every op that reaches it.
 
-    It sits where FakeTensorMode always sits, at the bottom of the dispatcher's modes, so what it sees is functional
-    and differentiation, batching and autocast have already happened.
+    It sits where FakeTensorMode always sits, at the bottom of the dispatcher's modes. So it sees functional ops,
+    after differentiation, batching and autocast.
     """
 
     supports_higher_order_operators = True

@@ -240,7 +240,7 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
         if _overlaps(tensor):
             name = func._schema.name.rpartition("::")[2]
             raise RuntimeError(
-                f"`{name}` writes to an expanded tensor, of which several elements are one in memory; write to the tensor "
+                f"`{name}` writes to an expanded tensor, several of whose elements share memory; write to the tensor "
                 "that is expanded, or to a clone"
             )
 

@@ -3,14 +3,14 @@
     jit(f, executors=[inductor()])                  compiled before the first call is answered
     jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
 
-Compilation is fast: equal regions are compiled once, however often the program calls them; all kernels of a program
-are compiled by one or two runs of the C++ compiler; what was compiled is on disk for the next process, which does not
+Compilation is fast. Equal regions are compiled once, however often the program calls them. All kernels of a program
+are compiled by one or two runs of the C++ compiler. Compiled code is on disk for the next process, which does not
 even import Inductor. Calls are fast: a region is one Python function that calls kernels, with no guard of its own.
 
 Random numbers stay with the torch executor, which draws those that eager would.
 
-A job (`codegen.Job`) is a region with the strides of its inputs; `codegen.py` turns it into text, `native.py` into
-modules, `store.py` keeps these on disk, under a digest that covers the files here. Each step is a function of the one
+A job (`codegen.Job`) is a region with the strides of its inputs. `codegen.py` turns it into text and `native.py` into
+modules. `store.py` keeps these on disk, under a digest that covers the files here. Each step is a function of the one
 before.
 """
 

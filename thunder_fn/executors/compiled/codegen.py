@@ -6,8 +6,8 @@
         return (buf0,)
 
 Inductor writes a module that compiles its kernels one by one when it is imported. The needed parts of it are cut out
-here: the function, the few names that it uses, and the sources of the kernels, which `native.py` compiles many at a
-time.
+here: the function, the few names that it uses, and the sources of the kernels. `native.py` compiles many of these at
+a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels as Python functions: many of them in one C++ file, compiled by one run of the compiler.
 
-Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one, so kernels are compiled in as few
-files as there are processors.
+Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one. So kernels are compiled in as
+few files as there are processors.
 
 `quick_tanh` stands for PyTorch's: a polynomial near zero, an exponential farther out, as in S. Moshier's cephes `tanhf.c`.
 The polynomial is the minimax one for |x| < 0.9, where cephes' ends at 0.625: the exponential's error counts less there.

@@ -1,6 +1,6 @@
 """Programs with compiled regions: which layouts regions are called with, and when compiled code takes over.
 
-A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs, so one run
+A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs. So one run
 of the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled
 regions give results in the layout that eager gives, so what was found stays true. If only values decide on a layout,
 as after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).

@@ -4,10 +4,9 @@
     <folder>/<environment>/<module>-<digest>.so      kernels; the compiler makes other bits of them each time
 
 The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. A file there counts only if it is whole and the
-user's own (`trusted.py`): a file that is cut short, that somebody else may have written, or that was written for
-another PyTorch, another processor or another version of this package, is as good as none. Files are written beside
-their place and moved there, so nobody ever sees half of one. If nothing can be written, regions are compiled again in
-the next process.
+user's own (`trusted.py`). A file that is cut short, or that somebody else may have written, is ignored. So is one for
+another PyTorch, another processor or another version of this package. Files are written beside their place and moved
+there, so nobody ever sees half of one. If nothing can be written, regions are compiled again in the next process.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
     jit(f, executors=["nvfuser"])
 
-Takes what works element by element, reductions, and ops that move elements, on CUDA tensors, whatever PyTorch's
-decompositions make of other ops included (softmax, norms, activations and their backwards). Sizes may be symbols: a
-region is defined once for all of them (`sized.py`). Left to others are matrix products, random numbers, which nvFuser
-would draw otherwise than eager does, complex numbers, and integers of 8 and 16 bits, which its Python module does not
-have. `explain_claims` lists the claims and refusals on any machine; a run takes the package `nvfuser_direct`, 0.2.34
-or later.
+It takes pointwise ops, reductions, and ops that move elements, on CUDA tensors. Other ops, such as softmax, norms and
+activations, go through PyTorch's decompositions. Sizes may be symbols: a region is defined once for all of them
+(`sized.py`). Matrix products, random numbers, complex numbers and integers of 8 and 16 bits are left to others.
+nvFuser would draw other numbers than eager does, and its Python module has no such integers. `explain_claims` lists
+the claims and refusals on any machine; a run takes the package `nvfuser_direct`, 0.2.34 or later.
 
 Half precision is computed in float32, each result rounded to the dtype of the trace; nvFuser reorders sums.
 

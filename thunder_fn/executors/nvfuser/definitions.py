@@ -1,11 +1,11 @@
 """nvFuser definitions of regions, and the calls that programs make of them.
 
 A definition is written for the dtypes, sizes, strides and devices of its inputs, and is kept with the kernels that
-nvFuser compiles for it: `Definitions` has those of all programs, equal ones once, and forgets what was not called for
+nvFuser compiles for it. `Definitions` has those of all programs, equal ones once, and forgets what was not called for
 longest.
 
-Outputs lie in memory as eager's do. Views at a region's end (`peeled`) are PyTorch's, so that what shares memory in
-eager shares it here, and nothing else does; the rest gets eager's strides.
+Outputs lie in memory as eager's do. Views at a region's end (`peeled`) are PyTorch's, so that tensors share memory
+here exactly if they do in eager. The rest gets eager's strides.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A definition of such a region has inputs of any size (-1). Sizes inside it are those of its inputs, and what is
 computed of them, such as `2*s0 + 1`, is a scalar input. Decisions made while the definition was written, about sizes
-and by the ops that eager would run, are checked at each call; a call that it does not hold for runs on the torch
+and by the ops that eager would run, are checked at each call. A call for which they do not hold runs on the torch
 executor. So does one with a size of 1, which nvFuser would take for a dim to broadcast.
 """
 

@@ -8,15 +8,15 @@ tensor is an `Operand`. It calls nvFuser's ops and returns what they give:
         return w.ops.sub(...)
 
 An emitter refuses what nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
-equation can be translated, its emitter runs on a writer that writes nothing, so there is one function for each op and
-no second one that says when it holds.
+equation can be translated, its emitter runs on a writer that writes nothing. So there is one function for each op,
+and no second one that says when it holds.
 
 nvFuser's treatment of dtypes is not relied upon: operands are cast to the dtype that PyTorch computes in (float32 for
 half precision), and results to the dtype of the trace. Nor is its broadcasting: operands get the result's shape.
 
-Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter, so that what it decides about them is
-known, as what PyTorch's own kernels decide is. One that reaches nvFuser is the size of an input, or a scalar input
-that is computed in Python: nvFuser does no arithmetic on sizes.
+Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter. So its decisions about them are
+known, as those of PyTorch's own kernels are. One that reaches nvFuser is the size of an input, or a scalar input that
+is computed in Python: nvFuser does no arithmetic on sizes.
 
 Source: NVIDIA/Fuser 0.2.36, `python/python_direct/ops.cpp`, `csrc/type_promotion.cpp`.
 """
