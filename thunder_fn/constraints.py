@@ -11,7 +11,7 @@ from typing import Any
 
 import sympy
 
-from thunder_fn import facts, ops
+from thunder_fn import facts
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.symbols import (
     UNBOUND,
@@ -65,7 +65,7 @@ def premises_of(trace: Trace) -> tuple[Expr, ...]:
 def _known_of_data(equation: Equation) -> Iterator[Expr]:
     """The assertions of an equation, and the bounds of the sizes that it finds."""
     first = equation.args[0] if equation.args else None
-    if equation.op == ops.ASSERT and isinstance(first, Literal) and isinstance(first.value, Expr):
+    if equation.op in facts.ASSERTS and isinstance(first, Literal) and isinstance(first.value, Expr):
         yield first.value
     if equation.op in facts.FINDS and isinstance(first, Var) and isinstance(first.type, TensorType):
         count = sympy.prod([_sympy(size) for size in first.type.shape])

@@ -85,6 +85,9 @@ WRITES_INTO_FIRST = SOME_OVERWRITTEN | Leaves(
 FINDS = Leaves("nonzero index masked_select _unique2 unique_dim unique_consecutive")
 """Ops that find some of the elements of their first operand: a size of the result may depend on data."""
 
+ASSERTS = Leaves("_assert_scalar")
+"""Ops that say that a relation of numbers holds."""
+
 MOVES = Leaves("clone copy _to_copy contiguous cat stack constant_pad_nd _unsafe_view slice_scatter")
 """Ops that move all elements and compute none, besides views."""
 
