@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.constraints import counterexample, equality, premises_of
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.pretty import format_equation
@@ -52,13 +52,6 @@ from thunder_fn.trace import (
     type_of,
     type_of_value,
 )
-
-_LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
-"""Ops whose bounds depend on the storage of their input, which a type does not describe."""
-
-_LAYOUT_SHAPED = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
-"""Ops whose results, those that only their derivative reads, have a shape that depends on strides."""
-
 
 _premises: ContextVar[tuple[Expr, ...]] = ContextVar("thunder_fn_premises", default=())
 """Relations that hold of the symbols of the trace that is being checked."""
@@ -254,7 +247,7 @@ def _fake_result_types(
     op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[Type, ...] | None, tuple[Expr, ...]]:
     """The types, and what of sizes that are symbols they follow from."""
-    if op.name.split(".")[1] in _LAYOUT_SHAPED:
+    if op in facts.SHAPED_BY_STRIDES:
         return None, ()
     mode, decided = RecordingMode(), list[Expr]()
     if next(symbols_in((args, kwargs)), None) is not None:
@@ -264,7 +257,7 @@ def _fake_result_types(
     except (DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, UnsupportedOperatorException):
         return None, ()
     except RuntimeError:
-        if op.name.split(".")[1] in _LAYOUT_DEPENDENT:
+        if op in facts.ADDRESSES:
             return None, ()
         raise
     decided += mode.numbers.constraints if mode.shape_env is not None else ()

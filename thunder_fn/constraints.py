@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 
+from thunder_fn import facts
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.symbols import (
     UNBOUND,
@@ -39,9 +40,6 @@ from thunder_fn.trace import (
     symbols_of_type,
 )
 
-_FINDING = frozenset(("nonzero", "index", "masked_select", "_unique2", "unique_dim", "unique_consecutive"))
-"""Ops that find some of the elements of their first operand."""
-
 
 def equals_hint(expr: Expr) -> Expr:
     """The constraint that an expression is what it was when its trace was made."""
@@ -66,11 +64,10 @@ def premises_of(trace: Trace) -> tuple[Expr, ...]:
 
 def _known_of_data(equation: Equation) -> Iterator[Expr]:
     """The assertions of an equation, and the bounds of the sizes that it finds."""
-    name = equation.op.name.split(".")[1] if equation.op.kind == "leaf" else ""
     first = equation.args[0] if equation.args else None
-    if name == "_assert_scalar" and isinstance(first, Literal) and isinstance(first.value, Expr):
+    if equation.op in facts.ASSERTS and isinstance(first, Literal) and isinstance(first.value, Expr):
         yield first.value
-    if name in _FINDING and isinstance(first, Var) and isinstance(first.type, TensorType):
+    if equation.op in facts.FINDS and isinstance(first, Var) and isinstance(first.type, TensorType):
         count = sympy.prod([_sympy(size) for size in first.type.shape])
         yield from (Expr(sympy.Le(symbol, count)) for symbol in made_by(equation))
 

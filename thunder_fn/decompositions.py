@@ -73,17 +73,6 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
     "torch_nn._linear_cross_entropy_batch_chunked.default": _linear_cross_entropy,
 }
 
-FILLS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("bernoulli.p", "bernoulli.Tensor", "uniform.default", "normal_functional.default", "exponential.default"),
-        *("geometric.default", "cauchy.default", "log_normal.default"),
-        *("random.default", "random.from", "random.to"),
-    )
-)
-"""Ops that fill a tensor with random numbers, whatever was in it: their derivative is zero."""
-
-
 NOT_BATCHED = frozenset(
     f"aten.{name}"
     for name in (

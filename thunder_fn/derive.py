@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from thunder_fn import attention, ops, torch_internals as internals
-from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
+from thunder_fn import attention, facts, ops, torch_internals as internals
+from thunder_fn.capture.layout import HIDDEN
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.constraints import fixes_numbers, names_of, pinned, renamed
-from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, NOT_PUSHED, ONCE
+from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, NOT_PUSHED, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split, memo
 from thunder_fn.statistics import STATISTICS, with_own_statistics
@@ -127,7 +127,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
         MissingRule: neither is known; names the op and the user's line.
     """
     (equation,) = single.equations
-    if equation.op.name in FILLS:
+    if equation.op in facts.DRAWS:
         return _zero_split(single, wanted_inputs, wanted_outputs)
     if equation.op.name in attention.BACKWARDS:
         return _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call_constant, again=True)
@@ -181,6 +181,9 @@ def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
         return split
     rename = renamed(names)
     return replace(split, forward=rename(split.forward), backward=rename(split.backward))
+
+
+_READS_LAYOUT = facts.FACTORS | facts.ADDRESSES
 
 
 @memo(4096)
@@ -279,7 +282,7 @@ def _ask_autograd(
             if isinstance(var.type, TensorType)
         ]
         asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
-        if equation.op.name in (*FACTORS, *ADDRESSES, *READS_MEMORY):
+        if equation.op in _READS_LAYOUT or equation.op.name in facts.READ_AS_CONTIGUOUS:
             recorder.contiguous.update(var.index for var in recorder.inputs)
         results = call(equation, lambda var: tracers[var.index])
         outputs = tuple(_atom(recorder, result) for result in results)

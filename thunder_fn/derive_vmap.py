@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from thunder_fn import attention, derive, ops, torch_internals as internals
+from thunder_fn import attention, derive, facts, ops, torch_internals as internals
 from thunder_fn.batching import KNOWN, Batch, rule_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
@@ -66,7 +66,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     (equation,) = single.equations
     if made_by(equation):
         return _of_one_size(single, batched)
-    if ops.is_fill(equation.op):
+    if equation.op in facts.FILLS:
         return VmapRule(_fill(single, batched, size, randomness))
     if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or _is_unary(equation):
         return VmapRule(_of_whole_batch(single, size))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from thunder_fn import facts
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.pure_twins import PREFIX, twin_of
 from thunder_fn.torch_internals import OpOverload, schema_of
@@ -23,6 +24,7 @@ and not to forward mode, as in torch.func. Nothing else in a trace is an `alias`
 """
 RESHAPE = Op("leaf", "aten.reshape.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
+ASSERT = Op("leaf", "aten._assert_scalar.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
 DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
@@ -119,38 +121,10 @@ def _dropout_position(op: Op) -> int | None:
     return names.index("dropout_p") if "dropout_p" in names else None
 
 
-_DRAWS = frozenset(
-    (
-        *("bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal"),
-        *("random", "poisson", "binomial", "key_normal", "key_uniform", "normal_one_by_one"),
-    )
-)
-
-
-_FILLS = frozenset(
-    (
-        *("bernoulli.p", "uniform.default", "normal_functional.default", "exponential.default", "geometric.default"),
-        *("cauchy.default", "log_normal.default", "random.default", "random.from", "random.to"),
-        "thunder_fn.normal_one_by_one.default",
-    )
-)
-
-
-@cache
-def is_fill(op: Op) -> bool:
-    """Test for an op that fills a tensor like its first operand, whose values do not matter, with random numbers."""
-    return op.kind == "leaf" and op.name.removeprefix("aten.") in _FILLS
-
-
 @cache
 def is_constant(op: Op) -> bool:
-    """Test whether floating results have no derivative in reverse mode: it draws numbers, or makes a tensor like
-    another.
-    """
-    if op.kind != "leaf":
-        return False
-    name = op.name.split(".")[1]
-    return op in (STOP_GRADIENT, NO_GRAD) or name in _DRAWS or name.endswith("_like") or name.startswith("new_")
+    """Test whether no derivative goes back through the op: it draws numbers, or makes a tensor like another."""
+    return op in (STOP_GRADIENT, NO_GRAD) or op in facts.DRAWS or op in facts.LIKE
 
 
 @cache

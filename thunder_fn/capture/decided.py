@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import sympy
-import torch
 
 from thunder_fn import ops
 from thunder_fn.capture.recorded import Decision, Leaf
@@ -17,8 +16,6 @@ from thunder_fn.trace import Expr, Literal, Source, Trace
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
-
-ASSERT = ops.leaf(torch.ops.aten._assert_scalar.default)
 
 
 class Decisions:
@@ -46,7 +43,7 @@ class Decisions:
         message = located(
             f"{relation} does not hold, where u stands for sizes that depend on data", source=self._asked_at()
         )
-        self._recorder.emit(ASSERT, (Literal(relation), Literal(message)), (), ())
+        self._recorder.emit(ops.ASSERT, (Literal(relation), Literal(message)), (), ())
 
     def recorded(self, leaf: Leaf) -> None:
         """An equation binds the sizes that it finds in data."""

@@ -15,33 +15,13 @@ from functools import cache, cached_property
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, cut, map_arg, num_vars
-
-# fmt: off
-COPY_THEN_WRITE = frozenset((
-    "index_put", "index_add", "scatter", "scatter_add", "index_copy", "index_fill",
-))
-"""Ops that give their first operand with some elements overwritten, and have a form that overwrites them there."""
-_ALLOCATES = COPY_THEN_WRITE | frozenset((
-    "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward",
-    "native_layer_norm", "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward",
-    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "sum", "mean",
-    "amax", "amin", "prod", "cumsum", "var", "logsumexp", "gather", "embedding", "embedding_dense_backward",
-    "index", "index_select", "cat", "stack", "clone", "_to_copy", "full", "zeros", "ones", "empty",
-    "arange", "new_zeros", "new_full", "new_ones", "full_like", "zeros_like", "ones_like",
-    "nll_loss_forward", "nll_loss_backward", "slice_backward", "select_backward",
-))
-# fmt: on
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
 """To copy a value that nobody needs any more is to do nothing."""
-
-
-_RESHAPES = frozenset(("reshape", "view", "permute", "transpose", "t", "unsqueeze", "squeeze", "detach", "alias"))
-"""Views of every element of their first operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +98,13 @@ def is_fresh(op: Op) -> bool:
     overload = ops.overload(op)
     if overload.namespace != "aten" or internals.is_decomposed(overload):
         return False
-    return torch.Tag.pointwise in overload.tags or op.name.split(".")[1] in _ALLOCATES
+    return torch.Tag.pointwise in overload.tags or op in facts.ALLOCATES
 
 
 @cache
 def is_reshape(op: Op) -> bool:
     """Test whether the op shows every element of its first operand, in memory of it or in a copy."""
-    return op.kind == "leaf" and op.name.startswith("aten.") and op.name.split(".")[1] in _RESHAPES
+    return op in facts.RESHAPES or op in facts.ALIASES
 
 
 @cache
@@ -133,7 +113,7 @@ def in_place(op: Op) -> Op | None:
     if op.kind != "leaf" or not is_fresh(op) or ops.is_random(op):
         return None
     namespace, name, variant = op.name.split(".")
-    if torch.Tag.pointwise not in ops.overload(op).tags and name not in COPY_THEN_WRITE:
+    if torch.Tag.pointwise not in ops.overload(op).tags and op not in facts.SOME_OVERWRITTEN:
         return None
     try:
         written = Op("leaf", f"{namespace}.{name}_.{variant}")
@@ -320,7 +300,7 @@ def _has_form(equation: Equation) -> bool:
     if in_place(equation.op) is None:
         return False
     repeats = sum(var == source for var in equation.operands)
-    return repeats == 1 or equation.op.name.split(".")[1] not in COPY_THEN_WRITE
+    return repeats == 1 or equation.op not in facts.SOME_OVERWRITTEN
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

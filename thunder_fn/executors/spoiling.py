@@ -32,8 +32,6 @@ Run = Callable[..., tuple[Any, ...]]
 SWITCH = "THUNDER_FN_CHECK"
 MAGIC = 0x5A
 """The bytes of integers that nobody wrote, and of canaries."""
-EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
-"""Ops of ATen whose results nobody has written."""
 _GUARD = 64
 """Elements before and behind a buffer that nobody may write to."""
 _BUFFERS: ContextVar[list[torch.Tensor] | None] = ContextVar("thunder_fn_buffers", default=None)

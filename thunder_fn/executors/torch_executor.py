@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.executors import spoiling
@@ -243,7 +243,7 @@ class _Emitter:
         parts = [self.arg(arg, spelling) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, spelling)}" for key, arg in equation.kwargs]
         call = f"{self.function(spelling)}({', '.join(parts)})"
-        if spoiling.is_on() and op.name.split(".")[1] in spoiling.EMPTY:
+        if spoiling.is_on() and op in facts.EMPTY:
             call = f"{self.bind(spoiling.spoil, 'spoil', spoiling.spoil)}({call})"
         return self.assign(equation, call)
 

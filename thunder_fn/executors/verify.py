@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import facts
 from thunder_fn.constraints import close_symbols
 from thunder_fn.derive import alone
 from thunder_fn.errors import VerificationError
@@ -33,7 +34,6 @@ from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.evaluated import compiled_region
 from thunder_fn.executors.matching import located_in, python_value
 from thunder_fn.executors.running import Runner
-from thunder_fn.executors.spoiling import EMPTY
 from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
@@ -238,13 +238,6 @@ def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -
 
 # ---- memory that nobody wrote ----
 
-_WRITES_ALL_OF_FIRST = frozenset((
-    "copy", "fill", "zero", "bernoulli", "uniform", "normal_functional", "normal", "exponential", "geometric", "cauchy",
-    "log_normal", "random", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
-    "new_ones", "new_full", *EMPTY,
-))  # fmt: skip
-"""Ops that take no values from their first operand, only its type and layout. `bernoulli` does so with a number only."""
-
 
 def unwritten_outputs(trace: Trace, given: Collection[int] = ()) -> set[int]:
     """The outputs, by position, that hold or hang on values of memory that nobody wrote: two runs may differ in them.
@@ -264,14 +257,9 @@ def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
         return [equation.outputs[place] for place in unwritten_outputs(equation.body, read)]
     if equation.op.kind == "structured":
         return equation.outputs if read or any(map(unwritten_outputs, equation.bodies)) else ()
-    namespace, _, rest = equation.op.name.partition(".")
-    name, _, overload = rest.partition(".")
-    if namespace != "aten":
-        return equation.outputs if read else ()
-    if name in EMPTY:
+    if equation.op in facts.EMPTY:
         return equation.outputs
-    is_first = bool(equation.args) and isinstance(equation.args[0], Var)
-    if is_first and name in _WRITES_ALL_OF_FIRST and (name, overload) != ("bernoulli", "default"):
+    if equation.op in facts.OVERWRITES and equation.args and isinstance(equation.args[0], Var):
         first = equation.args[0]
         read = [place for place, var in enumerate(equation.operands) if var.index in found and var != first]
     return equation.outputs if read else ()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.inspect.chain import Chain, chain
 from thunder_fn.inspect.machines import Machine, known_machine
 from thunder_fn.inspect.tables import bytes_text, count_text, plain, rich_table
@@ -45,6 +45,7 @@ class Cost:
 
 
 FREE = Cost()
+_COPIES = facts.MOVES | facts.GATHERS
 _FREE = ("aten.reshape.default", "_c10d_functional.wait_tensor.default")
 COLLECTIVES = ("_c10d_functional.", "_dtensor.", "c10d_functional.")
 
@@ -75,26 +76,8 @@ def _elements(equation: Equation) -> int:
     values = (*equation.operands, *equation.outputs)
     types = [var.type for var in values if isinstance(var.type, TensorType)]
     floating = [type for type in types if type.dtype.is_floating_point or type.dtype.is_complex]
-    is_copy = equation.op.name.split(".")[1] in _MOVES or not equation.operands
+    is_copy = equation.op in _COPIES or not equation.operands
     return 0 if is_copy else max((bytes_of(type) // type.dtype.itemsize for type in floating), default=0)
-
-
-_MOVES = frozenset(
-    (
-        "clone",
-        "copy",
-        "_to_copy",
-        "cat",
-        "stack",
-        "embedding",
-        "index",
-        "gather",
-        "index_select",
-        "index_put",
-        "slice_scatter",
-    )
-)
-"""Ops that move values and compute none."""
 
 
 def _cost_of_bodies(equation: Equation) -> Cost:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.capture.autocast_regions import is_region
 from thunder_fn.check import fake_result_types
 from thunder_fn.derive import alone
@@ -32,15 +32,6 @@ from thunder_fn.rules import FREE_TYPES, memo
 from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, map_arg, type_of
 
 Policy = Callable[[Equation], Any]
-
-MIXED = frozenset(
-    f"aten.{name}.default"
-    for name in (
-        *("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"),
-        *("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional"),
-    )
-)
-"""Ops that are not pointwise and take arguments of several precisions: the parameters may be wider than the input."""
 
 
 @memo(1024)
@@ -123,7 +114,7 @@ class _Casting:
         if _same_types(equation, operands):
             return self._add(equation, operands, tuple(var.type for var in equation.outputs))
         is_backward = "_backward." in equation.op.name  # its kernel takes one precision, whatever its types promise
-        if equation.op.name not in MIXED and (is_backward or not ops.is_pointwise(equation.op)):
+        if equation.op not in facts.PARAMETERS_MAY_BE_WIDER and (is_backward or not ops.is_pointwise(equation.op)):
             operands = self._answered(equation, operands, "promote")
         types = None if is_backward and _is_mixed(operands) else _result_types(equation, operands)
         if types is None:  # the op does not take these types: it gets those that it had

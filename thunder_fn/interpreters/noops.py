@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.rules import memo
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, cut, map_arg
-
-LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 
 Makers = dict[int, Equation]
 """The equation that binds each variable."""
@@ -68,7 +66,7 @@ def leaving_variables(trace: Trace) -> set[int]:
     found = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     for equation in reversed(trace.equations):
         shares = is_alias(equation.op) and any(var.index in found for var in equation.outputs)
-        if shares or (equation.op.kind == "leaf" and equation.op.name.split(".")[1] in LAYOUT_DEPENDENT):
+        if shares or equation.op in facts.ADDRESSES:
             found.update(var.index for var in equation.operands)
     return found
 

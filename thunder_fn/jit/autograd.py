@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import close_symbols, constraints_of
 from thunder_fn.derive_activity import activity
@@ -73,14 +73,6 @@ def bridge(
     return Bridge(trace, wanted, outputs, overwritten, executors, changed, moved) if any(outputs) else None
 
 
-_SPARSE = {
-    "aten.embedding.default": (4, "sparse"),
-    "aten._embedding_bag.default": (5, "sparse"),
-    "aten.gather.default": (None, "sparse_grad"),
-}
-"""Ops that may give their first operand a sparse gradient: the position and name of the argument that says so."""
-
-
 def check_dense(trace: Trace, wanted: Mask) -> None:
     """No gradient would be sparse in eager code, for which a trace has no type.
 
@@ -90,7 +82,8 @@ def check_dense(trace: Trace, wanted: Mask) -> None:
     found = sparse_gradient(trace, wanted)
     if found is not None:
         name = found.op.name.split(".")[1].strip("_")
-        what = f"{name}: its gradient is sparse in eager code ({_SPARSE[found.op.name][1]}=True), and dense in a trace"
+        _, option = facts.SPARSE_GRADIENT[found.op.name]
+        what = f"{name}: its gradient is sparse in eager code ({option}=True), and dense in a trace"
         fix = "Write False for it, with an optimizer for dense gradients, or call it outside of what is jitted."
         raise UnsupportedCall(located(what, source=found.source, fix=fix))
 
@@ -101,8 +94,8 @@ def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
     active = activity(trace, wanted)
     for equation in trace.equations:
         flags = tuple(active[var.index] for var in equation.operands)
-        if equation.op.name in _SPARSE and flags[0]:
-            place, name = _SPARSE[equation.op.name]
+        if equation.op.name in facts.SPARSE_GRADIENT and flags[0]:
+            place, name = facts.SPARSE_GRADIENT[equation.op.name]
             given = dict(equation.kwargs).get(name)
             if given is None and place is not None and place < len(equation.args):
                 given = equation.args[place]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypeAlias
 
+from thunder_fn import facts
 from thunder_fn.errors import CheckpointError, kind_of, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.structured.checkpoint_name import name_of
@@ -19,29 +20,6 @@ from thunder_fn.trace import Equation, Trace
 
 Answer: TypeAlias = Choice["save", "recompute", "offload"]
 Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget | AllBut | Selective"
-
-MATMULS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *(
-            "mm.default",
-            "bmm.default",
-            "addmm.default",
-            "baddbmm.default",
-            "addbmm.default",
-            "mv.default",
-            "addmv.default",
-        ),
-        *(
-            "dot.default",
-            "vdot.default",
-            "linear.default",
-            "matmul.default",
-            "_scaled_mm.default",
-            "_grouped_mm.default",
-        ),
-    )
-)
 
 
 def nothing_saveable(equation: Equation) -> bool:
@@ -56,7 +34,7 @@ def everything_saveable(equation: Equation) -> bool:
 
 def matmuls_saveable(equation: Equation) -> bool:
     """Keep the results of matrix products, which are dear, and compute the cheap rest again."""
-    return equation.op.name in MATMULS
+    return equation.op in facts.MATMULS
 
 
 @dataclass(frozen=True, slots=True)

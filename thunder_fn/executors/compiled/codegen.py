@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from thunder_fn import ops, torch_internals_inductor as internals
+from thunder_fn import facts, ops, torch_internals_inductor as internals
 from thunder_fn.executors.compiled.outputs import Plan, RegionError, plan_outputs, returned
 from thunder_fn.executors.compiled.products import NAME, SOURCE, TYPES, Products, arguments_of, is_faster_here
 from thunder_fn.symbols import Symbol, compute, symbols_in, symbols_of
@@ -269,11 +269,6 @@ def _places_of_symbols(job: Job) -> dict[str, int]:
 
 # ---- what Inductor is known to compile wrongly ----
 
-_WRITE_INTO_FIRST = (
-    "index_put", "index_add", "index_copy", "index_fill", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
-    "index_reduce", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter", "_unsafe_index_put",
-)  # fmt: skip
-
 
 def copy_expanded_targets(graph: torch.fx.Graph) -> None:
     """A copy in front of every op that writes into a tensor some elements of which share memory.
@@ -285,7 +280,7 @@ def copy_expanded_targets(graph: torch.fx.Graph) -> None:
         target = node.target
         if node.op != "call_function" or not hasattr(target, "overloadpacket") or not node.args:
             continue
-        if target.overloadpacket.__name__ not in _WRITE_INTO_FIRST or not _is_expanded(node.args[0]):
+        if str(target) not in facts.WRITES_INTO_FIRST or not _is_expanded(node.args[0]):
             continue
         with graph.inserting_before(node):
             copy = graph.call_function(
