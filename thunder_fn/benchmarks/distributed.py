@@ -217,8 +217,9 @@ class _Queues:
         self.computed = self.sent = self.busy = self.wire = self.flops = 0.0
 
     def run(self, trace: Trace) -> None:
-        """The equations of a trace, those of its composites too, in order. A collective is sent where it stands, and computing
-        goes on; what waits for it waits."""
+        """Run the equations of a trace, those of its composites too, in order. A collective is sent where it stands,
+        and computing goes on until something waits for it.
+        """
         arrives: dict[int, float] = {}
         for equation in trace.equations:
             body = lowered(equation)

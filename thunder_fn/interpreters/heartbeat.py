@@ -66,7 +66,7 @@ class _Heart:
                 self.thread.start()
 
     def end(self) -> None:
-        """The thread is over before Python is: one that comes back from the store after that would abort the process.
+        """End the thread before Python ends: one that comes back from the store after that would abort the process.
 
         So does a thread of a process group that lets go of the last collective's tensors then; it has a moment to do so now.
         """

@@ -74,7 +74,7 @@ def bridge(
 
 
 def check_dense(trace: Trace, wanted: Mask) -> None:
-    """No gradient would be sparse in eager code, for which a trace has no type.
+    """Check that no gradient would be sparse in eager code, for which a trace has no type.
 
     Raises:
         UnsupportedCall: one would; names the user's line.

@@ -179,7 +179,7 @@ class _Call:
         return results
 
     def stand_in(self) -> None:
-        """Tensors of one element in place of what one piece gives another: autograd asks for their types only."""
+        """Put tensors of one element in place of what one piece gives another: autograd asks for their types only."""
         edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
         values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
         for edge in range(len(self.edges), len(edges)):

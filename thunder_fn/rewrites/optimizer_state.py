@@ -81,7 +81,7 @@ def _keys(state: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
 
 
 def _begin(optimizer: torch.optim.Optimizer) -> None:
-    """The state that an optimizer has before its first step, made by one in which nothing moves."""
+    """Make the state that an optimizer has before its first step, by a step in which nothing moves."""
     if optimizer.state:
         return
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]

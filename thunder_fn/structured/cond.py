@@ -74,7 +74,7 @@ LOOP = (("batched", Literal("loop")),)
 
 @CHECK.rule("cond", "switch")
 def cond_check_rule(equation: Equation) -> None:
-    """A scalar choice, bodies on the operands, equal output types."""
+    """Check for a scalar choice, bodies on the operands, and equal output types."""
     choice, *operands = equation.operands
     if not isinstance(choice.type, TensorType) or choice.type.shape != ():
         raise TraceTypeError(

@@ -231,7 +231,8 @@ def changed_tensors(
 
 
 def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
-    """No two elements of a tensor that is written are one: functionalization would add up what is written to each.
+    """Reject in-place writes to tensors whose elements overlap (`expand`): functionalization would add up what is
+    written.
 
     Raises:
         RuntimeError: they are, as in eager mode, which lets a few ops such as `fill_` do so.
@@ -457,7 +458,7 @@ def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
 
 
 def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
-    """The tracer is what the other one was from now on, and the other way around. Views keep to what they were taken of."""
+    """Exchange two tracers from now on. Views keep to what they were taken of."""
     torch._C._swap_tensor_impl(tracer, other)
     tracer.elem, other.elem = other.elem, tracer.elem  # type: ignore[attr-defined]
     tracer.is_own_view = True  # type: ignore[attr-defined]
