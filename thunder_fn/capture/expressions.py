@@ -59,7 +59,7 @@ _VIEWS = frozenset(("items", "values", "keys", "copy"))
 _KINDS = frozenset(("isinstance", "issubclass", "type", "id", "callable"))
 """Builtins that look at no content."""
 _NO_CONTENT = frozenset(("const", "code", "before"))
-_OPERATOR: Source = ("call", ("const", None), ())  # what a method such as `__or__` gives
+_OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = ("POP_JUMP", "STORE_", "JUMP", "LIST_APPEND", "SET_ADD", "MAP_ADD", "LIST_EXTEND", "SET_UPDATE", "DICT_")
 _NOTHING = frozenset(
     ("PRECALL", "KW_NAMES", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN")

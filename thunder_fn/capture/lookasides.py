@@ -267,7 +267,7 @@ def _by_name(fn: Any) -> internals.Patch:
         if isinstance(fn, functools.cached_property):
             return _Property(fn)
         dispatch: Any = _dispatching(fn, before)
-        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # which has no `self`
+        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # it has no `self`
         return staticmethod(dispatch) if is_unbound else dispatch
 
     with _lock:

@@ -115,7 +115,7 @@ class Properties:
             return ()
         for tensor, name, *_ in list(self.found.values()):
             if name == "type" and (id(tensor) in positions or self.recorder.knows(tensor)):
-                del self.found[id(tensor), name]  # which calls are checked for, since the trace computes with it
+                del self.found[id(tensor), name]  # calls are checked for it anyway: the trace computes with it
         of_tensors = (Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values())
         of_process = (Read(None, name, find, found) for name, (find, found) in self.found_in_process.items())
         return *of_tensors, *of_process

@@ -229,7 +229,7 @@ class _Function(torch.autograd.Function):
         saved = list[Any]()
         if followed or node.piece.residuals:
             saved += ctx.saved_tensors
-            ctx.maybe_clear_saved_tensors()  # where the graph is not retained, only this call holds them from here on
+            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now
         count = len(node.needed)
         inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
         saved.clear()

@@ -257,7 +257,7 @@ def is_dynamo_compiling() -> bool:
 
 def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
     """A function that Dynamo calls while it compiles, whose result it takes for a constant."""
-    fn._dynamo_marked_constant = True  # what `torch._dynamo.assume_constant_result` does, which would import Dynamo
+    fn._dynamo_marked_constant = True  # as `torch._dynamo.assume_constant_result`, without importing Dynamo
     return fn
 
 

@@ -355,7 +355,7 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
-        if func is _SET and type(args[1]) is Tracer:  # which takes a tensor's memory, and not its bits
+        if func is _SET and type(args[1]) is Tracer:  # it takes a tensor's memory, and not its bits
             with self:
                 for view in bits_between(args[1], args[0]):
                     args = args[0], view(args[1])
