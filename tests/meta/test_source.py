@@ -89,7 +89,7 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 
 def test_the_changelog_is_a_line_each() -> None:
-    """A change that users notice is one line, under Breaking, Added or Fixed: a merge that keeps both sides may bring old lines back."""
+    """Breaking, Added and Fixed have a line for each change; a merge that keeps both sides may bring old text back."""
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     assert not [line for line in lines if line.startswith(("  ", "- Fixed:"))], "one line each; fixes stand under Fixed"
     assert len(set(lines) - {""}) == sum(line != "" for line in lines), "a line stands there twice"
