@@ -1,4 +1,6 @@
-"""What all tests share: threads (one, or TEST_THREADS), an order, Hypothesis profiles, golden files, a browser."""
+"""The common setup of all tests: threads (one, or TEST_THREADS), an order, Hypothesis profiles, golden files, a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ FLAGS: tuple[Callable[[], Any], ...] = (
     *(torch.get_num_threads, torch.get_float32_matmul_precision, torch.get_default_device, torch.backends.flags_frozen),
     lambda: torch.is_autocast_enabled("cpu"),
 )
-"""What a test may change of the process, and leaves as it was."""
+"""State of the process that a test may change, and leaves as it was."""
 
 
 @pytest.fixture(autouse=True)

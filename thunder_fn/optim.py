@@ -414,7 +414,7 @@ def _adafactor(
     maximize: bool,
     **scaling: Any,
 ) -> None:
-    """PyTorch's steps of Adafactor with the numbers that it asks for as tensors.
+    """Run PyTorch's steps of Adafactor with the numbers that it asks for as tensors.
 
     Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5.
     """

@@ -234,7 +234,7 @@ def _bare(type: Type) -> Iterator[tuple[int | None, sympy.Basic]]:
                 yield dim, size.value
     elif isinstance(type, NumberType) and isinstance(type.value, Expr):
         value = type.value.value
-        if type.kind is bool and isinstance(value, sympy.Eq) and value.rhs == 1:  # how PyTorch writes a flag
+        if type.kind is bool and isinstance(value, sympy.Eq) and value.rhs == 1:  # PyTorch's form of a flag
             value = value.lhs
         if value.is_Symbol:
             yield None, value

@@ -36,7 +36,7 @@ _CONFIG: Mapping[str, Any] = {
     "freezing": False,
     "fx_graph_cache": False,
     "cpp.dynamic_threads": False,
-    "cpp.vec_isa_ok": True,  # what the processor has is taken for granted, not tried out by compiling programs
+    "cpp.vec_isa_ok": True,  # the processor's abilities come from PyTorch, not from compiling programs
 }
 
 
@@ -118,7 +118,7 @@ def wrapper_code(
         improve: changes the graph after it was decomposed.
         donated: inputs, by place, whose memory the code may write results to.
     """
-    with warnings.catch_warnings(action="ignore"):  # what PyTorch deprecates in itself is no user's business
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's own deprecations are no user's business
         from torch._inductor.graph import GraphLowering
         from torch._inductor.ir import DonatedBuffer, InputBuffer, TensorBox
         from torch._inductor.virtualized import V

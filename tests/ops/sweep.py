@@ -33,7 +33,7 @@ WITHOUT_GRAD = ("forward", "vmap")
 
 
 def outcome(case: Case, what: str, *, verbose: bool = False) -> Outcome:
-    """How a case fares; an error of ours is a failure."""
+    """The outcome of a case; an error of ours is a failure."""
     if what in TRANSFORMS:
         return run(tfn, what, case, verbose=verbose)
     try:

@@ -437,7 +437,7 @@ def takes_apart(x: Tensor) -> Tensor:
 
 
 def test_generators_call_the_original_in_their_steps() -> None:
-    """What they are sent and thrown, and what they return, as in Python."""
+    """Values sent, exceptions thrown and values returned are as in Python."""
 
     def plus_100(x: Tensor) -> Any:
         returned = yield from numbered(x)

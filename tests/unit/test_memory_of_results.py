@@ -87,7 +87,7 @@ INSIDE: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_what_a_function_used_inside_makes_is_new_in_every_call(name: str) -> None:
-    """Who writes to a result writes to no constant of the program; traces of it compare by content."""
+    """A write to a result writes to no constant of the program; traces of it compare by content."""
     f, x = INSIDE[name], torch.ones(2)
     jitted, first = tfn.jit(f), pytree.flatten(f(x))[0]
     for _ in range(2):

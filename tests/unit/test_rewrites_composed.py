@@ -19,7 +19,7 @@ from thunder_fn.errors import RewriteError
 from thunder_fn.rewrites import SCHEMES, Scheme
 
 ROUNDING = {"int8_dynamic": 0.02, "int8_static": 0.05, "fp8_dynamic": 0.1}
-"""How far activations that are rounded take results, beside the greatest."""
+"""The distance that rounded activations bring into results, beside the greatest."""
 
 
 def linear(params: Any, x: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ def prepared(q: Any, scheme: str, rows: int = 32, x: torch.Tensor | None = None)
 
 
 def off(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far, beside the greatest."""
+    """The distance, beside the greatest."""
     have, want = found.detach().double(), expected.detach().double()
     return float((have - want).abs().max() / want.abs().max())
 

@@ -185,7 +185,7 @@ def group_gradients(found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[
 
 
 def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: str) -> None:
-    """The function returned one real scalar tensor, and aux if it was to."""
+    """Check that the function returned one real scalar tensor, and aux if it was to."""
     result = captured.result(captured.trace.output_types[: captured.num_results])
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:

@@ -29,12 +29,12 @@ class Decisions:
         self.by_question: dict[Expr, Decision] = {}
 
     def on_decision(self, question: Expr, answer: bool | float) -> None:
-        """Python or PyTorch has asked, and got this answer."""
+        """Note a question of Python or PyTorch, and its answer."""
         if question not in self.by_question:
             self.by_question[question] = Decision(question, answer, self._asked_at())
 
     def on_assertion(self, relation: Expr) -> None:
-        """PyTorch or `torch._check` demands something of sizes that depend on data: the program checks it.
+        """Note a demand of PyTorch or `torch._check` on sizes that depend on data: the program checks it.
 
         PyTorch's knowledge of a size that the op at hand finds is true of the op.
         """
@@ -46,7 +46,7 @@ class Decisions:
         self._recorder.emit(ops.ASSERT, (Literal(relation), Literal(message)), (), ())
 
     def recorded(self, leaf: Leaf) -> None:
-        """An equation binds the sizes that it finds in data."""
+        """Bind the unbacked sizes that an equation finds."""
         self._made.update(made_by(leaf))
 
     @property
@@ -78,5 +78,5 @@ class Decisions:
         return where() if where is not None else None
 
     def forget(self) -> None:
-        """The end of the capture: what was decided stays."""
+        """End the capture; decisions stay."""
         del self._recorder

@@ -54,7 +54,7 @@ class Observer(Protocol):
     """Hears of the frames of a capture."""
 
     def started(self, frame: types.FrameType) -> None:
-        """A frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
+        """Note that a frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Note the end of a frame: it returns or yields a value, or raises, which is None."""
@@ -120,7 +120,7 @@ def observed_by(observer: Observer) -> Generator[None]:
 
 @contextmanager
 def running() -> Generator[None]:
-    """The user's function runs inside. Without an observer, nothing is different."""
+    """Run the user's function inside. Without an observer, nothing is different."""
     observer = _observer.get()
     if observer is None:
         yield
@@ -179,7 +179,7 @@ def pause() -> Any:
 
 
 def resume(hook: Any) -> None:
-    """The user's code goes on."""
+    """Mark the end of machinery: the user's code goes on."""
     if hook is not None:
         sys.setprofile(hook)
 

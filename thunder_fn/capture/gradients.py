@@ -28,7 +28,7 @@ class Gradients:
     follows: bool = False
 
     def take(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
-        """A leaf's `.grad` is closed over with it."""
+        """Close over a leaf's `.grad` with it."""
         with internals.no_torch_function():
             if is_wrapped(tensor) or not (tensor.is_leaf or tensor.retains_grad):
                 return

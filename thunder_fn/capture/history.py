@@ -67,14 +67,14 @@ class History:
     # ---- what is recorded ----
 
     def bound(self, var: Var) -> None:
-        """A tensor stands for the variable, which was made here."""
+        """Note that a tensor stands for the variable, which was made here."""
         if self.is_tracked and not self.is_following:
             self._off.add(var.index)
             if self._functions:
                 self._made_by[var.index] = self._functions[-1]
 
     def recorded(self, leaf: Leaf) -> None:
-        """An op was recorded. While tensors are changed in place, the first one of their types has their new values."""
+        """Note a recorded op. While tensors are changed in place, the first one of their types has their new values."""
         if not self.is_following and (leaf.op == ops.RESHAPE or ops.is_view(leaf.op)):
             self._views.update((var.index, leaf) for var in leaf.outputs)
         before = self._changing
@@ -84,13 +84,13 @@ class History:
             self._changing, self._updating = None, True
 
     def enter_function(self, name: str, inputs: Inputs) -> None:
-        """The call of a `torch.autograd.Function` begins. It ends when its inputs are let go."""
+        """Enter the call of a `torch.autograd.Function`. It ends when its inputs are let go."""
         if torch.is_grad_enabled():
             self._functions.append(name)
             inputs.ended = self._functions.pop
 
     def enter_custom_op(self, inputs: Inputs) -> None:
-        """The call of a custom op that brought its own derivative begins: what it records, autograd follows."""
+        """Enter the call of a custom op that brought its own derivative: autograd follows what it records."""
         if torch.is_grad_enabled():
             self._custom_ops += 1
             inputs.ended = self._end_custom_op
@@ -175,7 +175,7 @@ class History:
                 self._tell(memory)
 
     def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Views see what was changed, with the history that they have, also where gradients are off."""
+        """Give views the new values, with the history that they have, also where gradients are off."""
         if self._before or not torch.is_grad_enabled():
             with self._following():
                 for tensor in tensors:
@@ -231,7 +231,7 @@ class History:
         self._link(internals.memory_in(value), internals.give_memory(tracer, fake))
 
     def _link(self, source: Memory, alias: Memory) -> None:
-        """Two memories have the same values from now on, as long as the alias lives."""
+        """Link two memories, which have the same values from now on, as long as the alias lives."""
         self._links = [(memory, other) for memory, other in self._links if other() is not None]
         self._links.append((source, weakref.ref(alias)))
 
@@ -268,7 +268,7 @@ class History:
         return fake
 
     def forget(self) -> None:
-        """The end of the capture: hold nothing any more."""
+        """Forget everything at the end of the capture."""
         self._links.clear()
         self._kept.clear()
         del self.recorder

@@ -152,7 +152,7 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
         return torch.as_strided(x, size, stride, storage_offset)
     if (
         base is None
-        or x.dtype is not base.dtype  # whose elements the numbers count
+        or x.dtype is not base.dtype  # the numbers count the base's elements
         or not internals.have_one_memory(x, base)
         or _have_other_histories(recorder, x, base)
     ):

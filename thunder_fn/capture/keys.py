@@ -57,7 +57,7 @@ def _batched_draw(
 
 
 def _define(name: str, kernel: str) -> None:
-    """A function of keys as PyTorch has it."""
+    """Define a function of keys as PyTorch has it."""
     overload: Any = getattr(aten, kernel).default
     own: Any = getattr(torch.ops.thunder_fn, name).default
     _library.impl(name, lambda key, number: overload(key, number), "CompositeExplicitAutograd")

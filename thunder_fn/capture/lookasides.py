@@ -166,7 +166,7 @@ def replacement(fn: Any) -> Function | None:
 
 @contextmanager
 def _inside(fn: Any) -> Generator[None]:
-    """A call of fn goes to the original."""
+    """Let calls of fn inside go to the original."""
     token = _running.set((*_running.get(), fn))
     try:
         yield
@@ -195,7 +195,7 @@ def _stepwise(generator: Generator[Any, Any, Any], fn: Any) -> Generator[Any, An
 
 @contextmanager
 def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
-    """The captures inside, in this thread, use these lookasides."""
+    """Use these lookasides in the captures inside, in this thread."""
     token = _chosen.set({**_chosen.get(), **{name: one for one in given for name in internals.arrives_as(one.fn)}})
     try:
         yield
@@ -267,7 +267,7 @@ def _by_name(fn: Any) -> internals.Patch:
         if isinstance(fn, functools.cached_property):
             return _Property(fn)
         dispatch: Any = _dispatching(fn, before)
-        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # which has no `self`
+        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # it has no `self`
         return staticmethod(dispatch) if is_unbound else dispatch
 
     with _lock:

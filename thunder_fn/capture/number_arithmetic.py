@@ -46,7 +46,7 @@ def arithmetic(name: str, a: Any, b: Any) -> Any:
     if _is_singular(a) or _is_singular(b):
         return _PYTHON[name](concrete(a), concrete(b))
     if name in _DIVISIONS and _holds(b, lambda: b == 0):
-        return _PYTHON[name](type(concrete(a))(1), concrete(b))  # which raises
+        return _PYTHON[name](type(concrete(a))(1), concrete(b))  # raises
     if name in ("lshift", "rshift") and _holds(b, lambda: b < 0):
         return _PYTHON[name](1, -1)
     if name == "truediv" and not _is_float(a) and not _is_float(b) and not (_is_natural(a) and _is_natural(b)):
@@ -70,7 +70,7 @@ def _class(value: Any) -> type:
 def _of_floats(name: str, a: Any, b: Any) -> Any:
     """A step of float arithmetic; symbols stand for their numbers where it could leave the floats."""
     if name not in STEPS:
-        return _PYTHON[name](concrete(a), concrete(b))  # which raises
+        return _PYTHON[name](concrete(a), concrete(b))  # raises
     if name == "pow":
         a, b = _power_operands(a, b)
         if not isinstance(a, Sym) and not isinstance(b, Sym):

@@ -259,7 +259,7 @@ class Watch:
         return value
 
     def reach_function(self, function: types.FunctionType, path: str, depth: int) -> None:
-        """A function counts with its code and defaults; its cells count when it runs."""
+        """Reach a function, by its code and defaults; its cells count when it runs."""
         self.functions.setdefault(id(function.__code__), []).append(function)
         file = function.__code__.co_filename
         if is_user_file(file) and not is_library(file) and not is_diverted(function):
@@ -277,7 +277,7 @@ class Watch:
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
 
     def reach_class(self, cls: type) -> None:
-        """The methods of a class are known by their code."""
+        """Reach a class, whose methods are known by their code."""
         for base in cls.__mro__[:-1]:
             for item in () if base.__module__.startswith(("torch.", "builtins")) else base.__dict__.values():
                 item = getattr(item, "__func__", getattr(item, "fget", getattr(item, "func", item)))
@@ -314,7 +314,7 @@ class Watch:
                     self.content(item, path)
 
     def fields(self, value: Any, path: str) -> None:
-        """Code that is not seen may read any attribute of an object."""
+        """Reach the attributes of an object, any of which unseen code may read."""
         found = None if isinstance(value, _NO_FIELDS) or callable(value) else fields_of(value)
         if found is None or _is_ours(type(value).__module__):
             return
@@ -323,7 +323,7 @@ class Watch:
             self.reach(item, path)
 
     def array(self, value: Any, path: str) -> None:
-        """An array of NumPy is compared by content, if it is small."""
+        """Compare an array of NumPy by content, if it is small."""
         if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
             self.outside.setdefault(id(value), (value, path))
             if value.nbytes <= MAX_ARRAY_BYTES:
@@ -413,7 +413,7 @@ class Watch:
         return found
 
     def method(self, frame: Frame) -> None:
-        """The frame runs a method of an object from outside: that its class has it, counts."""
+        """Note that the frame runs a method of an object from outside, which its class has to keep."""
         names = frame.code.co_varnames
         if not frame.code.co_argcount or not names:
             return
@@ -588,13 +588,15 @@ class Watch:
             self.attribute_of_class(callee, "__call__")
 
     def attribute_of_class(self, value: Any, name: str) -> None:
-        """A method that its class has for an operator counts."""
+        """Note a method that its class has for an operator."""
         cls = type(value)
         if isinstance(look("class", cls, name), types.FunctionType) and not _is_ours(cls.__module__):
             self.edge("class", cls, name, f"{cls.__name__}.{name}")
 
     def unseen(self, value: Any, path: str, frame: Frame) -> None:
-        """Code that is not seen reads an object. One that has no attributes for Python to see is taken as a constant."""
+        """Reach an object that unseen code reads. One that has no attributes for Python to see is taken as a
+        constant.
+        """
         self.fields(value, path)
         if is_opaque(value):
             self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))

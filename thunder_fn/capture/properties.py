@@ -67,7 +67,7 @@ class Properties:
     found_in_process: dict[str, tuple[Callable[[], Any], Any]] = field(default_factory=dict)
 
     def take(self, tensor: Tensor, tracer: Tensor, *, is_same: bool) -> None:
-        """A tracer stands for a tensor from outside."""
+        """Note that a tracer stands for a tensor from outside."""
         self.given[id(tracer)] = tracer, tensor, is_same
         if is_same and tensor.__class__ is not Tensor:
             internals.attributes(tracer)["outside_class"] = tensor.__class__
@@ -115,7 +115,7 @@ class Properties:
             return ()
         for tensor, name, *_ in list(self.found.values()):
             if name == "type" and (id(tensor) in positions or self.recorder.knows(tensor)):
-                del self.found[id(tensor), name]  # which calls are checked for, since the trace computes with it
+                del self.found[id(tensor), name]  # calls are checked for it anyway: the trace computes with it
         of_tensors = (Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values())
         of_process = (Read(None, name, find, found) for name, (find, found) in self.found_in_process.items())
         return *of_tensors, *of_process
@@ -161,7 +161,7 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
 
 
 def check_type(recorder: Recorder, tensor: Any) -> None:
-    """The function asks for a part of the type of a tensor from outside, with which it may never compute."""
+    """Note that the function asks for a part of the type of a tensor from outside, with which it may never compute."""
     if not isinstance(tensor, Tensor) or isinstance(tensor, internals.Tracer) or is_wrapped(tensor):
         return
     if not internals.is_below_tracers(tensor, recorder.mode):

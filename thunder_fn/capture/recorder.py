@@ -133,7 +133,7 @@ class Recorder:
 
     @contextmanager
     def running(self, *around: AbstractContextManager[Any]) -> Generator[None]:
-        """PyTorch's modes around the traced function, and then `around`.
+        """Enter PyTorch's modes around the traced function, and then `around`.
 
         A derived rule is the same whoever asks: with gradients on and without autocast.
         """
@@ -160,7 +160,7 @@ class Recorder:
             self._close()
 
     def _close(self) -> None:
-        """The end: tracers that are still alive become values that say so when used, and nothing is held any more."""
+        """Close: tracers that are still alive become values that say so when used, and nothing is held any more."""
         for reference in self._tracers:
             tracer = reference()
             if type(tracer) is internals.Tracer:
@@ -218,7 +218,7 @@ class Recorder:
         return as_python(self.mode.size(symbol))
 
     def identify(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
-        """The tensor, though the function closes over it, is the input that this tracer stands for."""
+        """Take the tensor, though the function closes over it, for the input that this tracer stands for."""
         var = self.var_of(tracer)
         if var is not None:
             self._lifted[id(tensor)] = (tensor, tracer, var)
@@ -384,7 +384,7 @@ class Recorder:
         raise higher_order_error(func, args, self.source)
 
     def _record_physical(self, name: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """Values in a trace have no conjugate or negative bit; twice is not at all."""
+        """Record a change of bits: values in a trace have no conjugate or negative bit; twice is not at all."""
         if not isinstance(tensor, torch.Tensor):  # a number
             value = (-tensor if name == "aten.neg.default" else tensor.conjugate(),)
             self._record(ops.leaf(ops.aten.scalar_tensor.default), value, {}, result)
@@ -397,7 +397,7 @@ class Recorder:
         self._undone[self._vars[id(result)][1].index, name] = before
 
     def _bind_fresh(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """A tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
+        """Bind a tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
         known = self._vars.get(id(tensor))
         self.know(result, known[1] if known is not None else self.constant(tensor, owned=True))
 
@@ -430,7 +430,7 @@ class Recorder:
         self.history.recorded(leaf)
 
     def append(self, leaf: Leaf) -> None:
-        """A leaf is recorded; sizes and numbers that it finds in data are known from now on."""
+        """Append a leaf; the unbacked sizes and numbers that it finds are known from now on."""
         self.scope.items.append(leaf)
         if self.symbolic:
             self.decisions.recorded(leaf)

@@ -67,7 +67,7 @@ def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
         UnsupportedCall: a result is sparse, nested or quantized.
     """
     has_types = all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor))
-    if not has_types or op.name.startswith("aten.quantize_per"):  # whose fake results look like plain tensors
+    if not has_types or op.name.startswith("aten.quantize_per"):  # their fake results look like plain tensors
         raise UnsupportedCall(
             located(
                 f"{op} makes a sparse, nested or quantized tensor, "

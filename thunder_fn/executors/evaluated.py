@@ -72,7 +72,7 @@ def compiled_region(claim: Claim) -> RunFunction:
     assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
     try:
         return executor.compiled(region)
-    except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
+    except Exception as error:  # noqa: BLE001  # the program runs without the compiler
         return not_compiled(executor, region, claim.name, error)
 
 

@@ -223,7 +223,7 @@ class _Assembly:
         return len(self.steps) - 1
 
     def captured(self, trace: Trace) -> None:
-        """A capture: a step, unless it only calls what the step before has made."""
+        """Add a capture as a step, unless it only calls what the step before has made."""
         if id(trace) in self.places:
             return
         flat, at = flatten(trace), self.time_of(trace)
@@ -263,7 +263,7 @@ class _Assembly:
             self.add(event.how, "transform", event.trace, event.at, before=self.places[id(event.of)])
 
     def lowered(self, trace: Trace) -> None:
-        """The programs, and the two halves that they are made of where there is a gradient to ask for."""
+        """Add the programs, and the two halves that they are made of where there is a gradient to ask for."""
         last, bridge = self.places[id(trace)], self.entry.bridge
         program = self.entry.stages[-1]
         assert isinstance(program, Program), "the last stage"

@@ -87,7 +87,7 @@ class Run:
         return {storage for storage in found if storage is not None}
 
     def bind(self, var: Var, value: Any, at: int, kind: str, what: str, equation: Equation | None = None) -> None:
-        """A variable's value, and its storage if that is new."""
+        """Bind a variable's value, and its storage if that is new."""
         self.env.append(value)
         if not isinstance(value, torch.Tensor):
             return

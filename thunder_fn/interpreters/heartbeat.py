@@ -51,7 +51,7 @@ class _Heart:
         self.where, self.lock = COMPUTING, threading.Lock()
         self.thread: threading.Thread | None = None
         self.store: Any = None
-        self.stores = 0  # how many there were: a process group may be made again in the store of the one before
+        self.stores = 0  # their number: a process group may be made again in the store of the one before
         self.counts = Counter[str]()
         self.said: dict[str, str] = {}
         self.groups: dict[int, str] = {}  # of what is sent and not yet awaited
@@ -66,7 +66,7 @@ class _Heart:
                 self.thread.start()
 
     def end(self) -> None:
-        """The thread is over before Python is: one that comes back from the store after that would abort the process.
+        """End the thread before Python ends: one that comes back from the store after that would abort the process.
 
         So does a thread of a process group that lets go of the last collective's tensors then; it has a moment to do so now.
         """

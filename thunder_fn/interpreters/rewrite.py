@@ -281,7 +281,7 @@ class _Walk:
         return tuple(None if is_constant and at in needed else one for at, (one, is_constant) in places)
 
     def note_decoded(self, equation: Equation, first: int, kept: Kept) -> None:
-        """A body decodes some of the operands, which begin with the first of its inputs."""
+        """Note that a body decodes some of the operands, which begin with the first of its inputs."""
         pairs = zip(equation.operands[first:], kept.decoded, strict=False)
         self.decoded_inside.update(var.index for var, flag in pairs if flag)
 

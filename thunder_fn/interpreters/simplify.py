@@ -28,7 +28,7 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     outputs = tuple(atom for atom, flag in zip(trace.outputs, wanted, strict=True) if flag)
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
     kept: list[Equation] = []
-    found = {var.index for var in finders(trace).values()}  # which anything may read
+    found = {var.index for var in finders(trace).values()}  # anything may read these
     for equation in reversed(trace.equations):
         flags = tuple(var.index in need for var in equation.outputs)
         if any(var.index in found for var in equation.outputs):

@@ -74,7 +74,7 @@ def bridge(
 
 
 def check_dense(trace: Trace, wanted: Mask) -> None:
-    """No gradient would be sparse in eager code, for which a trace has no type.
+    """Check that no gradient would be sparse in eager code, for which a trace has no type.
 
     Raises:
         UnsupportedCall: one would; names the user's line.
@@ -116,7 +116,7 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
     active, times = activity(trace, wanted), Counter(equation.bodies for equation in trace.equations)
     inside = [
         equation.op.kind == "composite"
-        and not (ops.is_operator(equation.op) or "." in equation.op.name)  # which executors may claim whole
+        and not (ops.is_operator(equation.op) or "." in equation.op.name)  # executors may claim these whole
         and times[equation.bodies] == 1
         and sum(active[var.index] for var in equation.outputs) > 1
         for equation in trace.equations

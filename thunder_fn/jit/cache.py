@@ -99,7 +99,7 @@ class Cache:
             return entry
 
     def count_miss(self) -> None:
-        """A program was built and is not kept."""
+        """Count a program that was built and is not kept."""
         with self._lock:
             self._misses += 1
 
@@ -117,7 +117,7 @@ class Cache:
             return path
 
     def turn_to(self, path: CallPath) -> None:
-        """The path that a sketch led to has served a call. If it is the last one again, that is tried first again."""
+        """Try the path that a sketch led to first in later calls: it has served a call."""
         first, *others = self.paths
         self.wanders = path is not first
         self.paths = (path, *others)

@@ -229,7 +229,7 @@ class Family:
         return dict(zip(known.names, known.places, strict=True)) if known is not None else {}
 
     def traced(self, call: Call) -> None:
-        """A program has been made for a call."""
+        """Note that a program has been made for a call."""
         self.count += 1
         self.latest = places_of(call)
 

@@ -227,7 +227,7 @@ class ModuleJit:
 
     def _new_variant(self, layout: Layout) -> Variant:
         def on_reads(reads: Reads, changed: str | None) -> None:
-            """A capture depends on more: what was checked so far is not enough."""
+            """Note that a capture depends on more than was checked so far."""
             variant.reads = {**variant.reads, **reads}
             self.latest = None
             if changed is not None:
@@ -247,7 +247,7 @@ class ModuleJit:
         return f"the parameters, buffers, parts or hooks of {type(self.module).__name__} have changed"
 
     def counts(self, name: str) -> None:
-        """The traced code changed a plain attribute that it had read, so the next call is traced again."""
+        """Note that the traced code changed a plain attribute that it had read, so the next call is traced again."""
         if self.counting == PATIENCE:
             kind = type(self.module).__name__
             what = f"jit: {kind} changes its attribute {name!r} in each call, and is traced again for each value"

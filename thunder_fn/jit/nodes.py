@@ -179,7 +179,7 @@ class _Call:
         return results
 
     def stand_in(self) -> None:
-        """Tensors of one element in place of what one piece gives another: autograd asks for their types only."""
+        """Put tensors of one element in place of what one piece gives another: autograd asks for their types only."""
         edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
         values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
         for edge in range(len(self.edges), len(edges)):
@@ -229,7 +229,7 @@ class _Function(torch.autograd.Function):
         saved = list[Any]()
         if followed or node.piece.residuals:
             saved += ctx.saved_tensors
-            ctx.maybe_clear_saved_tensors()  # where the graph is not retained, only this call holds them from here on
+            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now
         count = len(node.needed)
         inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
         saved.clear()

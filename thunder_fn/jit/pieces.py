@@ -141,7 +141,7 @@ class _Cutting:
         return part.bit_count(), min(terms, default=self.first.get(part, end)), -part
 
     def find_parts(self) -> None:
-        """The part of each equation and of each variable, who reads it and who makes it."""
+        """Find the part of each equation and of each variable, its readers and its maker."""
         self.home = [0] * num_vars(self.trace)
         self.home[self.count : len(self.trace.inputs)] = (1 << bit for bit in range(len(self.cotangents)))
         self.readers: dict[int, list[Equation]] = {}
@@ -161,7 +161,8 @@ class _Cutting:
         self.returned = {atom.index for atom, _ in self.gradients if isinstance(atom, Var)}
 
     def find_sums(self) -> None:
-        """The additions that autograd makes, by their result, with their terms; those inside of longer ones are `inner`.
+        """Find the additions that autograd makes, by their result, with their terms; those inside of longer ones are
+        `inner`.
 
         They add up values of other parts, and at most one cotangent of the caller's.
         """
@@ -208,7 +209,7 @@ class _Cutting:
         return alone and all(self.home[term.index] != self.home[var.index] for term in self.sums[var.index])
 
     def add_up(self, var: Var, part: int) -> None:
-        """An edge for a sum: that of the caller's cotangent, if it is a term."""
+        """Add an edge for a sum: that of the caller's cotangent, if it is a term."""
         if self.passes(var):
             return
         given = [term for term in self.sums[var.index] if self.home[term.index] == part]
@@ -219,7 +220,7 @@ class _Cutting:
                 self.give(term, Target("edge", edge))
 
     def cross(self, equation: Equation, part: int) -> None:
-        """An edge for each value that a part reads of another."""
+        """Add an edge for each value that a part reads of another."""
         known = {var for _, var in self.takes.get(part, ())}
         for var in dict.fromkeys(equation.operands):
             if self.home[var.index] not in (0, part) and var not in known:

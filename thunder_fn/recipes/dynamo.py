@@ -185,7 +185,7 @@ class BreakingJit(ModuleJit):
         return self.broken(*args, **kwargs)
 
     def counts(self, name: str) -> None:
-        """The traced code changed a plain attribute that it had read: where that goes on, Dynamo knows how to keep up."""
+        """Note that the traced code changed a plain attribute that it had read; if that goes on, Dynamo takes over."""
         if self.counting == PATIENCE and not _numbers_arguments(self.options):
             what = f"{type(self.module).__name__} changes its attribute {name!r} in each call"
             error = UnsupportedCall(located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE))

@@ -121,7 +121,7 @@ class HuggingFace(Recipe):
         self.as_eager = as_eager
 
     def validate(self, model: Any) -> None:
-        """The model is of the family."""
+        """Check that the model is of the family."""
         known = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__}
         if not known & set(self.models):
             wanted = " or ".join(self.models)

@@ -24,7 +24,7 @@ GENERATOR = "the state of torch's generator"
 
 
 def check_same(steps: Sequence[Any], given: Mapping[str, torch.Tensor], prepare: Trace) -> None:
-    """All ranks of the steps' groups prepare the same parameters by the same steps.
+    """Check that all ranks of the steps' groups prepare the same parameters by the same steps.
 
     Args:
         steps: whose groups are asked.

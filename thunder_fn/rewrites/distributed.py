@@ -85,7 +85,7 @@ def simulated(size: int) -> tuple[Group, ...]:
 
 
 def check_there(steps: Sequence[Any], what: str = "restore") -> None:
-    """The ranks of all steps are there, to talk to.
+    """Check that the ranks of all steps are there, to talk to.
 
     Raises:
         RewriteError: those of one are simulated.
@@ -99,7 +99,7 @@ def check_there(steps: Sequence[Any], what: str = "restore") -> None:
 
 
 def check_groups(steps: Sequence[Any], step: Any) -> None:
-    """The ranks of a step are those of no step before it.
+    """Check that the ranks of a step are those of no step before it.
 
     Raises:
         RewriteError: what one rank has, another has not: sharing it once more would mix up the ranks' parameters.

@@ -260,7 +260,7 @@ optree.register_pytree_node(Prepared, _flatten, _unflatten, namespace=pytree.NAM
 
 
 def check_left(step: Step, done: Rewrite) -> None:
-    """A step that encodes weights finds some that are not codes yet.
+    """Check that a step that encodes weights finds some that are not codes yet.
 
     Raises:
         RewriteError: a filter's pattern, or the filter as a whole, chooses none.

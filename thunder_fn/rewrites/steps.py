@@ -67,7 +67,7 @@ class Patterns:
     def check(
         self, names: Sequence[str], types: Sequence[TensorType], what: str, most_dims: int | None, least_dims: int = 2
     ) -> None:
-        """Every pattern chooses something that has as many dims as a step takes.
+        """Check that every pattern chooses something that has as many dims as a step takes.
 
         Raises:
             RewriteError: one does not, which would leave weights as they are without a word.

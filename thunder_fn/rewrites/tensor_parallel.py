@@ -121,7 +121,7 @@ class TensorParallel:
     of_weights: ClassVar[bool] = True
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Every pattern of the plan matches a parameter.
+        """Check that every pattern of the plan matches a parameter.
 
         Raises:
             RewriteError: one does not, which would leave weights whole without a word.

@@ -49,7 +49,7 @@ def call_options(equation: Equation) -> tuple[str, Hashable]:
 
 @CHECK.rule("call")
 def call_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types; there are a name and options."""
+    """Check one body on the operands whose types the outputs have, a name, and options."""
     if [key for key, _ in equation.kwargs] != ["name", "options"]:
         raise InvalidTrace(located("call: takes name= and options=", source=equation.source))
     wrapper_check_rule(equation)

@@ -108,7 +108,9 @@ class Call:
 
 
 def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> None:
-    """A rule speaks of the arguments, the first `count` operands; derivatives for what the function closes over would be lost."""
+    """Check that the function closes over nothing that is differentiated: a rule speaks of the arguments, the first
+    `count` operands, only.
+    """
     if not any(active[count:]) or getattr(call, "ignores_closures", False):
         return
     primal = equation.bodies[0]

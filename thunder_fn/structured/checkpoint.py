@@ -57,7 +57,7 @@ CHECKPOINT = Op("structured", "checkpoint")
 
 @CHECK.rule("checkpoint")
 def checkpoint_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types; the policy is one."""
+    """Check one body on the operands whose types the outputs have, and the policy."""
     wrapper_check_rule(equation)
     check_policy(policy_of(equation))
 

@@ -34,7 +34,7 @@ def name_of(equation: Equation) -> str | None:
 
 @CHECK.rule("checkpoint_name")
 def name_check_rule(equation: Equation) -> None:
-    """One operand; the output has its type."""
+    """Check for one operand whose type the output has."""
     check_types(equation, tuple(var.type for var in equation.operands), "the operand is")
 
 

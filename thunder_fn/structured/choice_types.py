@@ -97,7 +97,7 @@ def _with_sizes(type: Type, sizes: Sequence[Dim | None]) -> Type:
 
 
 def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodies) -> None:
-    """The branches return the same structure with the same types and equal static values."""
+    """Check that the branches return the same structure with the same types and equal static values."""
     first = bodies.captured[0]
     for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
         names = f"{described_function(functions[0])} and {described_function(function)}"

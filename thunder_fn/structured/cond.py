@@ -74,7 +74,7 @@ LOOP = (("batched", Literal("loop")),)
 
 @CHECK.rule("cond", "switch")
 def cond_check_rule(equation: Equation) -> None:
-    """A scalar choice, bodies on the operands, equal output types."""
+    """Check for a scalar choice, bodies on the operands, and equal output types."""
     choice, *operands = equation.operands
     if not isinstance(choice.type, TensorType) or choice.type.shape != ():
         raise TraceTypeError(
@@ -191,7 +191,7 @@ def _passed_through(equation: Equation, index: int) -> int | None:
 def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """A scan over the examples, each of which runs the one branch that it takes."""
     for body in equation.bodies:
-        batch(body, batched[1:], size, randomness)  # which refuses random numbers where they are not allowed
+        batch(body, batched[1:], size, randomness)  # refuses random numbers where they are not allowed
         if randomness == "same" and is_kept(equation):
             return _select(equation, batched, size, randomness)
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)

@@ -58,7 +58,7 @@ CUSTOM_JVP = Op("structured", "custom_jvp")
 
 @CHECK.rule("custom_jvp")
 def custom_jvp_check_rule(equation: Equation) -> None:
-    """The primal body on the operands; the jvp, where it is there, fits it."""
+    """Check the primal body on the operands, and that the jvp, where it is there, fits it."""
     check_operands(equation, equation.operands, equation.bodies[0])
     check_types(equation, equation.bodies[0].output_types, "the body gives")
     if len(equation.bodies) == 1:

@@ -67,7 +67,7 @@ CUSTOM_VJP = Op("structured", "custom_vjp")
 
 @CHECK.rule("custom_vjp")
 def custom_vjp_check_rule(equation: Equation) -> None:
-    """The primal body on the operands; fwd and bwd, where they are there, fit it and each other."""
+    """Check the primal body on the operands, and that fwd and bwd, where they are there, fit it and each other."""
     primal, *rest = equation.bodies
     check_operands(equation, equation.operands, primal)
     check_types(equation, primal.output_types, "the body gives")

@@ -44,7 +44,7 @@ CUSTOM_VMAP = Op("structured", "custom_vmap")
 
 @CHECK.rule("custom_vmap")
 def custom_vmap_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types."""
+    """Check one body on the operands whose types the outputs have."""
     check_operands(equation, equation.operands, equation.body)
     check_types(equation, equation.body.output_types, "the body gives")
 

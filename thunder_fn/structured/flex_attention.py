@@ -34,7 +34,7 @@ divert("flex_attention index", _index)
 
 
 def _no_warning(*args: Any, **kwargs: Any) -> None:
-    """PyTorch warns that its eager definition is slow; here it is not what runs."""
+    """Silence PyTorch's warning that its eager definition is slow; here it is not what runs."""
 
 
 divert("flex_attention warning", _no_warning)

@@ -195,7 +195,7 @@ def _rolled(trace: Trace, run: _Run) -> Trace:
 
 
 def _add_rolled(builder: TraceBuilder, env: dict[int, Atom], trace: Trace, run: _Run) -> None:
-    """The stacks, the scan, and the results that are read outside, slices of its ys."""
+    """Add the stacks, the scan, and the results that are read outside, slices of its ys."""
     steps = [trace.equations[position] for position in run.positions]
     columns, length = _columns(trace, run), len(steps)
     whole = {p: _whole(trace, [step.operands[p] for step in steps]) for p in columns.moving}

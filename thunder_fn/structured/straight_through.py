@@ -48,7 +48,7 @@ class _StraightThrough(torch.autograd.Function):
 
 @CHECK.rule("straight_through")
 def straight_through_check_rule(equation: Equation) -> None:
-    """Two tensors of one type, which is the output's."""
+    """Check for two tensors of one type, which is the output's."""
     operands = equation.operands
     if len(operands) != 2 or equation.bodies:
         what = "straight_through takes two tensors, the value and the one that gets the gradient, and no bodies"

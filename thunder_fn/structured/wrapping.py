@@ -29,7 +29,7 @@ def wrapped_again(equation: Equation, body: Trace) -> Trace:
 
 
 def wrapper_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types."""
+    """Check one body on the operands whose types the outputs have."""
     check_operands(equation, equation.operands, equation.body)
     check_types(equation, equation.body.output_types, "the body gives")
 

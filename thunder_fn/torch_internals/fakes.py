@@ -171,7 +171,7 @@ class RecordingMode(FakeTensorMode):
 
     @contextlib.contextmanager
     def silent(self) -> Generator[None]:
-        """Ops inside are not reported."""
+        """Report no ops inside."""
         self._silent += 1
         try:
             yield
@@ -364,7 +364,7 @@ def call_on_fakes(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def only_mode(mode: RecordingMode) -> Generator[None]:
-    """Tensors made inside are fake tensors of mode and of no torch.func level, and nothing is reported."""
+    """Make tensors inside fake tensors of mode and of no torch.func level, and report nothing."""
     outside = temporarily_clear_interpreter_stack()
     with outside, torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
         yield

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextlib.contextmanager
 def only_memory() -> Generator[None]:
-    """No mode and no torch.func level sees the tensors that are made inside."""
+    """Hide tensors that are made inside from all modes and torch.func levels."""
     outside = temporarily_clear_interpreter_stack()
     with outside, torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield
@@ -36,7 +36,9 @@ levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", defaul
 
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
-    """No modes and no torch.func levels: a capture starts from nothing but the grad mode, whatever runs around it."""
+    """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode, whatever runs around
+    it.
+    """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     token = levels_outside.set(depth + levels_outside.get())
     try:
@@ -142,7 +144,7 @@ no_torch_function = torch._C.DisableTorchFunction
 
 @contextlib.contextmanager
 def symbolic_dispatch() -> Generator[None]:
-    """Ops that PyTorch composes of others are composed by Python code, which computes with symbolic numbers."""
+    """Compose ops, which PyTorch composes of others, by Python code, which computes with symbolic numbers."""
     with torch._C._EnablePythonDispatcher():  # begins where it is made, so it is made no earlier
         yield
 
@@ -274,7 +276,7 @@ def inside_torch_func() -> bool:
 
 @contextlib.contextmanager
 def no_vmap_fallback() -> Generator[None]:
-    """Ops without a batching rule raise instead of running in a loop that PyTorch hides."""
+    """Let ops without a batching rule raise instead of running in a loop that PyTorch hides."""
     before = torch._C._functorch._is_vmap_fallback_enabled()
     torch._C._functorch._set_vmap_fallback_enabled(False)
     try:

@@ -113,7 +113,7 @@ class Numbers(ShapeEnv):
 
     def _know_made(self, symbol: Any) -> None:
         """New symbols get other names than one that depends on data."""
-        self.var_to_stack[symbol] = CapturedTraceback.extract()  # which an error shows
+        self.var_to_stack[symbol] = CapturedTraceback.extract()  # an error shows it
         index = int(symbol.name.split("_")[0].lstrip("zufs"))  # u0_1 is a copy of u0
         if symbol.is_integer:
             self.unbacked_symint_counter = max(self.unbacked_symint_counter, index + 1)

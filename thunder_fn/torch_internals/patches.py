@@ -40,13 +40,13 @@ class _Place:
         return getattr(self.owner, self.name) is self.shown
 
     def add(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
-        """One replacement more: around all, or around those that are not outermost."""
+        """Add a replacement: around all, or around those that are not outermost."""
         self.layers.append(layer)
         self.layers.sort(key=lambda one: one[0])
         self.show()
 
     def remove(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
-        """One replacement less, wherever it is among them; what was there comes back with the last."""
+        """Remove a replacement, wherever it is among them; the original comes back with the last."""
         self.layers = [one for one in self.layers if one is not layer]
         if not self.is_current():
             self.is_left = not self.layers
@@ -131,7 +131,7 @@ class Patch:
 
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
-        """The replacements are in place, for this user and all who come meanwhile."""
+        """Put the replacements in place, for this user and all who come meanwhile."""
         with _lock:
             if self._users == 0:
                 for owner, name, make in self._replacements:
@@ -257,7 +257,7 @@ def is_dynamo_compiling() -> bool:
 
 def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
     """A function that Dynamo calls while it compiles, whose result it takes for a constant."""
-    fn._dynamo_marked_constant = True  # what `torch._dynamo.assume_constant_result` does, which would import Dynamo
+    fn._dynamo_marked_constant = True  # as `torch._dynamo.assume_constant_result`, without importing Dynamo
     return fn
 
 

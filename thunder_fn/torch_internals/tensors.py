@@ -108,7 +108,7 @@ class _Result(torch.autograd.Function):
 
 
 def become_results(tensors: Iterable[torch.Tensor]) -> None:
-    """The floating and complex tensors among these require grad and are no leaves: they may be changed in place."""
+    """Make the floating and complex tensors among these require grad and be no leaves: they may be changed in place."""
     with torch.enable_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         chosen = [x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())]
         if chosen:

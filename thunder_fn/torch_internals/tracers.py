@@ -231,7 +231,8 @@ def changed_tensors(
 
 
 def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
-    """No two elements of a tensor that is written are one: functionalization would add up what is written to each.
+    """Reject in-place writes to tensors whose elements overlap (`expand`): functionalization would add up what is
+    written.
 
     Raises:
         RuntimeError: they are, as in eager mode, which lets a few ops such as `fill_` do so.
@@ -354,7 +355,7 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
-        if func is _SET and type(args[1]) is Tracer:  # which takes a tensor's memory, and not its bits
+        if func is _SET and type(args[1]) is Tracer:  # it takes a tensor's memory, and not its bits
             with self:
                 for view in bits_between(args[1], args[0]):
                     args = args[0], view(args[1])
@@ -457,7 +458,7 @@ def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
 
 
 def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
-    """The tracer is what the other one was from now on, and the other way around. Views keep to what they were taken of."""
+    """Exchange two tracers from now on. Views keep to what they were taken of."""
     torch._C._swap_tensor_impl(tracer, other)
     tracer.elem, other.elem = other.elem, tracer.elem  # type: ignore[attr-defined]
     tracer.is_own_view = True  # type: ignore[attr-defined]

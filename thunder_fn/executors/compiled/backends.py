@@ -39,7 +39,7 @@ class Backend(RegionCompiler):
         def compiled(inputs: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
             try:
                 return self.compiler(closed.to_fx(), list(inputs))
-            except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
+            except Exception as error:  # noqa: BLE001  # the program runs without the compiler
                 return not_compiled(self, closed, region.name, error)
 
         def run(*inputs: torch.Tensor) -> tuple[Any, ...]:

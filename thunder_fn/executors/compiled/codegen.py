@@ -271,7 +271,7 @@ def _places_of_symbols(job: Job) -> dict[str, int]:
 
 
 def copy_expanded_targets(graph: torch.fx.Graph) -> None:
-    """A copy in front of every op that writes into a tensor some elements of which share memory.
+    """Put a copy in front of every op that writes into a tensor some elements of which share memory.
 
     Inductor runs these ops in place of their first operand; where that is the `expand` of an intermediate, one element's
     memory is written for all of them (pytorch#183986, #190855).

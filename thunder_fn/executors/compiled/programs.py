@@ -137,7 +137,7 @@ class Staged:
         return _Trial(looking, functions.values(), lambda: self._settle(key, rebound(self.run, fast)))
 
     def _settle(self, key: tuple[Layout, int], fast: Callable[..., tuple[Any, ...]]) -> None:
-        """The layouts that regions met are those that they were compiled for: from here on they do not look."""
+        """Stop looking at layouts: regions met those that they were compiled for."""
         with self.lock:
             self.ready[key] = fast
             self.matches = _never

@@ -130,7 +130,7 @@ class Region:
         threads = torch.get_num_threads()
 
         def job(part: Part) -> Job:
-            strides = tuple(given.get(i, ()) for i in part.inputs)  # what a part gets from another has no dims
+            strides = tuple(given.get(i, ()) for i in part.inputs)  # values between parts have no dims
             return Job(part.trace, strides, threads, self.donated_in(part, strides))
 
         return {part: job(part) for part in self.parts}

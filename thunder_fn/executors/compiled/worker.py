@@ -38,7 +38,7 @@ _LENGTH = struct.Struct("<Q")
 def main() -> None:
     """Serve until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what compilers print is no answer
+    os.dup2(2, 1)  # prints of compilers are no answer
     trusted.take_key(sys.stdin.buffer.read(trusted.SIZE))
     compiler: Callable[[Sequence[Job]], Results] = compile_jobs
     while True:

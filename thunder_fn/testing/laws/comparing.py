@@ -77,7 +77,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
-    """Two runs gave the same, bitwise."""
+    """Check that two runs gave the same, bitwise."""
     holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
     for position, (a, b) in enumerate(zip(have, want, strict=True)):
         if not same_bits(a, b):
@@ -119,7 +119,9 @@ def variables(trace: Trace) -> Iterator[Var]:
 
 
 def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: float, what: str, **traces: Trace) -> None:
-    """Two lists of tensors agree to a tolerance, relative to the largest number among them; types are equal."""
+    """Check that two lists of tensors agree to a tolerance, relative to the largest number among them; types are
+    equal.
+    """
     if not is_tame(want):
         return
     scale = max([1.0, *map(largest, want)])

@@ -363,7 +363,7 @@ def _gathers(trace: Trace) -> int:
 def _agree(have: Any, want: Any, case: Rewriting) -> None:
     """Equal up to rounding."""
     try:
-        halves = "autocast" in case.under or case.way == "int4"  # whose scales are float16
+        halves = "autocast" in case.under or case.way == "int4"  # its scales are float16
         rounding = 0.02 if halves else 1e-5  # scales are float32
         size = 1.0 if case.drawn is None else max(map(largest, pytree.flatten(want)[0]), default=1.0)
         atol = rounding * max(1.0, size)

@@ -88,7 +88,7 @@ def _choose(d: Draft, op: Op, choice: Var, operands: tuple[Var, ...], step: Step
 
 @structured("choice", bodies=1)
 def _guarded(d: Draft, step: Step) -> None:
-    """A choice that keeps a function from numbers where it, or its derivative, is not finite."""
+    """Append a choice that keeps a function from numbers where it, or its derivative, is not finite."""
     x = d.var(both(is_real, has_elements))
     (positive,) = d.leaf(aten.gt.Scalar, x, 0)
     (choice,) = d.leaf(aten.all.default, positive)
@@ -185,7 +185,7 @@ def _while_loop(d: Draft, step: Step) -> None:
 
 @structured("loop", bodies=0)
 def _countdown(d: Draft, step: Step) -> None:
-    """A loop whose step, taken once more, has a derivative that is not finite."""
+    """Append a loop whose step, taken once more, has a derivative that is not finite."""
     x = d.var(both(is_real, has_elements))
     (start,) = d.leaf(aten.clamp.default, x, None, 2.75)
 
@@ -208,7 +208,7 @@ def _countdown(d: Draft, step: Step) -> None:
 
 @structured("rule", bodies=1)
 def _call(d: Draft, step: Step) -> None:
-    """A jitted function inside a jitted one."""
+    """Append a jitted function inside a jitted one."""
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     d.structured(CALL, operands, body.output_types, body, name="block", options=None)
