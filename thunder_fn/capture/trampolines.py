@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import Any
 
@@ -35,4 +36,9 @@ def trampoline_code(code: types.CodeType, module: str, number: int) -> types.Cod
     names: dict[str, Any] = {}
     exec(compile(text, code.co_filename, "exec"), names)
     made: types.CodeType = names["outer"](*cells).__code__
-    return made.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno)
+    kind = code.co_flags & _KINDS  # a mark only: the function's own code makes the generator
+    return made.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno, co_flags=made.co_flags | kind)
+
+
+_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Flags of code that a function's new code must share with the old, says Python 3.13."""

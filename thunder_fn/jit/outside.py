@@ -11,6 +11,7 @@ import operator
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -168,7 +169,7 @@ class ModuleCheck:
     def quick_check(self) -> Callable[[], bool]:
         """A check of the versions of its dicts."""
         own = tuple(self.module.__dict__[name] for name in internals.HOOKS)
-        reading = module_state.Reading(self.reading.layout, self.reading.tensors, (*self.reading.dicts, *own))
+        reading = replace(self.reading, dicts=(*self.reading.dicts, *own))
         return module_state.unchanged(reading, self.reads, 0)
 
     def __call__(self) -> bool:
