@@ -131,7 +131,7 @@ def convolution(batch: Batch, x: Tensor, weight: Tensor, bias: Tensor | None, *r
 def convolution_backward(
     batch: Batch, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[Any] | None, *rest: Any
 ) -> Any:
-    """The same for the gradients of the input, the weight and the bias."""
+    """Batch the gradients of the input, the weight and the bias."""
     *settings, groups, wanted = rest
     if not batch.has(weight) and list(wanted) == [True, False, False]:
         wide = batch.wide(x)

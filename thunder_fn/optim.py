@@ -303,7 +303,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _cloned(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with tensors of its own, in lists and dicts too."""
+    """Clone tensors, in lists and dicts too."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values)
 
 

@@ -274,7 +274,7 @@ class Substitution:
         self._bodies: dict[Trace, Trace] = {}
 
     def type(self, type: Type) -> Type:
-        """A type."""
+        """Substitute in a type."""
         match type:
             case TensorType() if any(not isinstance(size, int) for size in type.shape):
                 return replace(type, shape=tuple(as_dim(self.value(size)) for size in type.shape))
@@ -291,7 +291,7 @@ class Substitution:
         return tuple(map(self.value, value)) if isinstance(value, tuple) else value
 
     def arg(self, arg: Any) -> Any:
-        """An argument."""
+        """Substitute in an argument."""
         match arg:
             case Var():
                 new = self.type(arg.type)

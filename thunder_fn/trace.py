@@ -225,13 +225,13 @@ class Source:
         return f"{self.place} ({self.module})" if self.module else self.place
 
     def within(self, around: str | None) -> Source:
-        """The same in a body of the call of this module."""
+        """The source in a body of the call of this module."""
         if around is None or around == self.around or not _is_in(self.module, around):
             return self
         return Source(self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around)
 
     def called_from(self, call: Source | None) -> Source:
-        """The same where a body is unfolded in place of its call.
+        """The source where a body is unfolded in place of its call.
 
         In a body that was made of the call itself, as that of a checkpoint around it, modules are known as the call's is.
         """
@@ -400,7 +400,7 @@ class Trace:
         return tuple(type_of(atom) for atom in self.outputs)
 
     def renamed(self, name: str) -> Trace:
-        """The same program under another name."""
+        """The program under another name."""
         return dataclasses.replace(self, name=name)
 
 

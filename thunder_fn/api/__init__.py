@@ -74,7 +74,7 @@ def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
 
 
 def stop_gradient(tree: Any) -> Any:
-    """The same values, constant for every derivative.
+    """Keep the values and make them constant for every derivative.
 
     Law: ``grad(lambda x: f(stop_gradient(x)))`` is zero.
     """

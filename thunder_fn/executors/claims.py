@@ -205,7 +205,7 @@ class _Claiming:
         return self.parts[key]
 
     def with_executors(self, executors: tuple[Executor, ...]) -> _Claiming:
-        """The same claiming, where other executors are asked."""
+        """Claim with other executors."""
         self.know(executors)
         inner = _Claiming(executors, self.below_autograd)
         inner.claims, inner.log, inner.by_name = self.claims, self.log, self.by_name

@@ -20,7 +20,7 @@ class Note:
         return f"{'  ' * self.depth}{self.text}" + (f" ({self.source.module})" if self.source is not None else "")
 
     def inside(self, call: Source | None) -> Note:
-        """The same in a part that is unfolded in place of a call."""
+        """The note in a part that is unfolded in place of a call."""
         return Note(self.text, self.source and self.source.called_from(call), self.depth + 1)
 
 

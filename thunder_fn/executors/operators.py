@@ -289,7 +289,7 @@ class _FnCall:
         return self.name
 
     def run(self, *operands: Any) -> tuple[Any, ...]:
-        """fn's tensors."""
+        """Call fn, and return its tensors."""
         args, kwargs = pytree.unflatten(self.spec, _filled(self.layout, self.spec, operands).leaves)
         return self.operator.runner.run(args, kwargs, self.types)
 

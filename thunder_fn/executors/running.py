@@ -119,7 +119,7 @@ class CheckedRegion:
         raise ExecutorError(located(what, source=source, fix=fix))
 
     def donating(self, places: tuple[int, ...]) -> CheckedRegion:
-        """The same that may write its results over these inputs."""
+        """The function that may write its results over these inputs."""
         return replace(self, run=donating(self.run, places))
 
 

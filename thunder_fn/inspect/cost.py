@@ -134,7 +134,7 @@ class CostReport:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         total = self.total
         text = f"cost of {self.function}: {count_text(total.flops)} FLOP, {bytes_text(total.num_bytes)} moved"
         if total.sent:

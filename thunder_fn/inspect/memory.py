@@ -108,7 +108,7 @@ class Memory:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         if not self.names:
             return escaped(f"memory of {self.function}: nothing runs")
         at = self.peak_at

@@ -30,7 +30,7 @@ class Residuals:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         size = bytes_text(self.num_bytes)
         return escaped(f"residuals of {self.function}: {len(self.residuals)}, {size} beside the arguments")
 

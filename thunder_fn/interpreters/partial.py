@@ -37,7 +37,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 
 
 def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Split:
-    """The same as a split, which says where in the first part each residual is found."""
+    """Evaluate partially as a split, which says where in the first part each residual is found."""
     flat = dce(inline(trace))
     known = {var.index for var, flag in zip(flat.inputs, known_inputs, strict=True) if flag}
     known |= {constant.var.index for constant in flat.constants}

@@ -150,7 +150,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         return first, {name: value for name, value in self.items() if name not in first}
 
     def replaced(self, *parts: Mapping[str, torch.Tensor]) -> Prepared:
-        """The same with other values for some parts.
+        """Replace the values of some parts.
 
         Raises:
             RewriteError: there is no part of a name.
@@ -174,7 +174,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         return self.layout.prepare(params).replaced(self.calibrated)
 
     def without_adapters(self) -> Prepared:
-        """The same with adapters that add nothing."""
+        """Replace adapters by some that add nothing."""
         return self.replaced({name: torch.zeros_like(v) for name, v in self.items() if name.endswith(ADAPTERS[1])})
 
     def with_step(self, step: Step) -> Prepared:

@@ -51,7 +51,7 @@ class Stored:
 
     @property
     def group(self) -> Group:
-        """The ranks."""
+        """The group of ranks."""
         return self.by.group
 
     def split_dim(self, name: str, type: TensorType) -> int | None:

@@ -263,7 +263,7 @@ class JvpCall(Call):
     """A call of a `custom_jvp` function, and what its rule does with it."""
 
     def primal(self, *tensors: Any) -> Any:
-        """The function."""
+        """Call the function."""
         return self.function.f(*self.args(tensors))
 
     def jvp(self, primal: Captured, tensors: Sequence[Any], tangents: Sequence[Any]) -> Any:

@@ -66,13 +66,13 @@ def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options
 
 @JVP.rule("custom_vmap")
 def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The function's."""
+    """Return the function's own rule."""
     return push_forward(equation.body, active)
 
 
 @VJP.rule("custom_vmap")
 def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """The function's."""
+    """Return the function's own rule."""
     return split_vjp(equation.body, wanted_inputs, wanted_outputs)
 
 
@@ -119,7 +119,7 @@ def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim) -
 
 @LOWER.rule("custom_vmap")
 def custom_vmap_lower_rule(equation: Equation) -> Trace:
-    """The function."""
+    """Return the function's body."""
     return equation.body
 
 
@@ -133,7 +133,7 @@ class VmapCall(Call):
     """A call of a `custom_vmap` function, and what its rule does with it."""
 
     def primal(self, *tensors: Any) -> Any:
-        """The function."""
+        """Call the function."""
         return self.function.f(*self.args(tensors))
 
     def vmap(

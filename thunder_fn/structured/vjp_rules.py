@@ -266,7 +266,7 @@ class VjpCall(Call):
         return self
 
     def primal(self, *tensors: Any) -> Any:
-        """The function."""
+        """Call the function."""
         return self.function.f(*self.args(tensors))
 
     def fwd(self, *tensors: Any) -> Any:

@@ -19,7 +19,7 @@ WHILE_DELAY_LINE = Program(
     X,
     (Step("while_loop", (1, 0, 0, 1, 1, 0, 2, 1, 1, 1), (Program((), (Step("mul", (1, 3)),)), Program((), (), (1,)))),),
 )
-"""The same in a loop that counts its steps."""
+"""A delay line in a loop that counts its steps."""
 
 PRODUCTS_ALONG = Program(X, (Step("sin"), Step("scan", (0, 1, 0, 2, 0, 0, 0, 0), (AFFINE,))))
 """A carry that is multiplied by one element after the other, which is added, too: the order shows."""

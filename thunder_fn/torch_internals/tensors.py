@@ -142,7 +142,7 @@ def is_result_from_outside(node: Any) -> bool:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """The same number for tensors in the same memory."""
+    """A number that tensors in the same memory share."""
     with torch._C.DisableTorchFunction():
         return tensor.untyped_storage()._cdata
 

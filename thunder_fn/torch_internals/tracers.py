@@ -64,7 +64,7 @@ class Tracer(FunctionalTensor):
         return repr(self)
 
     def __copy__(self) -> torch.Tensor:
-        """The same memory with no history, as eager's, which is a leaf."""
+        """Copy to a leaf in the same memory without a history, as eager does."""
         return self.detach().requires_grad_(self.requires_grad)
 
 

@@ -80,7 +80,7 @@ class AddedRows:
         return self._add(inputs[self.gradient], inputs[self.indices], inputs[self.known].clone())
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for values that only the box holds, in the memory of the matrix if nobody else sees it."""
+        """Run on values that only the box holds, in the memory of the matrix if nobody else sees it."""
         known = box[self.known]
         alone = is_exclusive(known) and not is_kept_by_autograd(known)
         del known

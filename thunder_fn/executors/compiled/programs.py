@@ -60,7 +60,7 @@ class Staged:
         return self._call_slowly(inputs)
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for values that only the box holds."""
+        """Run on values that only the box holds."""
         if self.matches(*box):
             return take(self.fast, box)
         inputs = tuple(box)
@@ -163,7 +163,7 @@ class _Trial:
         return self._then(self.run(*inputs))
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for values that only the box holds."""
+        """Run on values that only the box holds."""
         return self._then(take(self.run, box))
 
     def _then(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -128,7 +128,7 @@ class Writer:
         return getattr(self.dtypes, DTYPES[dtype])
 
     def cast(self, val: Any, dtype: torch.dtype) -> Any:
-        """The same values in a dtype."""
+        """Cast values to a dtype."""
         wanted = self.dtype(dtype)
         return val if val.dtype() == wanted else self.ops.cast(val, wanted)
 
