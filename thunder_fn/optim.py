@@ -355,7 +355,7 @@ def _stored(entries: Sequence[dict[str, Any]], alone: Sequence[bool], step: torc
 
 
 def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:
-    """A `torch.optim` optimizer as a pair of pure functions.
+    """Make a `torch.optim` optimizer a pair of pure functions.
 
     Law: ``update`` gives the parameters and the state that the optimizer's own ``step`` gives on the same gradients.
 

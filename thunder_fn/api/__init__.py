@@ -52,7 +52,7 @@ __all__ = [
 
 
 def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
-    """The trace of `f(*args, **kwargs)`, closed and with its composites nested.
+    """Trace `f(*args, **kwargs)`: the trace is closed, with its composites nested.
 
     Law: ``evaluate(trace(f, *xs), xs)`` gives the tensors of ``f(*xs)``, bitwise.
 

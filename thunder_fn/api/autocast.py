@@ -72,7 +72,7 @@ class Autocast(Transformed):
 
 
 def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy: Any = None) -> Any:
-    """A function that runs in lower precision what its policy says.
+    """Run the ops of a function in lower precision, as a policy says.
 
     Law: with PyTorch's policy, the values and dtypes of f under `torch.autocast`, op by op; derivatives are those of the casts.
 

@@ -10,7 +10,7 @@ from thunder_fn.structured.checkpoint import checkpoint as recorded
 
 
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
-    """f, computed again in the backward instead of keeping what the backward reads.
+    """Compute f again in the backward instead of keeping its residuals.
 
     Law: values and gradients are those of f, bitwise; the residual bytes are no more.
 

@@ -41,7 +41,7 @@ class SavedResidual:
 
 
 def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[SavedResidual]:
-    """The residuals of the gradient of f at these arguments, in the order in which the backward gets them.
+    """List the residuals of the gradient of f at these arguments, in the order in which the backward gets them.
 
     Law: the sum of their `own_bytes` is what ``vjp(f, *args)`` keeps beside its arguments and its outputs.
 

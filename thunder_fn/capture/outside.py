@@ -75,7 +75,7 @@ class Constant:
 
 
 def constant(value: Any) -> Any:
-    """The value itself, baked into the program of the traced function in which this is called.
+    """Bake a value into the program of the traced function in which this is called.
 
     A jitted function is traced again when a value that it reads from outside changes. A value in `constant(...)` is not looked
     at: the function keeps what it was at the trace. It may be what cannot be guarded, such as a large NumPy array.

@@ -48,7 +48,7 @@ def scan(
     unroll: int | bool = 1,
     checkpoint: str | None = None,
 ) -> tuple[Any, Any]:
-    """A loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
+    """Loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
 
     Law: equals the Python loop that collects the ys, under every transform.
 
@@ -342,7 +342,7 @@ def _run_in_blocks(
 
 
 def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1) -> Any:
-    """`for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
+    """Run `for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
 
     Law: equals the Python loop, under every transform.
 

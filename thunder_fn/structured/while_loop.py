@@ -232,7 +232,7 @@ VJP.enter(while_split_rule, "while_loop")
 def while_loop(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any, *, max_steps: int | None = None
 ) -> Any:
-    """`while cond_fn(*carry): carry = body_fn(*carry)`, for at most `max_steps` steps.
+    """Run `while cond_fn(*carry): carry = body_fn(*carry)`, for at most `max_steps` steps.
 
     Law: equals the Python loop, under every transform; under vmap each example takes its own number of steps.
 
