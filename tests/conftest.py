@@ -4,6 +4,7 @@ browser.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -15,6 +16,8 @@ import hypothesis
 import pytest
 import torch
 
+# Workers hold what hundreds of tests import: a full collection takes a second, and there is little to collect.
+gc.set_threshold(20_000, 20, 50)
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 # One failure is enough for CI, and its explanation may take longer than the tests.

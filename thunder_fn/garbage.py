@@ -10,6 +10,7 @@ import gc
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 
 class _Waiting:
@@ -35,3 +36,19 @@ def no_collections() -> Generator[None]:
             _Waiting.users -= 1
             if _Waiting.users == 0 and _Waiting.was_enabled:
                 gc.enable()
+
+
+def referrers(*objects: Any) -> list[Any]:
+    """The objects that refer to one of these, as `gc.get_referrers`, which does not look at what is frozen.
+
+    What a program has frozen by `gc.freeze` is frozen again afterwards, and so is what it has made since.
+    """
+    if not gc.get_freeze_count():
+        return gc.get_referrers(*objects)
+    with no_collections():
+        gc.unfreeze()
+        try:
+            return gc.get_referrers(*objects)
+        finally:
+            gc.collect()  # what is garbage now would be frozen for ever
+            gc.freeze()

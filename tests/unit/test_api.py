@@ -280,7 +280,6 @@ def test_closed_over_tensors_live_no_longer_than_their_functions(use: Callable[[
     use(closing_over(torch.randn(2)))  # what PyTorch keeps of a first call
     weight = torch.randn(2)
     reference = weakref.ref(weight)
-    gc.collect()
     gc.disable()
     try:
         use(closing_over(weight))

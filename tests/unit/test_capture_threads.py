@@ -221,7 +221,6 @@ def test_a_failed_capture_leaves_nothing(f: Any) -> None:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -14,7 +14,6 @@ properties are replaced where modules and classes have them, for as long as a ca
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import threading
 import types
@@ -28,6 +27,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.trampolines import copy_of, trampoline_code
 from thunder_fn.errors import LookasideError, kind_of
+from thunder_fn.garbage import referrers
 from thunder_fn.text import shown
 
 Function = Callable[..., Any]
@@ -101,7 +101,7 @@ def _places(fn: Any) -> list[tuple[Any, str]]:
         id(vars(module)): module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)
     }
     found = internals.patched_places(fn)
-    for holder in gc.get_referrers(fn):
+    for holder in referrers(fn):
         owners = [modules[id(holder)]] if id(holder) in modules else _classes(holder)
         found += [(owner, name) for owner in owners for name, value in list(vars(owner).items()) if value is fn]
     return found
@@ -111,7 +111,7 @@ def _classes(holder: Any) -> list[Any]:
     """The class whose attributes a dictionary has."""
     if not isinstance(holder, dict) or "__module__" not in holder:
         return []
-    return [one for one in gc.get_referrers(holder) if isinstance(one, type) and "__module__" in vars(one)]
+    return [one for one in referrers(holder) if isinstance(one, type) and "__module__" in vars(one)]
 
 
 def same_function(fn: Function) -> object:

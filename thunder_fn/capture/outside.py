@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
-import gc
 import inspect
 import operator
 import os
@@ -35,6 +34,7 @@ from thunder_fn.capture.expressions import Reading, Source, reading, text
 from thunder_fn.capture.frames import is_import, is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.lookasides import is_diverted
 from thunder_fn.capture.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, fields_of, seen
+from thunder_fn.garbage import referrers
 
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
@@ -766,7 +766,7 @@ class Watch:
             self.edge("key", held, name, path)
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
         codes = [frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))]
-        for function in gc.get_referrers(*codes) if codes else ():
+        for function in referrers(*codes) if codes else ():
             if isinstance(function, types.FunctionType) and id(function.__code__) in lost:
                 self.functions.setdefault(id(function.__code__), []).append(function)
         self.done.clear()
