@@ -118,7 +118,7 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
 
 
 def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
-    """A function that gives sizes that are found in data other names.
+    """A function that gives unbacked sizes other names.
 
     If a name stands for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
     """

@@ -141,7 +141,7 @@ HAS_NUMBERS: dict[Any, Callable[[Tensor], bool]] = {
 
 
 def tolist(x: Tensor) -> Any:
-    """The numbers, each found in data."""
+    """The numbers, each an unbacked one."""
     return list(map(tolist, x.unbind(0))) if x.dim() else x.item()
 
 

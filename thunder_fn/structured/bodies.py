@@ -228,7 +228,7 @@ def tensor_type(type: Type) -> TensorType:
 def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     """Tell for each variable by index whether it is the same in every step if these inputs are.
 
-    Random numbers never are, and what is computed with a number that a step finds in data is taken for another each time.
+    Random numbers never are, and what is computed with an unbacked number of a step is taken for another each time.
     """
     flags = [*fixed, *(True for _ in trace.constants)]
     found = finders(trace)
