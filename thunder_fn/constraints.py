@@ -42,7 +42,7 @@ from thunder_fn.trace import (
 
 
 def equals_hint(expr: Expr) -> Expr:
-    """The constraint that an expression is what it was when its trace was made."""
+    """The constraint that an expression has its value of when its trace was made."""
     return Expr(sympy.Eq(expr.value, sympy.sympify(hint_of(expr))))
 
 
@@ -153,7 +153,7 @@ def finds_numbers(trace: Trace) -> bool:
 
 
 def fixes_numbers(trace: Trace) -> bool:
-    """Test whether a rule holds for one number only: what it was derived from took a symbol for the number of the
+    """Test whether a rule holds for one number only, because its derivation took a symbol for the number of the
     moment.
     """
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)

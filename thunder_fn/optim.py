@@ -56,8 +56,8 @@ DECIDE_BY_VALUES = frozenset(getattr(torch.optim, name) for name in ("ASGD", "RA
 class _Update:
     """The update of one parameter: what follows from the arguments that all parameters share, and the rest.
 
-    `shared` gives its outputs, then what `own` reads; `own` reads that and a parameter's own tensors. `is_shared` says of each
-    result which of the two gives it. `constants` are among what is shared.
+    `shared` gives its outputs, then what `own` reads; `own` reads that and a parameter's own tensors. `is_shared`
+    says of each result which of the two gives it. `constants` are among the shared values.
     """
 
     captured: Captured
@@ -152,7 +152,9 @@ class FunctionalOptimizer:
 
     @no_collections()  # PyTorch imports Dynamo where an optimizer is made
     def init(self, params: Any) -> State:
-        """The state before the first step: zeros, where the optimizer starts with such, else what it holds when it is made."""
+        """The state before the first step: zeros, where the optimizer starts with such, else the state that it has
+        when it is made.
+        """
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         optimizer = self._made(leaves)
         if self.make in STARTS_AT_ZERO:
@@ -201,8 +203,8 @@ class FunctionalOptimizer:
             return pytree.unflatten(spec, new), stored | ({"group": group} if group else {})
 
     def _is_followed(self, leaves: Sequence[Any], gradients: Sequence[Any], rest: Any) -> bool:
-        """Test whether a derivative goes through the step: it is asked for, or what it steps from was computed from
-        what is differentiated.
+        """Test whether a derivative goes through the step: it is asked for, or the step's operands were computed from
+        differentiated values.
         """
         options = dict(self.options)
         if "differentiable" in options:

@@ -32,7 +32,7 @@ class Functionalized(Transformed):
 def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
     """Write a function with pure ops: in-place changes become new values, and arguments get theirs at the end.
 
-    Law: the values, and what is left in the arguments, are those of f.
+    Law: the values, and the final values of the arguments, are those of f.
 
     Args:
         f: any PyTorch callable.

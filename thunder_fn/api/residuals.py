@@ -131,7 +131,7 @@ def _inner(equation: Equation, var: Var) -> Var | Literal | None:
 
 
 def _name(trace: Trace, var: Var) -> str | None:
-    """The name of a value, given to it or to what it is a copy of."""
+    """The name of a value, given to it or to the value that it copies."""
     readers = (equation for equation in trace.equations if var in (*equation.operands, *equation.outputs))
     name = next((name for equation in readers if (name := name_of(equation)) is not None), None)
     maker = next((equation for equation in trace.equations if var in equation.outputs), None)

@@ -368,7 +368,7 @@ VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
     )
     if change is not None
 }
-"""`x.transpose_(0, 1)` and its like: x becomes a view of the tensor that it was, of which others may be views too.
+"""`x.transpose_(0, 1)` and its like: x becomes a view of its old tensor, which others may view too.
 
 A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which want it as it was.
 """

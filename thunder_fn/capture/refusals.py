@@ -39,7 +39,7 @@ MEMORY: dict[Any, str] = {
 
 
 def data_dependent_error(func: Any, error: Exception | None, source: Source | None) -> Exception:
-    """The error for Python code that needs to know what is in a tensor."""
+    """The error for Python code that needs the values in a tensor."""
     name = getattr(func, "__name__", str(func))
     if isinstance(error, internals.NEEDS_A_NUMBER) and name not in PYTHON_NUMBERS:
         return decision_error(error, source)

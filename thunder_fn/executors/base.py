@@ -94,7 +94,7 @@ class Watcher(Protocol):
     """An object made with an executor's registrations, which is made anew when they change."""
 
     def clear(self) -> None:
-        """Forget what was made."""
+        """Forget compiled regions."""
         ...
 
 

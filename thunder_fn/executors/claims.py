@@ -125,7 +125,7 @@ def claim(
 
 
 class _Claiming:
-    """One claiming: what was decided so far."""
+    """One claiming: the decisions so far."""
 
     def __init__(self, executors: tuple[Executor, ...], below_autograd: bool) -> None:
         self.executors = tuple(executor for executor in executors if executor.claims)

@@ -33,7 +33,7 @@ def dry_run_of(
 
     It may write to the operands that it is `given`, by place.
 
-    None for what is not PyTorch calls to the last, such as an operator's `fn`: nobody knows what that does.
+    None for code that is not PyTorch calls to the last, such as an operator's `fn`: its effect is unknown.
     """
     claim = claimed.claim_of(equation)
     region = claim.closed_region

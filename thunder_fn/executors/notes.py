@@ -10,7 +10,7 @@ from thunder_fn.trace import Source, Trace
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A composite that begins: what it is, where if that is new, and how deep it is."""
+    """A composite that begins: its name, its user's line if that is new, and its depth."""
 
     text: str
     source: Source | None
@@ -40,6 +40,6 @@ class Part:
         return Part(trace, notes)
 
     def reordered(self, trace: Trace, firsts: tuple[int, ...]) -> Part:
-        """The notes of what begins with an equation that is still first; the others are inside regions."""
+        """The notes of composites that begin with an equation that is still first; the others are inside regions."""
         places = {first: place for place, first in enumerate(firsts)}
         return Part(trace, {places[at]: found for at, found in self.notes.items() if at in places})

@@ -47,7 +47,7 @@ _running: ContextVar[frozenset[tuple[Any, Rule]]] = ContextVar("thunder_fn_opera
 
 @contextmanager
 def _in_rule_of(operator: Operator, rule: Rule) -> Generator[None]:
-    """Call the operator inside without this rule: it is what the rule is made of."""
+    """Call the operator inside without this rule, which is made of it."""
     pair: tuple[Any, Rule] = (operator, rule)
     token = _running.set(_running.get() | {pair})
     try:

@@ -1,4 +1,4 @@
-"""Running the functions of operators: their results are what was promised, or the error says who broke the promise."""
+"""Calls of operators' functions: results are the promised ones, or the error says who broke the promise."""
 
 from __future__ import annotations
 

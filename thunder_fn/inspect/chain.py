@@ -241,7 +241,7 @@ class _Assembly:
     def origin(self, flat: Flat) -> tuple[int | None, tuple[tuple[int, int], ...]]:
         """The latest step whose trace is called in this one, and which of their values are equal.
 
-        A trace that was replayed op by op has no call; then a transform's of the same inputs is what was replayed.
+        A trace that was replayed op by op has no call; then a transform's of the same inputs is the replayed one.
         """
         for position in reversed(range(len(self.steps))):
             known = self.steps[position]

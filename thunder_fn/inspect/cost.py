@@ -58,7 +58,7 @@ def is_collective(name: str) -> bool:
 def cost_of(equation: Equation) -> Cost:
     """The cost of an equation. Views are free; a pointwise op or a sum is one operation for each element.
 
-    A composite costs what is in it, a loop its body for each step that is known of, a choice the dearest branch.
+    A composite costs its body, a loop its body for each known step, a choice the dearest branch.
     """
     if equation.op.kind != "leaf":
         return _cost_of_bodies(equation)
@@ -145,7 +145,7 @@ class CostReport:
         return escaped(text)
 
     def rows(self, limit: int = 20) -> list[tuple[str, ...]]:
-        """The table: op, times, FLOP, bytes, FLOP/byte, and what limits it where peaks are known."""
+        """The table: op, times, FLOP, bytes, FLOP/byte, and the limiting peak where peaks are known."""
         return [
             (
                 name,

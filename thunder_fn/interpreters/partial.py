@@ -1,4 +1,4 @@
-"""Partial evaluation: split a trace by what is known first."""
+"""Partial evaluation: split a trace by the inputs that are known first."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:
 
 
 def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
-    """A structured equation on some unknown operands: cut down to what is known without them, and to the rest.
+    """A structured equation on some unknown operands: cut down to its known part, and to the rest.
 
     The rest computes again what it needs of the first half, unless the op says how to divide it.
     """

@@ -88,7 +88,7 @@ class _Schedule:
         self.gathering, self.reducing = list[int](), list[int]()
 
     def follow(self) -> dict[int, frozenset[int]]:
-        """Find what is computed from results of collectives alone, and from which."""
+        """Find the equations that depend on results of collectives alone, and on which."""
         found: dict[int, frozenset[int]] = {}
         for at, equation in enumerate(self.equations):
             needs = self.needs[at]

@@ -170,8 +170,9 @@ class Bridge:
     """A trace, called under autograd.
 
     `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
-    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that require grad
-    and get a value that does: the backward reads what they were. `moved` are those of them that get another history too.
+    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that
+    require grad and get a value that does: the backward reads their old values. `moved` are those of them that get
+    another history too.
     """
 
     trace: Trace

@@ -1,4 +1,4 @@
-"""The cache of a jitted function: bounded, thread-safe, and holding only what was built to the end."""
+"""The cache of a jitted function: bounded, thread-safe, and holding only complete programs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Lists and dicts among the arguments of a jitted function or module, which it may fill.
 
 The traced function gets copies of them. The final content of a copy is a result, which the caller's own gets after
-each call. Other containers, such as dataclasses, are not written back, so to change one is an error; what
-`register_object` knows is.
+each call. Other containers, such as dataclasses, are not written back, so to change one is an error; objects known to
+`register_object` are.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def filled(before: Held) -> Filled:
 
 
 def fill(arguments: Any, changed: Filled) -> None:
-    """Let the containers among the caller's arguments hold what those hold that were traced."""
+    """Give the containers among the caller's arguments the content of those that were traced."""
     containers = containers_in(arguments) if changed else ()
     for number, content in changed:
         values = [containers[one.number] if isinstance(one, Argument) else one for one in content.values]

@@ -44,7 +44,7 @@ class Outside:
 
     @property
     def may_fail(self) -> bool:
-        """Test whether some condition raises one of `FAILURES` where what it reads is gone."""
+        """Test whether some condition raises one of `FAILURES` where its object is gone."""
         return any(edge.kind in ("cell", "index", "attr") for edge in self.edges)
 
     def conditions(self, names: Namespace) -> Iterator[str]:

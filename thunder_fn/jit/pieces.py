@@ -252,7 +252,7 @@ class _Cutting:
         return Piece(trace, residuals, tuple(edge for edge, _ in takes), tuple(target for _, target in gives))
 
     def needed(self, atoms: Sequence[Atom], known: Collection[int]) -> tuple[list[int], set[int]]:
-        """The positions of the equations that compute these from what is known, and the variables that are read."""
+        """The positions of the equations that compute these from known values, and the variables that are read."""
         pending = [atom.index for atom in atoms if isinstance(atom, Var)]
         positions, read = set[int](), set[int]()
         while pending:

@@ -110,7 +110,7 @@ for _name, _check in _CHECKS.items():
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-"""Functions are what they are: another one, be it of the same code, is another program."""
+"""Functions are compared by identity: another one, be it of the same code, is another program."""
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:

@@ -115,7 +115,7 @@ class HuggingFace(Recipe):
     name = "hf-transformers"
     models = ("transformers.PreTrainedModel",)
     ways: ClassVar[tuple[tuple[str, Callable[..., Any]], ...]] = ()
-    """Functions of transformers that look whether they are compiled, and what they are in eager PyTorch."""
+    """Functions of transformers that look whether they are compiled, and their forms in eager PyTorch."""
 
     def __init__(self, as_eager: bool = False) -> None:
         self.as_eager = as_eager

@@ -111,7 +111,7 @@ def _beside(group: Group, type: TensorType) -> tuple[int, ...]:
 
 
 def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The parameters, or what they are stored in, as DTensors in the memory of the parts, without their padding.
+    """The parameters, or their parts, as DTensors in the memory of the parts, without their padding.
 
     Raises:
         RewriteError: they are not sharded, or no DTensor lies as a part does.

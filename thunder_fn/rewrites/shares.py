@@ -158,7 +158,7 @@ def _shape(var: Any) -> tuple[int, ...]:
 
 
 def _alike(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    """Pointwise: what is split is split at the same places, counted from the end, as operands are broadcast."""
+    """Pointwise ops: operands are split at the same places, counted from the end, as they are broadcast."""
     from_end = {dims[var.index] - len(_shape(var)) for var in equation.operands if var.index in dims}
     if len(from_end) != 1:
         return None

@@ -24,7 +24,7 @@ from thunder_fn.trace import Equation, Literal, TensorType, Trace, static_shape
 def stack_of(layer: Representation, type: TensorType) -> Representation:
     """A weight of this type, each layer of which is stored in one way.
 
-    Law: what is stored at a place, and what is decoded there, is that of the layer alone.
+    Law: the parts at a place, and their decoded value, are those of the layer alone.
     """
     stacked = tuple(replace(part, shape=(type.shape[0], *part.shape)) for part in _tensors(layer.part_types))
     return Representation(

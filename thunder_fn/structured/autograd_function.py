@@ -146,7 +146,7 @@ class FunctionCall(Call):
         return output, context
 
     def primal(self, *tensors: Any) -> Any:
-        """`forward`; what has no gradient is cut off."""
+        """`forward`; results without a gradient are cut off."""
         output, context = self.run(tensors)
         return _map_outputs(output, context)
 

@@ -111,7 +111,9 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
 
 def _marked(body: Trace, policy: Policy) -> Trace:
-    """The body, unfolded and with marks on what the policy keeps, where it is asked about single equations."""
+    """The body, unfolded and with marks on the values that the policy keeps, where it is asked about single
+    equations.
+    """
     if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
     marked = mark(body, policy)
@@ -148,7 +150,7 @@ def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Se
 
 @LOWER.rule("checkpoint")
 def checkpoint_lower_rule(equation: Equation) -> Trace:
-    """The body behind a barrier: what it computes is never taken from what was computed before."""
+    """The body behind a barrier: its values are never taken from earlier equations."""
     return behind_barrier(equation.body)
 
 

@@ -168,7 +168,7 @@ def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
 
 
 def check_stackable(op: str, function: Callable[..., Any], result: Any, name: str, fix: str) -> None:
-    """Raise unless all leaves of a result are tensors; names the first that is none."""
+    """Raise unless all leaves of a result are tensors; names the first other leaf."""
     for path, leaf in zip(pytree.paths(result, name), pytree.flatten(result)[0], strict=True):
         if not isinstance(leaf, (Tensor, TypeText)):
             what = f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be stacked"

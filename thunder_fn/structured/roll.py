@@ -145,7 +145,7 @@ def _dependent(trace: Trace, run: _Run) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The operands of a run by place: what is carried from where, what stays, what differs; and the results read."""
+    """The operands of a run by place: carried ones, equal ones, different ones; and the results read."""
 
     carried: tuple[tuple[int, int], ...]
     fixed: tuple[int, ...]
@@ -252,7 +252,8 @@ def _whole(trace: Trace, column: Sequence[Var]) -> tuple[Var, bool] | None:
 def unroll(trace: Trace) -> Trace:
     """Turn each scan, also inside bodies, into its steps one after the other.
 
-    Law: same values, bitwise. The inverse of `roll`: what was stacked for a scan only is not stacked any more.
+    Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are not stacked any
+    more.
     """
     parts: dict[int, tuple[Atom, ...]] = {}
 
@@ -274,7 +275,7 @@ def unroll(trace: Trace) -> Trace:
 def add_steps(
     builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...], parts: dict[int, tuple[Atom, ...]]
 ) -> tuple[Atom, ...]:
-    """The steps of a scan one after the other. `parts` knows what stacks are made of, and learns of the ys."""
+    """The steps of a scan one after the other. `parts` knows the elements of stacks, and learns of the ys."""
     loop = Loop.of(equation)
     consts, carry, xs = loop.parts(operands)
     columns: list[list[Atom]] = [[] for _ in equation.outputs[loop.num_carry :]]

@@ -30,9 +30,7 @@ _being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_rules_bein
 
 
 def is_being_captured(function: Any) -> bool:
-    """Test whether the rule of this function is what is being captured: a call of the function in it gets its rule
-    later.
-    """
+    """Test whether the rule of this function is being captured: a call of the function in it gets its rule later."""
     return any(function is other for other in _being_captured.get())
 
 

@@ -2,8 +2,8 @@
 
 A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs. So one run
 of the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled
-regions give results in the layout that eager gives, so what was found stays true. If only values decide on a layout,
-as after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).
+regions give results in the layout that eager gives, so the findings stay true. If only values decide on a layout, as
+after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).
 
 Until its regions are compiled a program runs on the torch executor.
 """
@@ -80,7 +80,7 @@ class Staged:
         return (known or self.run)(*inputs)
 
     def _first_call(self, key: tuple[Layout, int], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Find what there is to compile, and compile it: before the call is answered, or meanwhile."""
+        """Find the jobs, and compile them: before the call is answered, or meanwhile."""
         calls: Calls = {}
         outputs = None
         if self.tiered or not _run_on_fakes(self.run, inputs, calls):

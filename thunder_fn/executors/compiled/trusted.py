@@ -31,7 +31,7 @@ _known: list[bytes] = []
 
 
 class Untrusted(Exception):
-    """A file is not the user's own, or is not what was written."""
+    """A file is not the user's own, or does not have the written content."""
 
 
 def key() -> bytes:

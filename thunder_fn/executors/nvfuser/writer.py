@@ -181,7 +181,7 @@ class Writer:
         return Operand(val, type, self.shape(type))
 
     def equation(self, equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
-        """Write an equation; what its outputs are called, None for those that it does not compute.
+        """Write an equation. Returns the names of its outputs, None for those that it does not compute.
 
         Raises:
             Refused: nvFuser cannot compute it as PyTorch does.
