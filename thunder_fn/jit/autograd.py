@@ -84,7 +84,7 @@ def check_dense(trace: Trace, wanted: Mask) -> None:
         name = found.op.name.split(".")[1].strip("_")
         _, option = facts.SPARSE_GRADIENT[found.op.name]
         what = f"{name}: its gradient is sparse in eager code ({option}=True), and dense in a trace"
-        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of what is jitted."
+        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of the jitted function."
         raise UnsupportedCall(located(what, source=found.source, fix=fix))
 
 
