@@ -101,9 +101,7 @@ def _folded(batch: Batch, name: str, value: Tensor, count: Any) -> Tensor:
 
 
 def _draws_alike(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> bool:
-    """Test whether one call draws what a backward is told of: nothing, or the numbers of a forward that was one call
-    too.
-    """
+    """Test whether one call draws the numbers of a backward: none, or those of a forward that was one call too."""
     given = attention.named_arguments(batch.op, equation.args, dict(equation.kwargs))
     dropped = given.get("dropout_p", Literal(0.0))
     if equation.op.name in attention.FORWARDS or dropped == Literal(0.0):

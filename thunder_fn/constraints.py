@@ -1,4 +1,4 @@
-"""Constraints: what has to hold of symbols for a trace, a rule, or two types to fit."""
+"""Constraints: relations over symbols that must hold for a trace, a rule, or two types to fit."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoin
 
 
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    """functorch scatters each value many times over, so that what comes out right has a wrong derivative."""
+    """functorch scatters each value many times over, so that the right result has a wrong derivative."""
     size = self.shape[dim]
     here = torch.arange(size, device=self.device) == index % size
     return torch.where(here.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), src.unsqueeze(dim), self)

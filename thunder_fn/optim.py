@@ -56,7 +56,7 @@ DECIDE_BY_VALUES = frozenset(getattr(torch.optim, name) for name in ("ASGD", "RA
 class _Update:
     """The update of one parameter: what follows from the arguments that all parameters share, and the rest.
 
-    `shared` gives its outputs, then what `own` reads; `own` reads that and a parameter's own tensors. `is_shared`
+    `shared` gives its outputs, then the inputs of `own`; `own` reads these and a parameter's own tensors. `is_shared`
     says of each result which of the two gives it. `constants` are among the shared values.
     """
 
@@ -245,7 +245,7 @@ class FunctionalOptimizer:
         *,
         follows: bool = False,
     ) -> tuple[list[torch.Tensor], list[dict[str, Any]], State]:
-        """New parameters, what the optimizer holds of each then, and what steps have written to its group."""
+        """New parameters, the optimizer's state of each, and the writes of steps to its group."""
         new = [leaf.clone() for leaf in leaves]
         for leaf, gradient in zip(new, gradients, strict=True):
             leaf.grad = gradient

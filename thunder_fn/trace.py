@@ -373,7 +373,7 @@ class Trace:
         return f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations, {len(self.outputs)} outputs>"
 
     def python_callable(self) -> Callable[..., tuple[Any, ...]]:
-        """The printed program, compiled by Python. Law: it computes what `evaluate` does."""
+        """The printed program, compiled by Python. Law: it computes the same as `evaluate`."""
         from thunder_fn.pretty import python_callable
 
         return python_callable(self)

@@ -1,4 +1,4 @@
-"""The bytecode of a function as expressions: what it loads from outside of its frame, and what it does with that.
+"""The bytecode of a function as expressions: its loads from outside of the frame, and their uses.
 
     def f(x):
         return x * cfg.lr + box["w"]

@@ -475,7 +475,7 @@ class Watch:
         return iter(())
 
     def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """All of what an expression gives counts."""
+        """All of an expression's value counts."""
         for value in self.value(source[1], frame, memo):
             if not self.is_data(value):
                 self.whole(value, text(source[1]))

@@ -89,7 +89,7 @@ class Float(torch.SymFloat):
 
 
 class Bool(torch.SymBool):
-    """A symbolic bool: what a comparison of symbolic numbers gives."""
+    """A symbolic bool: the result of comparing symbolic numbers."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""The recorder: what PyTorch does below autograd, as a tree of scopes with leaf records in them.
+"""The recorder: PyTorch's ops below autograd, as a tree of scopes with leaf records in them.
 
 Three mechanisms of PyTorch stack up, outermost first:
 

@@ -371,7 +371,7 @@ def user_source(recorder: Recorder | None = None) -> Source | None:
 
 
 def composite(f: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one equation of the trace, whose body is what it does.
+    """Make a function one equation of the trace, with the function's own equations as its body.
 
     Law: ``trace(composite(f), x)`` evaluates as ``trace(f, x)``.
 

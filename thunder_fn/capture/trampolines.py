@@ -1,4 +1,4 @@
-"""Functions that are made of code: what takes the place of a function whose calls go elsewhere."""
+"""Functions made of code objects, which take the place of functions whose calls go elsewhere."""
 
 from __future__ import annotations
 

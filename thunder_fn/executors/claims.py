@@ -2,7 +2,7 @@
 
 The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
 unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again.
-Everything that an executor other than torch runs is one composite in it, so `evaluate` says what that has to compute.
+Everything that an executor other than torch runs is one composite in it, so `evaluate` specifies it.
 
     myex::multimul                  an equation that an executor computes
     inductor::inductor_fusion_0     a region
@@ -86,7 +86,7 @@ class Claimed:
 
     @property
     def replaced(self) -> tuple[Decision, ...]:
-        """Equations for which an executor computes what it says itself."""
+        """Equations that an executor computes by the name's own meaning."""
         return tuple(decision for decision in self.log if decision.how == INSTEAD)
 
     def claim_of(self, equation: Equation) -> Claim:

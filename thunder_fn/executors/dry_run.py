@@ -18,7 +18,8 @@ from thunder_fn.trace import Equation, Trace
 class HasDryRun(Protocol):
     """A compiled region that can say what it allocates.
 
-    Law: on tensors without values `dry_run` allocates, keeps and frees what a call does on those with.
+    Law: on tensors without values `dry_run` allocates, keeps and frees the same memory as a call on tensors with
+    values.
     """
 
     def dry_run(self, *inputs: Any) -> tuple[Any, ...]:

@@ -150,7 +150,7 @@ Transform = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class DerivedRule:
-    """A grad transform cut in two, and what it says nothing about.
+    """A grad transform cut in two, and the gradients that it says nothing about.
 
     `put` says for each operand whether the transform gives its gradient, zero included; `asked` says for each output
     whether it asks for its cotangent.

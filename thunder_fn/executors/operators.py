@@ -1,8 +1,8 @@
 """Operators that an executor brings.
 
-An operator is a function that is recorded as one equation, a composite named `executor::operator`. Its body is what
-`like` does, so every transform and every other executor knows what it computes; `fn` is how its own executor computes
-it. The body of an operator with `meta` only is one opaque call of `fn`. Rules that an operator brings are in its body
+An operator is a function that is recorded as one equation, a composite named `executor::operator`. Its body is the
+trace of `like`, so every transform and every other executor knows its meaning. Its own executor computes it by `fn`.
+The body of an operator with `meta` only is one opaque call of `fn`. Rules that an operator brings are in its body
 too, as custom_vjp, custom_jvp and custom_vmap equations.
 """
 

@@ -94,7 +94,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRegion:
-    """A run of what an executor made of a region; it returns what the region says, or the error names the user's
+    """A run of an executor's function for a region; it returns what the region says, or the error names the user's
     line.
     """
 

@@ -1,6 +1,6 @@
 """The chain of traces from capture through every transform to the programs that run.
 
-Nothing is rebuilt for show: the chain is what `jit` makes of a call, told by `capture.watching` as it is made.
+Nothing is rebuilt for show: the chain has the traces of a `jit` call, told by `capture.watching` as they are made.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _Assembly:
         return len(self.steps) - 1
 
     def captured(self, trace: Trace) -> None:
-        """Add a capture as a step, unless it only calls what the step before has made."""
+        """Add a capture as a step, unless it only calls the result of the step before."""
         if id(trace) in self.places:
             return
         flat, at = flatten(trace), self.time_of(trace)

@@ -72,7 +72,7 @@ def cost_of(equation: Equation) -> Cost:
 
 
 def _elements(equation: Equation) -> int:
-    """The elements of the largest floating operand or result: what one operation for each makes."""
+    """The elements of the largest floating operand or result, one operation for each."""
     values = (*equation.operands, *equation.outputs)
     types = [var.type for var in values if isinstance(var.type, TensorType)]
     floating = [type for type in types if type.dtype.is_floating_point or type.dtype.is_complex]

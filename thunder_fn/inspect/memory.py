@@ -210,7 +210,7 @@ def memory_of(found: Chain) -> Memory:
 
 
 def _modules(found: Chain, step: Step) -> tuple[str, ...]:
-    """The module of each equation of a program: what the modules of its leaves have in common."""
+    """The module of each equation of a program: the common part of its leaves' modules."""
     inside: list[list[str]] = [[] for _ in step.trace.equations]
     for leaf, module in zip(step.flat.leaves, found.modules(found.steps.index(step)), strict=True):
         inside[leaf.path[0]].append(module)

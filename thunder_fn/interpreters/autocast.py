@@ -4,7 +4,7 @@ The policy is asked about each equation, about a composite before its body. Its 
 of a composite with an answer is not asked about. Everything else takes its arguments as they come, so types change
 along the way: ops promote as PyTorch's do.
 
-A `torch.autocast` region, or what an autocast inside has made, stays as it is: the innermost decides. Values that
+A `torch.autocast` region, or the result of an autocast inside, stays as it is: the innermost decides. Values that
 enter and leave a loop or a custom rule keep their types, and bodies are cast inside.
 
 This interpreter serves policies of users and transforms of traces. Under PyTorch's own policy `api/autocast.py`

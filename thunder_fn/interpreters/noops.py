@@ -1,4 +1,4 @@
-"""Drop equations that compute what they were given: copies of values that nobody can write to, reshapes to the same
+"""Drop equations that compute one of their operands: copies of values that nobody can write to, reshapes to the same
 shape, casts to the same dtype, products with one.
 
 A trace is pure, so a copy matters only where it leaves the trace: results in memory of their own stay so. Only

@@ -68,7 +68,7 @@ def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:
 def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
     """A structured equation on some unknown operands: cut down to its known part, and to the rest.
 
-    The rest computes again what it needs of the first half, unless the op says how to divide it.
+    The rest computes its operands of the first half again, unless the op says how to divide it.
     """
     if equation.op.kind != "structured":
         return [], [equation]

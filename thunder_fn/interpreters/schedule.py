@@ -123,7 +123,7 @@ class _Schedule:
             yield from self.emit(at)
 
     def emit(self, at: int) -> Iterator[int]:
-        """An equation, after what it needs."""
+        """An equation, after its operands."""
         if at in self.done:
             return
         for need in self.needs[at]:

@@ -241,7 +241,7 @@ class Bridge:
 
     @cached_property
     def inner_sizes(self) -> tuple[Expr, ...]:
-        """The symbolic sizes of what one piece gives another."""
+        """The symbolic sizes of the values on a piece's edges."""
         inner = self.pieces.edges[sum(self.active) :]
         return tuple(dict.fromkeys(size for type in inner for size in type.shape if isinstance(size, Expr)))
 

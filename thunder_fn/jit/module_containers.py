@@ -41,8 +41,9 @@ Filled = tuple[tuple[int, Content], ...]
 
 @dataclass(frozen=True)
 class Filling:
-    """The result of a function that fills its arguments: `states` are what registered objects hold after it, `filled` what lists
-    and dicts do."""
+    """The result of a function that fills its arguments: `states` is the content of registered objects after it,
+    `filled` that of lists and dicts.
+    """
 
     result: Any
     states: tuple[Any, ...]
@@ -85,7 +86,7 @@ def _holds(node: Any) -> Any:
 
 
 def finish(result: Filling, args: Any, kwargs: Any) -> Any:
-    """The function's result, once the caller's containers hold what those do that it had."""
+    """The function's result, once the caller's containers have the content of the traced ones."""
     for value, state in zip(pytree.objects_in((args, kwargs)), result.states, strict=True):
         pytree.assign(value, state)
     fill((args, kwargs), result.filled)

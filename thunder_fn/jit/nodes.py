@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
-"""A trace as a function of tensors that autograd follows, and what has to hold of the trace's symbols."""
+"""A trace as a function of tensors that autograd follows, and the constraints on the trace's symbols."""
 
 MAX_KNOWN = 16
 """The number of derivatives of one node that are remembered: by sizes, where their rules do not hold for all."""
@@ -179,7 +179,7 @@ class _Call:
         return results
 
     def stand_in(self) -> None:
-        """Put tensors of one element in place of what one piece gives another: autograd asks for their types only."""
+        """Put tensors of one element in place of the values on edges: autograd asks for their types only."""
         edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
         values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
         for edge in range(len(self.edges), len(edges)):

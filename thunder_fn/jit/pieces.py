@@ -241,7 +241,7 @@ class _Cutting:
             self.gives.setdefault(self.home[atom.index] if isinstance(atom, Var) else 0, []).append((atom, target))
 
     def piece(self, part: int) -> Piece:
-        """A part, and what it needs that depends on no cotangent, as a trace."""
+        """A part, with the equations that it needs and that depend on no cotangent, as a trace."""
         takes, gives = self.takes.get(part, []), self.gives.get(part, [])
         positions, read = self.needed([atom for atom, _ in gives], {var.index for _, var in takes})
         residuals = tuple(place for place in range(self.count) if place in read)

@@ -216,7 +216,7 @@ def is_followed(captured: Captured) -> bool:
 
 
 def transformed(trace: Trace, options: Options) -> list[Trace]:
-    """The trace, then what each transform makes of the one before."""
+    """The trace, then the results of the transforms, one after the other."""
     traces = [trace]
     for transform in options.transforms:
         traces.append(_transformed(transform, traces[-1]))

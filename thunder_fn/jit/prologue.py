@@ -10,7 +10,7 @@
         return ()
 
 Its ops are defined with `torch.library`, so the prologue evaluates like any trace and raises where a check fails.
-`guards.py` lowers it to PyTorch's C++ guards, with Python for what those do not reach.
+`guards.py` lowers it to PyTorch's C++ guards, with Python for the rest.
 """
 
 from __future__ import annotations

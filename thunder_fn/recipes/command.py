@@ -1,4 +1,4 @@
-"""`python -m thunder_fn compile MODEL`: what a recipe makes of a model, with its ops, claims, memory and time.
+"""`python -m thunder_fn compile MODEL`: the report of a recipe on a model, with its ops, claims, memory and time.
 
 MODEL is a folder or JSON file with a configuration of transformers, for which a model with random weights is made, or
 `module:function`, a function that returns `(model, kwargs)`.

@@ -163,7 +163,8 @@ def _breaks(error: CaptureError, options: Options) -> bool:
 class BreakingJit(ModuleJit):
     """A jitted module that goes through Dynamo from the first call on in which it is found to be no single trace.
 
-    By then no tensor has been changed and no random number drawn; what else the function does in Python has been done once.
+    By then no tensor has been changed and no random number drawn; other side effects of the function have happened
+    once.
     """
 
     broken: DynamoForward | None = None

@@ -1,4 +1,4 @@
-"""Recipes for Hugging Face's transformers: what each family needs, as a third party would write it.
+"""Recipes for Hugging Face's transformers: the needs of each family, as a third party would write them.
 
 transformers is imported when a recipe is used, never by `import thunder_fn`.
 """

@@ -106,7 +106,7 @@ class OnShares:
         return Kept(trace, results) if as_expected else None
 
     def on_shares(self, equation: Equation, kept: tuple[Representation | None, ...], answer: Answer) -> Trace:
-        """The op on what this rank has of its operands; the rank goes with each result."""
+        """The op on this rank's operands; the rank goes with each result."""
         function = _CALLS.get(equation.op.name) or ops.overload(equation.op)
         arguments = {**dict(enumerate(equation.args)), **(answer.changed or {})}
 

@@ -56,7 +56,7 @@ def _for_each(trace: Trace, types: tuple[TensorType, ...]) -> Trace:
 
 
 def _taken_apart(equation: Equation, kept: tuple[Representation | None, ...]) -> Kept | None:
-    """The rule of a stack: what takes it apart takes its parts apart."""
+    """The rule of a stack: ops that take it apart take its parts apart."""
     numbers = [arg.value for arg in equation.args[1:] if isinstance(arg, Literal)] or [0]
     one, is_known = kept[0], len(numbers) == max(len(equation.args) - 1, 1)
     if equation.op not in facts.UNSTACKS or not is_known or one is None or one.slices is None:

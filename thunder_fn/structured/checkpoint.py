@@ -94,7 +94,7 @@ def alone(body: Trace, policy: Policy) -> Trace:
 
 @VJP.rule("checkpoint")
 def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """The forward keeps what the policy says; the backward computes the rest again."""
+    """The forward keeps the values that the policy chooses; the backward computes the rest again."""
     return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
 
 
@@ -159,7 +159,9 @@ def checkpoint_lower_rule(equation: Equation) -> Trace:
 
 @PARTIAL_EVAL.rule("checkpoint")
 def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
-    """The first half keeps what the policy says; the second computes the rest again, from the known operands."""
+    """The first half keeps the values that the policy chooses; the second computes the rest again, from the known
+    operands.
+    """
     policy, count = policy_of(equation), sum(flags)
     first, second = partial_eval(_marked(equation.body, policy), known, flags)
     flat, answers = unmark(inline(first))

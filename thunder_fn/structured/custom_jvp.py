@@ -260,7 +260,7 @@ DCE.enter(keep_all, "custom_jvp")
 
 
 class JvpCall(Call):
-    """A call of a `custom_jvp` function, and what its rule does with it."""
+    """A call of a `custom_jvp` function, and the use of its rule."""
 
     def primal(self, *tensors: Any) -> Any:
         """Call the function."""

@@ -4,7 +4,7 @@
 
 The operands are the tensors of the arguments, then what the function closes over. vmap captures the rule for the
 operands that are batched; what it closes over become constants. A batch of batches asks the rule once, for the inner
-vmap, and batches what it did.
+vmap, and batches its result.
 
 Derivatives are those of the function, so that vmap of a gradient batches the gradient's own ops; the gradient of a vmap
 differentiates the rule.
@@ -130,7 +130,7 @@ DCE.enter(keep_all, "custom_vmap")
 
 
 class VmapCall(Call):
-    """A call of a `custom_vmap` function, and what its rule does with it."""
+    """A call of a `custom_vmap` function, and the use of its rule."""
 
     def primal(self, *tensors: Any) -> Any:
         """Call the function."""

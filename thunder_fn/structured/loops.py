@@ -177,7 +177,7 @@ def check_stackable(op: str, function: Callable[..., Any], result: Any, name: st
 
 
 def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, name: str = "carry") -> None:
-    """Raise unless a carry keeps its structure and the types of its leaves; names what does not.
+    """Raise unless a carry keeps its structure and the types of its leaves; names the leaf that does not.
 
     A number may become another of its type, or a scalar tensor.
     """
@@ -212,7 +212,7 @@ def _is_moved(old: Any, new: Any) -> bool:
 
 
 def with_moving_numbers(init: Any, capture: Callable[[Any], tuple[R, Any]]) -> tuple[Any, R]:
-    """The first carry with tensors for the numbers that a step changes, and what capture gives for it.
+    """The first carry with tensors for the numbers that a step changes, and its capture.
 
     Args:
         capture: from a first carry to a result, and the carry after a step, with `TypeText` for tensors.

@@ -111,7 +111,8 @@ def _stored_type(type: Type) -> Type:
 def found_again(split: Split, op: str) -> Split:
     """The split whose backward finds the unbacked sizes of its forward again, and computes the values of these sizes.
 
-    Law: forward and backward give what those of the split do. Every residual is a tensor whose size is known beforehand.
+    Law: forward and backward compute the same as those of the split. Every residual is a tensor whose size is known
+    beforehand.
 
     Raises:
         MissingRule: random numbers are among what would be computed again.

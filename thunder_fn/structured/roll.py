@@ -4,10 +4,10 @@
     v4 = Block(w1, v3)        roll ->         v5 = scan(v2, w, ...)      body: Block
     v5 = Block(w2, v4)      <- unroll
 
-A run is a sequence of composites with one body, each of which reads what the one before gives, in the same places. An
-operand that is the same everywhere is a const of the scan, one that the step before gives is a carry, the others are
-stacked. A result that is read outside the run is a ys. So the forward and the backward of a model of any depth become
-two scans.
+A run is a sequence of composites with one body, each of which reads the results of the one before, in the same
+places. An operand that is the same everywhere is a const of the scan, one that the step before gives is a carry, the
+others are stacked. A result that is read outside the run is a ys. So the forward and the backward of a model of any
+depth become two scans.
 
 Source: the scan over layers that JAX users write by hand, flax's `nn.scan`.
 """
@@ -36,7 +36,7 @@ STACK, UNBIND, SELECT = ops.leaf(aten.stack.default), ops.leaf(aten.unbind.int),
 def roll(trace: Trace) -> Trace:
     """Turn each run of equal composites in sequence, also inside bodies, into one scan.
 
-    Law: same values, bitwise; random numbers are drawn in the same order. ``unroll(roll(t))`` computes what t does.
+    Law: same values, bitwise; random numbers are drawn in the same order. ``unroll(roll(t))`` computes the same as t.
 
     Example:
         >>> import torch

@@ -247,7 +247,7 @@ def _summed(builder: TraceBuilder, value: Atom) -> Var:
 
 
 class VjpCall(Call):
-    """A call of a `custom_vjp` function, and what its rule does with it."""
+    """A call of a `custom_vjp` function, and the use of its rule."""
 
     @property
     def has_rule(self) -> bool:
@@ -304,7 +304,7 @@ class VjpCall(Call):
 
 
 def cotangent_tree(primal: Captured, cotangents: Sequence[Any]) -> Any:
-    """Cotangents in the structure of the output; None for what has none."""
+    """Cotangents in the structure of the output; None where there is none."""
     supply, types = iter(cotangents), iter(primal.trace.output_types)
     leaves = [next(supply) if leaf is TENSOR and is_differentiable(next(types)) else None for leaf in primal.out_leaves]
     return pytree.unflatten(primal.out_spec, leaves)

@@ -424,7 +424,7 @@ def fake_in(mode: RecordingMode, type: TensorType) -> torch.Tensor:
 
 
 def allocations(run: Callable[[], object]) -> list[int]:
-    """The bytes that PyTorch's allocator hands out while something runs, in order; what it takes back is negative."""
+    """The bytes that PyTorch's allocator hands out while something runs, in order; returned ones are negative."""
     with torch.autograd.profiler.profile(profile_memory=True) as profiled:
         run()
     results: Any = profiled

@@ -143,7 +143,7 @@ class Numbers(ShapeEnv):
         return eval(expression_text(expr.value), {"math": math}, known)  # sympy has no zero with a sign
 
     def holds(self, relation: Any) -> bool:
-        """Test whether a relation follows from what has been decided."""
+        """Test whether a relation follows from the decisions."""
         return self._maybe_evaluate_static(relation) == sympy.true
 
 

@@ -41,7 +41,7 @@ Jobs = dict["Region", dict[tuple[Strides, ...], dict[Part, Job]]]
 class Staged:
     """A program whose regions are compiled when it is first called with inputs of some layout.
 
-    Law: it computes what the program does, at all times; which of its regions are compiled changes rounding only.
+    Law: it computes the program's results, at all times; which of its regions are compiled changes rounding only.
 
     `settled` says that the layouts that one run finds are those of all runs on inputs of its layout.
     """

@@ -94,7 +94,7 @@ def read(path: Path) -> bytes:
 
 
 def check(path: Path, found: os.stat_result) -> None:
-    """Refuse what others may have written.
+    """Refuse files that others may have written.
 
     Raises:
         Untrusted: as it says.

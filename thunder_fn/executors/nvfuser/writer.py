@@ -7,7 +7,7 @@ tensor is an `Operand`. It calls nvFuser's ops and returns what they give:
     def _sub(w, out, a, b, *, alpha=1):
         return w.ops.sub(...)
 
-An emitter refuses what nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
+An emitter refuses ops that nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
 equation can be translated, its emitter runs on a writer that writes nothing. So there is one function for each op,
 and no second one that says when it holds.
 
