@@ -193,7 +193,7 @@ def check_types(equation: Equation, types: tuple[Type, ...], giver: str, fix: st
 def _difference(a: Type, b: Type, made: Collection[Any]) -> str | None:
     """None for types that are equal wherever the constraints hold; otherwise numbers for which they are not, if any are.
 
-    Nothing but data says what a size is that the equation itself finds.
+    Only data says the value of a size that the equation itself finds.
     """
     if a == b:
         return None
@@ -246,7 +246,7 @@ def _type(var: Var) -> Type:
 def _fake_result_types(
     op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[Type, ...] | None, tuple[Expr, ...]]:
-    """The types, and what of sizes that are symbols they follow from."""
+    """The types, and the relations of symbolic sizes from which they follow."""
     if op in facts.SHAPED_BY_STRIDES:
         return None, ()
     mode, decided = RecordingMode(), list[Expr]()

@@ -1,4 +1,4 @@
-"""Constraints: what has to hold of symbols for a trace, a rule, or two types to fit."""
+"""Constraints: relations over symbols that must hold for a trace, a rule, or two types to fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from thunder_fn.trace import (
 
 
 def equals_hint(expr: Expr) -> Expr:
-    """The constraint that an expression is what it was when its trace was made."""
+    """The constraint that an expression has its value of when its trace was made."""
     return Expr(sympy.Eq(expr.value, sympy.sympify(hint_of(expr))))
 
 
@@ -118,7 +118,7 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
 
 
 def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
-    """A function that gives sizes that are found in data other names.
+    """A function that gives unbacked sizes other names.
 
     If a name stands for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
     """
@@ -153,7 +153,7 @@ def finds_numbers(trace: Trace) -> bool:
 
 
 def fixes_numbers(trace: Trace) -> bool:
-    """Test whether a rule holds for one number only: what it was derived from took a symbol for the number of the
+    """Test whether a rule holds for one number only, because its derivation took a symbol for the number of the
     moment.
     """
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)

@@ -4,7 +4,7 @@ To derive the vjp of one equation, run the op on tracers that require grad, ask 
 both. The records before the question are the forward, those after it the backward; values of the forward that the
 backward reads are the residuals. If PyTorch has no derivative, the op is decomposed and its parts are asked.
 
-Every result is memoised by the equation (op, static arguments, input types) and by what is wanted of it.
+Every result is memoised by the equation (op, static arguments, input types) and by the question.
 
 Attempts for a vjp come in this order: autograd's formula; that of the in-place twin on a copy, for ops that only
 functionalization makes, such as `aten.copy`; a decomposition; MissingRule.
@@ -482,7 +482,7 @@ def _constant_statistics(single: Trace, parts: Trace) -> Trace:
 
 
 def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:
-    """The flat trace of what was recorded and is needed for the results. Called while the recorder runs."""
+    """The flat trace of the records that the results need. Called while the recorder runs."""
     outputs = tuple(_atom(recorder, value) for value in results)
     leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
     equations, _ = _live_equations(leaves, [atom for atom in outputs if isinstance(atom, Var)])

@@ -151,7 +151,7 @@ def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
 
 
 def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
-    """The op of a leaf, the torch function of a call, or what a layer does, as a function of how to read variables."""
+    """The op of a leaf, the torch function of a call, or a layer, as a function of how to read variables."""
     if equation.op.kind == "leaf":
         return functools.partial(call_leaf, equation)
     layer = LAYERS.get(equation.op.name)

@@ -1,8 +1,8 @@
 """Batching rules of leaf ops, derived from functorch's.
 
-Run the op under `torch.vmap` on tracers and record what the batching rule does. Batched values have their batch dim
-first. If functorch has no rule and would loop, the op is decomposed. If that fails too, a scan runs it example by
-example, and a warning names the op once.
+Run the op under `torch.vmap` on tracers and record the batching rule. Batched values have their batch dim first. If
+functorch has no rule and would loop, the op is decomposed. If that fails too, a scan runs it example by example, and
+a warning names the op once.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _attribute(graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, constan
 
 
 def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any]:
-    """The nodes of a leaf's outputs: its call, or items of it. A result that is None needs no node."""
+    """The nodes of a leaf's outputs: its call, or items of it. A None result needs no node."""
     args = tuple(_read(graph, env, arg) for arg in equation.args)
     kwargs = {key: _read(graph, env, arg) for key, arg in equation.kwargs}
     call = graph.call_function(ops.overload(equation.op), args, kwargs)
@@ -332,7 +332,7 @@ def _leaves(nested: Any) -> Iterator[Any]:
 
 
 def _fill(nested: Any, values: Iterator[Any]) -> Any:
-    """The values, in order, in the places of what is nested."""
+    """The values, in order, in the places of the nested structure."""
     return tuple(_fill(item, values) for item in nested) if isinstance(nested, tuple) else next(values)
 
 

@@ -39,7 +39,7 @@ def no_collections() -> Generator[None]:
 
 
 def referrers(*objects: Any) -> list[Any]:
-    """The objects that refer to one of these, as `gc.get_referrers`, which does not look at what is frozen.
+    """The objects that refer to one of these, like `gc.get_referrers`, which does not look at frozen objects.
 
     What a program has frozen by `gc.freeze` is frozen again afterwards, and so is what it has made since.
     """

@@ -1,4 +1,4 @@
-"""The vocabulary: which ops there are and what is known of each.
+"""The vocabulary: the ops, and facts about each.
 
 A leaf is a functional `OpOverload` of ATen or of a custom library, named `namespace.op.overload`.
 Facts about leaves come from PyTorch's own schemas and tags; nothing here is written by hand that PyTorch knows.

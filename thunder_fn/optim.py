@@ -56,8 +56,8 @@ DECIDE_BY_VALUES = frozenset(getattr(torch.optim, name) for name in ("ASGD", "RA
 class _Update:
     """The update of one parameter: what follows from the arguments that all parameters share, and the rest.
 
-    `shared` gives its outputs, then what `own` reads; `own` reads that and a parameter's own tensors. `is_shared` says of each
-    result which of the two gives it. `constants` are among what is shared.
+    `shared` gives its outputs, then the inputs of `own`; `own` reads these and a parameter's own tensors. `is_shared`
+    says of each result which of the two gives it. `constants` are among the shared values.
     """
 
     captured: Captured
@@ -152,7 +152,9 @@ class FunctionalOptimizer:
 
     @no_collections()  # PyTorch imports Dynamo where an optimizer is made
     def init(self, params: Any) -> State:
-        """The state before the first step: zeros, where the optimizer starts with such, else what it holds when it is made."""
+        """The state before the first step: zeros, where the optimizer starts with such, else the state that it has
+        when it is made.
+        """
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         optimizer = self._made(leaves)
         if self.make in STARTS_AT_ZERO:
@@ -201,8 +203,8 @@ class FunctionalOptimizer:
             return pytree.unflatten(spec, new), stored | ({"group": group} if group else {})
 
     def _is_followed(self, leaves: Sequence[Any], gradients: Sequence[Any], rest: Any) -> bool:
-        """Test whether a derivative goes through the step: it is asked for, or what it steps from was computed from
-        what is differentiated.
+        """Test whether a derivative goes through the step: it is asked for, or the step's operands were computed from
+        differentiated values.
         """
         options = dict(self.options)
         if "differentiable" in options:
@@ -243,7 +245,7 @@ class FunctionalOptimizer:
         *,
         follows: bool = False,
     ) -> tuple[list[torch.Tensor], list[dict[str, Any]], State]:
-        """New parameters, what the optimizer holds of each then, and what steps have written to its group."""
+        """New parameters, the optimizer's state of each, and the writes of steps to its group."""
         new = [leaf.clone() for leaf in leaves]
         for leaf, gradient in zip(new, gradients, strict=True):
             leaf.grad = gradient
@@ -303,7 +305,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _cloned(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with tensors of its own, in lists and dicts too."""
+    """Clone tensors, in lists and dicts too."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values)
 
 
@@ -355,7 +357,7 @@ def _stored(entries: Sequence[dict[str, Any]], alone: Sequence[bool], step: torc
 
 
 def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:
-    """A `torch.optim` optimizer as a pair of pure functions.
+    """Make a `torch.optim` optimizer a pair of pure functions.
 
     Law: ``update`` gives the parameters and the state that the optimizer's own ``step`` gives on the same gradients.
 

@@ -24,7 +24,7 @@ from thunder_fn.torch_internals import OpOverload, has_own_functionalization, sc
 
 PREFIX = "thunder_fn_pure_"
 _libraries: list[torch.library.Library] = []
-"""They are kept: what a library defines is gone when it is."""
+"""They are kept: the definitions of a library go with it."""
 
 
 @cache

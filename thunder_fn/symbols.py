@@ -5,9 +5,9 @@
     where s0 > 5           a constraint
 
 **The types of a trace's inputs bind its symbols**: the first input that has a bare `s0` among its sizes, or is the
-number `s0` itself, says what `s0` is. An equation whose result has a size that depends on data binds a symbol of its
-own, `u0`. Symbols are in scope in the bodies of equations, as type variables of a function are in functions inside
-it. So no interpreter has to hand numbers from trace to trace.
+number `s0` itself, binds it. An equation whose result has a size that depends on data binds a symbol of its own,
+`u0`. Symbols are in scope in the bodies of equations, as type variables of a function are in functions inside it. So
+no interpreter has to hand numbers from trace to trace.
 
 A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is derived and PyTorch
 asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of
@@ -58,7 +58,7 @@ UNBOUND: Bounds = (None, None)
 
 
 class Symbol(sympy.Symbol):
-    """A number that a trace takes, what it was when the trace was made, and its bounds. Two are equal if all are."""
+    """A number that a trace takes, its value when the trace was made, and its bounds. Two are equal if all are."""
 
     __slots__ = ("bounds", "hint")
     hint: Number
@@ -93,7 +93,7 @@ def number_symbol(index: int, hint: float, bounds: Bounds = UNBOUND) -> Symbol:
 
 
 def _remembered(f: Callable[P, R]) -> Callable[P, R]:
-    """Remember what is known of a trace, unless that would keep tensors alive that it closes over."""
+    """Remember facts about a trace, unless that would keep tensors alive that it closes over."""
     cached = lru_cache(maxsize=16384)(f)
 
     @wraps(f)
@@ -274,7 +274,7 @@ class Substitution:
         self._bodies: dict[Trace, Trace] = {}
 
     def type(self, type: Type) -> Type:
-        """A type."""
+        """Substitute in a type."""
         match type:
             case TensorType() if any(not isinstance(size, int) for size in type.shape):
                 return replace(type, shape=tuple(as_dim(self.value(size)) for size in type.shape))
@@ -291,7 +291,7 @@ class Substitution:
         return tuple(map(self.value, value)) if isinstance(value, tuple) else value
 
     def arg(self, arg: Any) -> Any:
-        """An argument."""
+        """Substitute in an argument."""
         match arg:
             case Var():
                 new = self.type(arg.type)

@@ -41,7 +41,7 @@ _CONFIG: Mapping[str, Any] = {
 
 
 REINTERPRET = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor\n"
-"""The lines of Inductor's modules that name what makes a view."""
+"""The lines of Inductor's modules that name the maker of a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,9 @@ def wrapper_code(
 def _scheduler() -> Any:
     """PyTorch's scheduler, which keeps in mind what a scatter overwrites.
 
-    A scatter writes into a copy of its target, and what reads the result depends on that write. PyTorch 2.13 forgets this for
-    a kernel whose loops it rewrites to be like another kernel's (`recompute_size_and_body`), and may run it before the
-    scatter. torch.compile is wrong alike:
+    A scatter writes into a copy of its target, and readers of the result depend on that write. PyTorch 2.13 forgets
+    this for a kernel whose loops it rewrites to be like another kernel's (`recompute_size_and_body`), and may run it
+    before the scatter. torch.compile is wrong alike:
 
         def f(x, e, z, i, s):
             y = x * (e * e).sum(1, keepdim=True)

@@ -493,7 +493,7 @@ def test_registering_an_implementation_wrongly() -> None:
     ):
         e.ex.register_implementation(lambda a: a, execution_transform=torch.sin)
     with pytest.raises(
-        ExecutorError, match=r"(?m)^the executor myex is frozen in a program; register on the one that it is of$"
+        ExecutorError, match=r"(?m)^the executor myex is frozen in a program; register on the original$"
     ):
         e.ex.frozen().register_implementation(torch.mul, execution_transform=torch.sin)
 

@@ -93,3 +93,18 @@ def test_the_changelog_is_a_line_each() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     assert not [line for line in lines if line.startswith(("  ", "- Fixed:"))], "one line each; fixes stand under Fixed"
     assert len(set(lines) - {""}) == sum(line != "" for line in lines), "a line stands there twice"
+
+
+def test_the_map_is_short_and_has_every_room() -> None:
+    """ARCHITECTURE.md names each folder of the package, and nothing that is not there."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.split()) <= 1_500
+    rooms = {path.name for path in (ROOT / "thunder_fn").iterdir() if (path / "__init__.py").is_file()}
+    assert rooms <= set(re.findall(r"^\| [^|]*?`(\w+)/`", text, re.MULTILINE))
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    files = {path.relative_to(ROOT / "thunder_fn").as_posix() for path in PACKAGE}
+    assert not {
+        file
+        for file in named
+        if not any(f"/{known}".endswith(f"/{file}") for known in files | {name(p) for p in FILES})
+    }

@@ -75,7 +75,7 @@ def transformed(
 
 
 def described(result: Any) -> str:
-    """A result in the words of an error: its type, None, or what kind of Python value it is."""
+    """A result in the words of an error: its type, None, or the kind of Python value."""
     return str(result) if result is None or isinstance(result, TensorType) else kind_of(result)
 
 

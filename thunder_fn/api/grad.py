@@ -63,7 +63,7 @@ class Grad(Transformed):
 
 
 def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """The gradient of a scalar function.
+    """Differentiate a scalar function: return a function that computes its gradient.
 
     Law: ``<grad(f)(x), v>`` is the derivative of f at x along v, for every v. Complex inputs follow PyTorch's
     convention (the conjugate of JAX's).

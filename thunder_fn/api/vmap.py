@@ -136,7 +136,7 @@ def vmap(
     *,
     chunk_size: int | None = None,
 ) -> Any:
-    """A function of examples as a function of batches.
+    """Batch a function: a function of examples becomes a function of batches.
 
     Law: ``vmap(f)(xs)[i] == f(xs[i])`` for every i.
 

@@ -157,7 +157,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Plan:
-    """A train step on many GPUs: seconds and what they are spent on."""
+    """A train step on many GPUs: its seconds, by cause."""
 
     ranks: int
     seconds: float
@@ -210,7 +210,7 @@ def step_trace(ranks: int, layers: int, width: int, context: int, prefetch: int 
 
 
 class _Queues:
-    """Two queues, one that computes and one that communicates: the seconds at which each is through with what it was given."""
+    """Two queues, one that computes and one that communicates: the seconds at which each has done its work."""
 
     def __init__(self, ranks: int, hardware: Hardware) -> None:
         self.ranks, self.hardware = ranks, hardware

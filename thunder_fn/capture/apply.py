@@ -53,7 +53,7 @@ def apply_inside(
 def bind_trace(
     recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op, split: SplitRule | None = None
 ) -> tuple[Any, ...] | None:
-    """Record the trace as one equation; None where it has to be replayed, as what finds sizes in data has to be."""
+    """Record the trace as one equation; None where it has to be replayed, as one with unbacked sizes has to be."""
     if any(map(made_by, trace.equations)):
         return None
     closed, extra = close_over(trace)

@@ -55,7 +55,7 @@ class Decisions:
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
 
     def settled(self, trace: Trace) -> Trace:
-        """The trace with its symbols as few as what has been decided leaves: where `s1 == s0`, there is only `s0`."""
+        """The trace with as few symbols as the decisions leave: where `s1 == s0`, there is only `s0`."""
         if self._mode.shape_env is None or (self._around is not None and self._around.shape_env is not None):
             return trace
         for constraint in constraints_of(trace):

@@ -1,7 +1,7 @@
 """Promotion of ints where the traced function sets another default dtype: a cast in the trace.
 
-An op of ints and bools only, with a float result, gives what the default dtype says. A trace means what it would in the
-default dtype that the capture began with, so an op that is recorded under another one reads its operands as floats.
+An op of ints and bools only, with a float result, gives the default dtype. A trace means what it would in the default
+dtype that the capture began with, so an op that is recorded under another one reads its operands as floats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bytecode of a function as expressions: what it loads from outside of its frame, and what it does with that.
+"""The bytecode of a function as expressions: its loads from outside of the frame, and their uses.
 
     def f(x):
         return x * cfg.lr + box["w"]
@@ -122,7 +122,7 @@ def _node(source: Any, known: dict[Any, Node]) -> Any:
 
 
 class _Reader:
-    """The symbolic stack, and what was found so far."""
+    """The symbolic stack, and the findings so far."""
 
     def __init__(self, code: types.CodeType) -> None:
         self.code, self.line = code, code.co_firstlineno
@@ -298,7 +298,7 @@ class _Reader:
         return True
 
     def written(self, value: Source, place: Source) -> None:
-        """`holder.count += 1` is no read, since nothing else looks at what was there."""
+        """`holder.count += 1` is no read, since nothing else looks at the old value."""
         assert place is not None
         if value == ("inplace", place) and self.uses[place] > 0:
             self.uses[place] -= 1

@@ -91,7 +91,7 @@ class _Node:
 
 
 class _Followed(torch.autograd.Function):
-    """The node."""
+    """The autograd node of one equation."""
 
     @staticmethod
     def forward(ctx: Any, node: _Node, *values: torch.Tensor) -> Any:

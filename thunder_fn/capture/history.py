@@ -61,7 +61,7 @@ class History:
 
     @property
     def is_following(self) -> bool:
-        """Test whether autograd would follow what is recorded now."""
+        """Test whether autograd would follow records made now."""
         return torch.is_grad_enabled() or self._updating or self._custom_ops > 0
 
     # ---- what is recorded ----
@@ -124,7 +124,7 @@ class History:
         return self.read(var) != var and (before is None or not self._has_history(before))
 
     def _has_history(self, var: Var) -> bool:
-        """Test whether autograd follows the variable, or what its memory held before it was changed."""
+        """Test whether autograd follows the variable, or the value that its memory held before it was changed."""
         if var.index not in self._off:
             return True
         view, before = self._views.get(var.index), self._before.get(var.index)
@@ -147,7 +147,7 @@ class History:
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
-        """Enter around an op that changes tensors in place; where gradients are off, their history stays what it was.
+        """Enter around an op that changes tensors in place; where gradients are off, their history stays.
 
         The first op recorded that has results of their types computes their new values; what comes after it brings views up
         to date.

@@ -141,7 +141,7 @@ HAS_NUMBERS: dict[Any, Callable[[Tensor], bool]] = {
 
 
 def tolist(x: Tensor) -> Any:
-    """The numbers, each found in data."""
+    """The numbers, each an unbacked one."""
     return list(map(tolist, x.unbind(0))) if x.dim() else x.item()
 
 
@@ -168,7 +168,7 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
 def _check_layout(recorder: Recorder, x: Tensor) -> None:
     """Refuse addresses in the memory of a tensor with gaps that was written to, whose value in the trace has none."""
     if recorder.var_of(x) is not None and internals.is_laid_out_anew(x):
-        what = "as_strided of a tensor with gaps between its elements that the function wrote to"
+        what = "as_strided was called on a tensor with gaps between its elements that the function wrote to"
         fix = "Call as_strided before the write, or write to the tensor that has the memory."
         raise UnsupportedCall(located(what, source=recorder.where() if recorder.where is not None else None, fix=fix))
 
@@ -191,9 +191,9 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
     if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
         raise UnsupportedCall(
             located(
-                "`register_hook` on a tensor whose gradient is computed after the traced function has ended",
+                "`register_hook` was called on a tensor whose gradient is computed after the traced function has ended",
                 source=recorder.source,
-                fix="Say what happens to the gradient with `custom_vjp` of the identity, or a `torch.autograd.Function`.",
+                fix="Change the gradient with `custom_vjp` of the identity, or a `torch.autograd.Function`.",
             )
         )
     return Tensor.register_hook(x, hook)
@@ -368,7 +368,7 @@ VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
     )
     if change is not None
 }
-"""`x.transpose_(0, 1)` and its like: x becomes a view of the tensor that it was, of which others may be views too.
+"""`x.transpose_(0, 1)` and its like: x becomes a view of its old tensor, which others may view too.
 
 A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which want it as it was.
 """
@@ -393,7 +393,7 @@ def _saved_tensors_hooks(self: Any) -> None:
     else:
         raise UnsupportedCall(
             located(
-                "`saved_tensors_hooks` inside a traced function that is differentiated, whose backward would not run them",
+                "`saved_tensors_hooks` are used in a traced function that is differentiated; its backward would not run them",
                 source=recorder.where() if recorder.where is not None else None,
                 fix="Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks around the traced function.",
             )

@@ -1,4 +1,5 @@
-"""Values that depend on nothing from outside: what a function makes of sizes and numbers alone, such as a mask of ones.
+"""Values that depend on nothing from outside: a function makes them of sizes and numbers alone, such as a mask of
+ones.
 
 Python may ask for them while it is traced, as eager code does: they are the same in every call. Such a value is computed when
 it is asked for, from the equations recorded so far.

@@ -367,7 +367,7 @@ class _Trampoline:
             return self.replacements.index(lookaside.replace_with)
 
     def in_dynamo(self, *args: Any, **kwargs: Any) -> Any:
-        """The call as Dynamo inlines it, which knows no context variables: what is inside is counted."""
+        """The call as Dynamo inlines it, which knows no context variables: nested calls are counted."""
         place = self.place()
         if place < 0 or self.depth[0]:
             return self.copy(*args, **kwargs)

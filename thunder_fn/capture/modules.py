@@ -42,7 +42,7 @@ class Rebound:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """An attribute of a module, and what it was bound to: tensors, plain values, or a tree of them."""
+    """An attribute of a module, and its new value: tensors, plain values, or a tree of them."""
 
     module: torch.nn.Module
     section: str
@@ -105,7 +105,7 @@ class WatchedModules:
     ) -> list[Assigned]:
         """Attributes of these modules that were bound, buffers among them; each holds again what it held.
 
-        `written` are those that were set, maybe to what they were.
+        `written` are those that were set, maybe to their old values.
         """
         found: list[Assigned] = []
         for state in (state for module, state in self.states.items() if module in modules):

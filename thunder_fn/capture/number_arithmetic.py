@@ -115,7 +115,7 @@ def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _is_between(value: Any, low: float, high: float | None) -> bool:
-    """Decide that a number lies between two; what depends on data is taken to be."""
+    """Decide that a number lies between two; a number that depends on data is taken to do so."""
     return _hint(value) is None or (bool(value > low) and (high is None or bool(value < high)))
 
 
@@ -136,7 +136,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "
 
 
 def _number(value: Any) -> Any:
-    """An operand, bools as ints; None for what is no real number."""
+    """An operand, bools as ints; None for anything but a real number."""
     if isinstance(value, (bool, torch.SymBool)):
         return int(bool(value))
     return value if isinstance(value, (int, float, *Sym)) else None
@@ -166,12 +166,12 @@ def _hint(value: Any) -> Any:
 
 
 def is_found_in_data(value: Any) -> bool:
-    """Test for a symbolic number or bool of which only the program's data says what it is."""
+    """Test for a symbolic number or bool whose value only the program's data says."""
     return isinstance(value, (*Sym, torch.SymBool)) and value.node.hint is None
 
 
 def _holds(value: Any, question: Callable[[], Any]) -> bool:
-    """Answer a question; what depends on data is not asked, the program raises where it does not hold."""
+    """Answer a question; an unbacked one is not asked, and the program raises where it does not hold."""
     return False if _hint(value) is None else bool(question())
 
 

@@ -114,7 +114,7 @@ def _strides(tensor: torch.Tensor, shape: Sequence[Dim], index: int, places: dic
 def strides_of(
     pattern: Sequence[int | None], shape: Sequence[Dim], unexplained: Callable[[int], Dim]
 ) -> tuple[Dim, ...]:
-    """The strides that a pattern says for these sizes; what it does not say of a dim, `unexplained` does."""
+    """The strides that a pattern says for these sizes; `unexplained` has the strides that it does not explain."""
     found: dict[int, Dim] = {}
 
     def stride(dim: int) -> Dim:

@@ -40,7 +40,7 @@ MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
 
 _WRITES = frozenset(("append", "add", "extend", "appendleft", "get", "clear"))
-"""Methods of containers that do not look at what is there, and `get`, which is an item."""
+"""Methods of containers that do not look at the content, and `get`, which is an item."""
 
 _NO_READS = frozenset(("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc"))
 """Modules whose functions look at no attributes of an object that they are given, or call its methods, whose frames are seen."""
@@ -53,7 +53,7 @@ _DEEP = 6
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """A read: its kind, what was asked, the value, and how a user writes it."""
+    """A read: its kind, the question, the value, and a user's way to write it."""
 
     kind: str
     holder: Any
@@ -75,10 +75,11 @@ class Constant:
 
 
 def constant(value: Any) -> Any:
-    """The value itself, baked into the program of the traced function in which this is called.
+    """Bake a value into the program of the traced function in which this is called.
 
-    A jitted function is traced again when a value that it reads from outside changes. A value in `constant(...)` is not looked
-    at: the function keeps what it was at the trace. It may be what cannot be guarded, such as a large NumPy array.
+    A jitted function is traced again when a value that it reads from outside changes. A value in `constant(...)` is
+    not looked at: the function keeps the value of the trace. It may be what cannot be guarded, such as a large NumPy
+    array.
 
     Law: ``constant(value) is value``.
 
@@ -121,7 +122,7 @@ def look(kind: str, holder: Any, key: Any) -> Any:
 
 
 def is_same(now: Any, then: Any, kind: str = "") -> bool:
-    """Test whether an edge's value is what it was: an object by identity, plain data by value and type."""
+    """Test whether an edge's value is the old one: an object by identity, plain data by value and type."""
     if now is then:
         return True
     if kind == "content":
@@ -209,7 +210,7 @@ class Watch:
         self.evaluate(mine, mine.reading.uses)
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
-        """Look again, at what its locals are now."""
+        """Look again, at the present values of its locals."""
         if self.importing is not None:
             self.importing = None if self.importing is frame else self.importing
             return
@@ -344,7 +345,7 @@ class Watch:
     # ---- evaluating ----
 
     def evaluate(self, frame: Frame, uses: dict[Source, int]) -> None:
-        """Cross all edges that the code of a frame can cross, with what its locals are."""
+        """Cross all edges that the code of a frame can cross, with the present values of its locals."""
         key = self.relevant(frame)
         if key is not None and key in self.done:  # a frame like one that has been looked at
             return
@@ -446,7 +447,7 @@ class Watch:
         return RULES[source[0]](self, source, frame, memo)
 
     def const_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """A constant."""
+        """The value of a constant."""
         return iter(source[1:])
 
     def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
@@ -474,7 +475,7 @@ class Watch:
         return iter(())
 
     def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """All of what an expression gives counts."""
+        """All of an expression's value counts."""
         for value in self.value(source[1], frame, memo):
             if not self.is_data(value):
                 self.whole(value, text(source[1]))
@@ -541,7 +542,7 @@ class Watch:
         return iter(())
 
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """A global, or what is built in."""
+        """A global, or a builtin."""
         name = source[1]
         if name not in frame.globals:
             builtins = frame.globals.get("__builtins__")
@@ -734,7 +735,7 @@ class Watch:
                 yield self.reach(found, path)
 
     def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Iterator[Any]:
-        """The state of a module is guarded as a whole; what its class has is an edge."""
+        """The state of a module is guarded as a whole; an attribute of its class is an edge."""
         held = value.__dict__
         for section in (held, held["_parameters"], held["_buffers"], held["_modules"]):
             if name in section:
@@ -761,7 +762,7 @@ class Watch:
     # ---- the end ----
 
     def finish(self) -> None:
-        """Look for the functions of frames whose cells no known path led to. Forget everything but what was found."""
+        """Look for the functions of frames whose cells no known path led to. Forget everything but the findings."""
         for held, name, path in self.late:
             self.edge("key", held, name, path)
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
@@ -899,7 +900,7 @@ def _found(value: Any, name: str) -> Any:
 
 
 def _is_unseen(callee: Any) -> bool:
-    """Test whether a call goes to code whose frames are not seen, and that may read what it is given."""
+    """Test whether a call goes to code whose frames are not seen, and that may read its arguments."""
     while isinstance(callee, (types.MethodType, functools.partial)):
         callee = callee.__func__ if isinstance(callee, types.MethodType) else callee.func
     if id(callee) in _HARMLESS or callee is constant:

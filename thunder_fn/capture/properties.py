@@ -32,7 +32,7 @@ class Read:
     """The traced function read a property of an input of the trace, by index, of a closed-over tensor, or, where that is None,
     of the process, and found this.
 
-    `find` gives what there is of it now, to be compared with `found`.
+    `find` reads it now, for comparison with `found`.
     """
 
     tensor: int | Tensor | None
@@ -84,7 +84,7 @@ class Properties:
     def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
         """Read a property of a tensor from outside, on which the trace depends from now on.
 
-        Of what was computed around this capture there is nothing to depend on.
+        Nothing can depend on values that were computed around this capture.
         """
         known = self.given.get(id(tensor))
         outer, tensor = self.recorder.outer, tensor if known is None else known[1]

@@ -89,7 +89,7 @@ class Float(torch.SymFloat):
 
 
 class Bool(torch.SymBool):
-    """A symbolic bool: what a comparison of symbolic numbers gives."""
+    """A symbolic bool: the result of comparing symbolic numbers."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -123,7 +123,7 @@ def _unary(method: Callable[..., Any]) -> Callable[..., Any]:
 def _binary(
     compute: Callable[[str, Any, Any], Any], name: str, otherwise: Callable[..., Any] | None, *, is_mirrored: bool
 ) -> Callable[..., Any]:
-    """An operator of a class; what other operands than numbers make of it is up to the class before it."""
+    """An operator of a class; other operands than numbers are up to the class before it."""
 
     def operate(self: Any, other: Any, *rest: Any) -> Any:
         if rest:
@@ -160,7 +160,7 @@ def _decided(name: str) -> Callable[..., Any]:
 
 
 def _part(name: str, number: type) -> Any:
-    """A part of a number: the number itself, or what it is for all of them."""
+    """A part of a number: the number itself, or a constant for all of them."""
     value = getattr(number(1), name)
     own = name in ("real", "numerator")
     return property(lambda self: (int(bool(self)) if number is bool else self) if own else type(value)(value))

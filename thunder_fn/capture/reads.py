@@ -223,7 +223,7 @@ class Items:
 
 
 def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """The containers that decide what `seen` says of a value."""
+    """The containers that decide on the answer of `seen` about a value."""
     if isinstance(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return
     if isinstance(value, CONTAINERS):

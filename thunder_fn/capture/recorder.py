@@ -1,4 +1,4 @@
-"""The recorder: what PyTorch does below autograd, as a tree of scopes with leaf records in them.
+"""The recorder: PyTorch's ops below autograd, as a tree of scopes with leaf records in them.
 
 Three mechanisms of PyTorch stack up, outermost first:
 
@@ -306,9 +306,9 @@ class Recorder:
         return tracer, var
 
     def _under_bits(self, memory: torch.Tensor, var: Var, views: Sequence[Any], is_leaf: bool) -> torch.Tensor:
-        """A tracer of a tensor with a conjugate or negative bit: a view of what lies in the memory, as the tensor is one.
+        """A tracer of a tensor with a conjugate or negative bit: a view of the memory, as the tensor is one.
 
-        Its variable is the value, without a bit; what lies in the memory is computed from that.
+        Its variable is the value, without a bit; the content of the memory is computed from that.
         """
         found: list[Leaf | Scope] = []
         value = var
@@ -442,7 +442,7 @@ class Recorder:
             self.history.bound(var)
 
     def know(self, fake: torch.Tensor, var: Var) -> None:
-        """`fake` is what `var` stands for, whose history is known."""
+        """`fake` stands for `var`, whose history is known."""
         self._vars[id(fake)] = (fake, var)
 
     def known(self, fake: torch.Tensor) -> Var:

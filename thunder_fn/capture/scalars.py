@@ -107,7 +107,7 @@ WITHOUT_VALUES: dict[str, Callable[..., Tensor]] = {
 
 
 def with_tensor_scalars(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function that does what `func` does without reading values; None if this call does not read any."""
+    """A function that computes `func` without reading values; None if this call does not read any."""
     name = getattr(func, "__name__", "")
     if name in WITHOUT_VALUES and func in (getattr(torch, name), getattr(Tensor, name, None)):
         return WITHOUT_VALUES[name]

@@ -61,7 +61,7 @@ def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) 
 
 
 def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
-    """Refuse what an op makes if it has no type.
+    """Refuse a result of an op that has no type.
 
     Raises:
         UnsupportedCall: a result is sparse, nested or quantized.

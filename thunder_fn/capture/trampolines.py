@@ -1,4 +1,4 @@
-"""Functions that are made of code: what takes the place of a function whose calls go elsewhere."""
+"""Functions made of code objects, which take the place of functions whose calls go elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def copy_of(fn: types.FunctionType) -> types.FunctionType:
-    """The same function, whose code stays when that of the first is exchanged."""
+    """Copy a function, so that its code stays when that of the first is exchanged."""
     copy = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__

@@ -94,7 +94,7 @@ class Watcher(Protocol):
     """An object made with an executor's registrations, which is made anew when they change."""
 
     def clear(self) -> None:
-        """Forget what was made."""
+        """Forget everything made."""
         ...
 
 
@@ -198,7 +198,7 @@ class Executor:
     def register(self, rules: Mapping[Key, Any]) -> None:
         """Enter rules, in place of those of the same keys; functions that were made with the old ones are traced again."""
         if self.is_frozen:
-            raise ExecutorError(f"the executor {self.name} is frozen in a program; register on the one that it is of")
+            raise ExecutorError(f"the executor {self.name} is frozen in a program; register on the original")
         with self._lock:
             self.rules = MappingProxyType({**self.rules, **rules})
             self._value = None

@@ -2,7 +2,7 @@
 
 The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
 unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again.
-Everything that an executor other than torch runs is one composite in it, so `evaluate` says what that has to compute.
+Everything that an executor other than torch runs is one composite in it, so `evaluate` specifies it.
 
     myex::multimul                  an equation that an executor computes
     inductor::inductor_fusion_0     a region
@@ -86,7 +86,7 @@ class Claimed:
 
     @property
     def replaced(self) -> tuple[Decision, ...]:
-        """Equations for which an executor computes what it says itself."""
+        """Equations that an executor computes by the name's own meaning."""
         return tuple(decision for decision in self.log if decision.how == INSTEAD)
 
     def claim_of(self, equation: Equation) -> Claim:
@@ -125,7 +125,7 @@ def claim(
 
 
 class _Claiming:
-    """One claiming: what was decided so far."""
+    """One claiming: the decisions so far."""
 
     def __init__(self, executors: tuple[Executor, ...], below_autograd: bool) -> None:
         self.executors = tuple(executor for executor in executors if executor.claims)
@@ -205,7 +205,7 @@ class _Claiming:
         return self.parts[key]
 
     def with_executors(self, executors: tuple[Executor, ...]) -> _Claiming:
-        """The same claiming, where other executors are asked."""
+        """Claim with other executors."""
         self.know(executors)
         inner = _Claiming(executors, self.below_autograd)
         inner.claims, inner.log, inner.by_name = self.claims, self.log, self.by_name

@@ -27,7 +27,7 @@ Run = Callable[..., tuple[Any, ...]]
 
 
 class Recording(Protocol):
-    """The abilities of a device: run a function once and replay what it did, on the same memory."""
+    """The abilities of a device: run a function once and replay its launches, on the same memory."""
 
     def missing(self) -> str | None:
         """The reason why there is no such device, None if there is one."""

@@ -51,7 +51,7 @@ def run_compiled(
 def _body_function(
     body: Trace, executors: tuple[Executor, ...], values: Mapping[Any, Any]
 ) -> Callable[..., tuple[Any, ...]]:
-    """The body's program, given what its symbols are."""
+    """The body's program, given the values of its symbols."""
     if not values:
         return _lower_body(body, executors)
     closed, numbers = close_symbols(body)

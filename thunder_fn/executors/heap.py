@@ -36,6 +36,6 @@ def keep_freed_memory() -> None:
 
 
 def is_tuned(environment: Mapping[str, str]) -> bool:
-    """Test whether the user has said what the heap does."""
+    """Test whether the user has tuned the heap."""
     own = (key for key in environment if key.startswith("MALLOC_") and key.endswith("_") and environment[key])
     return "glibc.malloc" in environment.get("GLIBC_TUNABLES", "") or any(own)

@@ -126,7 +126,7 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
 
 
 def _stack(writer: FunctionWriter, name: str, type: Type, loop: Loop) -> str:
-    """The stack of what the steps gave, empty where there was none."""
+    """The stack of the steps' results, empty if there was no step."""
     text = f"{writer.bind(torch.stack, 'stack', torch.stack)}({name}{'[::-1]' if loop.reverse else ''})"
     if isinstance(loop.length, int) or is_positive(loop.length) or not isinstance(type, TensorType):
         return text
@@ -160,7 +160,7 @@ def _clone(writer: FunctionWriter) -> str:
 
 
 def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False) -> tuple[Claimed, Claimed]:
-    """A body in two: what is the same in every step, from the consts, and the step, which takes that after them.
+    """A body in two: the invariants, from the consts, and the step, which takes these after them.
 
     Args:
         only_views: leave ops that compute something in the step, since there may be no step.

@@ -115,7 +115,7 @@ def _close(
 
 
 def _order(trace: Trace, group_of: dict[int, Group]) -> list[Group]:
-    """Groups and single equations so that each comes after what it reads, otherwise in program order."""
+    """Groups and single equations so that each comes after its operands, otherwise in program order."""
     maker: dict[int, Group] = {}
     items: dict[Group, None] = {}
     for position, equation in enumerate(trace.equations):

@@ -78,7 +78,7 @@ def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
 def _buffers_of_results(
     equation: Equation, region: Trace, inside: Aliases, buffers: Sequence[frozenset[int]]
 ) -> list[frozenset[int]]:
-    """The buffers of a region's results: what lies in an input lies where its operand does."""
+    """The buffers of a region's results: a result in an input's memory lies where its operand does."""
     outside = {place: buffers[var.index] for place, var in enumerate(equation.operands)}
     found = list[frozenset[int]]()
     for var, atom in zip(equation.outputs, region.outputs, strict=True):
@@ -204,8 +204,8 @@ def plan_reuse(
 ) -> Reuse:
     """The equations that may run in place.
 
-    Law: running them so changes no output's bits, and no memory but that of donated and written variables. A region may
-    do anything with what it is given but keep it: a result that it writes there is in nobody else's memory.
+    Law: running them so changes no output's bits, and no memory but that of donated and written variables. A region
+    may do anything with given memory but keep it: a result that it writes there is in nobody else's memory.
 
     Args:
         trace: leaves, structured ops, and composites that executors run.

@@ -1,4 +1,4 @@
-"""Running the functions of operators: their results are what was promised, or the error says who broke the promise."""
+"""Calls of operators' functions: results are the promised ones, or the error says who broke the promise."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRegion:
-    """A run of what an executor made of a region; it returns what the region says, or the error names the user's
+    """A run of an executor's function for a region; it returns what the region says, or the error names the user's
     line.
     """
 
@@ -119,7 +119,7 @@ class CheckedRegion:
         raise ExecutorError(located(what, source=source, fix=fix))
 
     def donating(self, places: tuple[int, ...]) -> CheckedRegion:
-        """The same that may write its results over these inputs."""
+        """The function that may write its results over these inputs."""
         return replace(self, run=donating(self.run, places))
 
 

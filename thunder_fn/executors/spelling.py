@@ -22,7 +22,7 @@ from thunder_fn.trace import Arg, Literal, Op, TensorType, Type, Var
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A function that computes an op: what it is called, where it is from, and whether its lists may be tuples."""
+    """A function that computes an op: its name, its module, and whether its lists may be tuples."""
 
     name: str
     home: str

@@ -39,7 +39,7 @@ _BUFFERS: ContextVar[list[torch.Tensor] | None] = ContextVar("thunder_fn_buffers
 
 
 def is_on() -> bool:
-    """Test whether the mode is on for what is made from now on."""
+    """Test whether the mode is on for code made from now on."""
     return os.environ.get(SWITCH) == "1"
 
 
@@ -135,7 +135,7 @@ def _check_layouts(what: str, values: Sequence[Any], layouts: Sequence[Any]) -> 
 
 
 def spoil_given(given: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Fill what was given and does not lie in the memory of an output."""
+    """Fill given memory that is not that of an output."""
     places = {value.untyped_storage().data_ptr() for value in outputs if isinstance(value, torch.Tensor)}
     for value in given:
         if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in places:

@@ -2,8 +2,8 @@
 
 A caller of `run(*values)` holds the values until the call returns. A program that is made to be taken from has a
 second entry, a function of one list, which it empties before it begins. It deletes each value after its last use. So
-has a compiled region, to which a program hands over what is large and read there last. Handing over frees memory
-early; what a region is also *given* (`reuse.py`) it may write its results to.
+has a compiled region, to which a program hands over large values that are read there last. Handing over frees memory
+early; a region may write its results to memory that it is also *given* (`reuse.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Run = Callable[..., tuple[Any, ...]]
 TEXT = "_taken"
 """The key, in the context of a program or compiled region that is made to be taken from, of its text."""
 WORTH_BYTES = 1 << 20
-"""A program hands a region over what the region reads last, if it is so much."""
+"""A program hands a region over the values that the region reads last, from so many bytes on."""
 
 
 def is_worth_handing_over(variables: Iterable[Var]) -> bool:

@@ -54,7 +54,7 @@ BELOW_AUTOGRAD_FROM = 12
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program that runs: a function of the trace's inputs, its text, the claims, and the plan for memory that
-    nobody needs. `meaning` is what it was lowered from.
+    nobody needs. `meaning` is the trace from which it was lowered.
     """
 
     text: str
@@ -256,7 +256,7 @@ class _Emitter:
         return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
     def claim(self, equation: Equation, given: bool, donated: tuple[int, ...]) -> tuple[str, str]:
-        """A call of what an executor runs, on what is `given` in a list or by its arguments, and who it is."""
+        """A call of an executor's function, with arguments in a list or one by one, and the executor's name."""
         claim = self.claimed.claim_of(equation)
         run = donating(claim.run or compiled_region(claim), donated)
         name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)

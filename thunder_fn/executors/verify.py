@@ -202,9 +202,7 @@ def _check(
     for position, (one, other) in enumerate(zip(found, wanted, strict=True)):
         difference = divergence(one, other, label, _at(position, lambda: sensitivity(meaning, operands)))
         if difference is not None and position not in chance:
-            what = (
-                f"verify: output {position} of {who} is farther from what it means than {label!r} allows: {difference}"
-            )
+            what = f"verify: output {position} of {who} is farther from its meaning than {label!r} allows: {difference}"
             raise VerificationError(located_in(what, equation))
 
 
@@ -231,7 +229,7 @@ def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -
         if difference is not None and position not in chance:
             names = dict.fromkeys(f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced)
             raise VerificationError(
-                f"verify: output {position} of the program {claimed.trace.name} is farther from what it means than {label!r} "
+                f"verify: output {position} of the program {claimed.trace.name} is farther from its meaning than {label!r} "
                 f"allows: {difference}\nEach call is right, so an execution transform computes something else: {', '.join(names)}"
             )
 

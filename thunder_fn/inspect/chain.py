@@ -1,6 +1,6 @@
 """The chain of traces from capture through every transform to the programs that run.
 
-Nothing is rebuilt for show: the chain is what `jit` makes of a call, told by `capture.watching` as it is made.
+Nothing is rebuilt for show: the chain has the traces of a `jit` call, told by `capture.watching` as they are made.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _Assembly:
         return len(self.steps) - 1
 
     def captured(self, trace: Trace) -> None:
-        """Add a capture as a step, unless it only calls what the step before has made."""
+        """Add a capture as a step, unless it only calls the result of the step before."""
         if id(trace) in self.places:
             return
         flat, at = flatten(trace), self.time_of(trace)
@@ -241,7 +241,7 @@ class _Assembly:
     def origin(self, flat: Flat) -> tuple[int | None, tuple[tuple[int, int], ...]]:
         """The latest step whose trace is called in this one, and which of their values are equal.
 
-        A trace that was replayed op by op has no call; then a transform's of the same inputs is what was replayed.
+        A trace that was replayed op by op has no call; then a transform's of the same inputs is the replayed one.
         """
         for position in reversed(range(len(self.steps))):
             known = self.steps[position]

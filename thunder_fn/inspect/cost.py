@@ -58,7 +58,7 @@ def is_collective(name: str) -> bool:
 def cost_of(equation: Equation) -> Cost:
     """The cost of an equation. Views are free; a pointwise op or a sum is one operation for each element.
 
-    A composite costs what is in it, a loop its body for each step that is known of, a choice the dearest branch.
+    A composite costs its body, a loop its body for each known step, a choice the dearest branch.
     """
     if equation.op.kind != "leaf":
         return _cost_of_bodies(equation)
@@ -72,7 +72,7 @@ def cost_of(equation: Equation) -> Cost:
 
 
 def _elements(equation: Equation) -> int:
-    """The elements of the largest floating operand or result: what one operation for each makes."""
+    """The elements of the largest floating operand or result, one operation for each."""
     values = (*equation.operands, *equation.outputs)
     types = [var.type for var in values if isinstance(var.type, TensorType)]
     floating = [type for type in types if type.dtype.is_floating_point or type.dtype.is_complex]
@@ -134,7 +134,7 @@ class CostReport:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         total = self.total
         text = f"cost of {self.function}: {count_text(total.flops)} FLOP, {bytes_text(total.num_bytes)} moved"
         if total.sent:
@@ -145,7 +145,7 @@ class CostReport:
         return escaped(text)
 
     def rows(self, limit: int = 20) -> list[tuple[str, ...]]:
-        """The table: op, times, FLOP, bytes, FLOP/byte, and what limits it where peaks are known."""
+        """The table: op, times, FLOP, bytes, FLOP/byte, and the limiting peak where peaks are known."""
         return [
             (
                 name,

@@ -282,7 +282,7 @@ def _lines(found: Diff, context: int) -> list[tuple[str, str]]:
 
 
 def _shortened(lines: list[tuple[str, str]], context: int) -> list[tuple[str, str]]:
-    """Long runs of what is the same, left out."""
+    """Long runs of equal lines, left out."""
     kept = [False] * len(lines)
     for position, (mark, _) in enumerate(lines):
         if mark != " ":

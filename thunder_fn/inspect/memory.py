@@ -108,7 +108,7 @@ class Memory:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         if not self.names:
             return escaped(f"memory of {self.function}: nothing runs")
         at = self.peak_at
@@ -210,7 +210,7 @@ def memory_of(found: Chain) -> Memory:
 
 
 def _modules(found: Chain, step: Step) -> tuple[str, ...]:
-    """The module of each equation of a program: what the modules of its leaves have in common."""
+    """The module of each equation of a program: the common part of its leaves' modules."""
     inside: list[list[str]] = [[] for _ in step.trace.equations]
     for leaf, module in zip(step.flat.leaves, found.modules(found.steps.index(step)), strict=True):
         inside[leaf.path[0]].append(module)

@@ -1,10 +1,10 @@
 """autocast: a trace whose ops run in lower precision where a policy says so.
 
-The policy is asked about each equation, about a composite before what is in it. Its answer casts the arguments; what a
-composite with an answer does is not asked about. Everything else takes its arguments as they come, so types change
+The policy is asked about each equation, about a composite before its body. Its answer casts the arguments; the body
+of a composite with an answer is not asked about. Everything else takes its arguments as they come, so types change
 along the way: ops promote as PyTorch's do.
 
-A `torch.autocast` region, or what an autocast inside has made, stays as it is: the innermost decides. Values that
+A `torch.autocast` region, or the result of an autocast inside, stays as it is: the innermost decides. Values that
 enter and leave a loop or a custom rule keep their types, and bodies are cast inside.
 
 This interpreter serves policies of users and transforms of traces. Under PyTorch's own policy `api/autocast.py`
@@ -43,7 +43,7 @@ def autocast(trace: Trace, dtype: torch.dtype, policy: Policy) -> Trace:
     Args:
         dtype: the lower precision.
         policy: answers "lower", "float32", "promote" (the widest of the arguments) or None for each equation. None
-            for a composite asks about what is in it.
+            for a composite asks about its body.
 
     Raises:
         AutocastError: the policy answers something else.

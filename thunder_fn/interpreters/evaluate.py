@@ -61,7 +61,7 @@ def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Put the inputs' sizes in place of the symbols; then do the same with each size that an equation finds in data."""
+    """Put the inputs' sizes in place of the symbols; then do the same with each unbacked size that an equation finds."""
     trace = specialize(trace, bind(trace.inputs, inputs))
     _check_inputs(trace, inputs)
     env: list[Any] = [

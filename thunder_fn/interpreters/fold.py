@@ -1,4 +1,4 @@
-"""Constant folding: what depends on nothing but the trace's own small constants is computed once, now."""
+"""Constant folding: equations that depend on nothing but the trace's own small constants are computed once, now."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Autograd would not find a custom rule by looking at the body. So the equation ru
 backward are its split. If a derivative of that backward may be taken, the residuals that no operand and no output
 holds are computed again from the operands, with the same random numbers. So autograd sees where they come from.
 
-Collectives run so, too: what their backward sends is an equation, which an error can name.
+Collectives run so, too: their backward sends by an equation, which an error can name.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ keeps the others waiting.
 
 PyTorch ends a wait, at the latest after the process group's time-out; so nothing hangs, and each rank raises on its own.
 
-Ranks that run different programs send each other what the others do not expect, for which gloo, whose tensors are on
-CPUs, aborts the process. So collectives are compared before they are sent. The first rank writes to the store what it
-sends, and later ones send the same or raise. Other backends only wait, and start a collective faster than the store
-answers: of these the first of each group are compared.
+Ranks that run different programs send each other unexpected data, for which gloo, whose tensors are on CPUs, aborts
+the process. So collectives are compared before they are sent. The first rank writes to the store what it sends, and
+later ones send the same or raise. Other backends only wait, and start a collective faster than the store answers: of
+these the first of each group are compared.
 """
 
 from __future__ import annotations
@@ -234,7 +234,9 @@ def _is_on_cpu(var: Var) -> bool:
 
 
 def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
-    """A collective, the types of what is sent and the module whose parameters these are, as all ranks write it."""
+    """A collective, the types of the sent tensors and the module whose parameters these are, as all ranks write
+    it.
+    """
     name = equation.op.name.removesuffix(".default").rpartition(".")[2]
     reduction = "".join(f"({arg.value})" for arg in equation.args[1:2] if isinstance(arg, Literal) and name in REDUCING)
     place = f" for {equation.source.module}" if equation.source and equation.source.module else ""

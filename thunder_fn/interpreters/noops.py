@@ -1,7 +1,7 @@
-"""Drop equations that compute what they were given: copies of values that nobody can write to, reshapes to the same
+"""Drop equations that compute one of their operands: copies of values that nobody can write to, reshapes to the same
 shape, casts to the same dtype, products with one.
 
-A trace is pure, so a copy matters only where it leaves the trace: what is returned in memory of its own stays so. Only
+A trace is pure, so a copy matters only where it leaves the trace: results in memory of their own stay so. Only
 rewrites that keep every bit are here: `x + 0` is none, as it turns -0.0 into 0.0.
 """
 

@@ -88,7 +88,7 @@ class _Schedule:
         self.gathering, self.reducing = list[int](), list[int]()
 
     def follow(self) -> dict[int, frozenset[int]]:
-        """Find what is computed from results of collectives alone, and from which."""
+        """Find the equations that depend on results of collectives alone, and on which."""
         found: dict[int, frozenset[int]] = {}
         for at, equation in enumerate(self.equations):
             needs = self.needs[at]
@@ -123,7 +123,7 @@ class _Schedule:
             yield from self.emit(at)
 
     def emit(self, at: int) -> Iterator[int]:
-        """An equation, after what it needs."""
+        """An equation, after its operands."""
         if at in self.done:
             return
         for need in self.needs[at]:

@@ -15,7 +15,7 @@ from thunder_fn.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, 
 
 
 def dce(trace: Trace) -> Trace:
-    """Drop what no output needs, in bodies too.
+    """Drop equations that no output needs, in bodies too.
 
     Law: same values; idempotent; never more equations. Random and effectful equations stay.
     """

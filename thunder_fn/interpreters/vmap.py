@@ -1,7 +1,7 @@
 """Batching: a trace on examples becomes a trace on batches.
 
 Leaf rules are derived from functorch's (`derive_vmap.py`); a composite's is its body's, once for each distinct body
-and question. Inside, a batched value has its batch dim first; what does not depend on the batch stays unbatched.
+and question. Inside, a batched value has its batch dim first; values that do not depend on the batch stay unbatched.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def check_dense(trace: Trace, wanted: Mask) -> None:
         name = found.op.name.split(".")[1].strip("_")
         _, option = facts.SPARSE_GRADIENT[found.op.name]
         what = f"{name}: its gradient is sparse in eager code ({option}=True), and dense in a trace"
-        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of what is jitted."
+        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of the jitted function."
         raise UnsupportedCall(located(what, source=found.source, fix=fix))
 
 
@@ -170,8 +170,9 @@ class Bridge:
     """A trace, called under autograd.
 
     `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
-    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that require grad
-    and get a value that does: the backward reads what they were. `moved` are those of them that get another history too.
+    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that
+    require grad and get a value that does: the backward reads their old values. `moved` are those of them that get
+    another history too.
     """
 
     trace: Trace
@@ -240,7 +241,7 @@ class Bridge:
 
     @cached_property
     def inner_sizes(self) -> tuple[Expr, ...]:
-        """The symbolic sizes of what one piece gives another."""
+        """The symbolic sizes of the values on a piece's edges."""
         inner = self.pieces.edges[sum(self.active) :]
         return tuple(dict.fromkeys(size for type in inner for size in type.shape if isinstance(size, Expr)))
 

@@ -1,4 +1,4 @@
-"""The cache of a jitted function: bounded, thread-safe, and holding only what was built to the end."""
+"""The cache of a jitted function: bounded, thread-safe, and holding only complete programs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Cache:
         self.generation = 0
 
     def get(self, key: Hashable) -> tuple[Any, ...]:
-        """The programs for a key, one for each state of what the function reads from outside, the latest first."""
+        """The programs for a key, one for each state of the function's reads from outside, the latest first."""
         with self._lock:
             entries = self._entries.get(key, ())
             if entries:

@@ -28,7 +28,7 @@ RETRACES = 32
 
 
 class RetraceWarning(UserWarning):
-    """A function is traced again and again, since its sizes or numbers keep changing what it does."""
+    """A function is traced again and again, since its sizes or numbers keep changing its trace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,9 @@ MAX_STATES = 8
 
 
 def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
-    """A new program in front of those that are for other values from outside, or other properties of tensors; what else was known
-    it replaces."""
+    """A new program in front of those that are for other values from outside, or other properties of tensors; it
+    replaces the others.
+    """
     kept = (other for other in known if not other.is_inside() or other.reads_match is not None)
     return program, *[*kept][: MAX_STATES - 1]
 
@@ -52,7 +53,7 @@ def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def places_of(call: Call) -> dict[Place, Any]:
-    """Every place of a call that can be dynamic, and what is there: sizes of arguments, ints and floats.
+    """Every place of a call that can be dynamic, and its value: sizes of arguments, ints and floats.
 
     Parameters of modules keep their sizes, and a bool has two values: a program for each is what a question would give.
     """
@@ -199,7 +200,7 @@ def question(names: tuple[str, ...], text: str) -> Callable[..., Any]:
 
 
 class Family:
-    """Calls that differ in sizes and numbers only: what is dynamic in them, and their programs."""
+    """Calls that differ in sizes and numbers only: their dynamic places, and their programs."""
 
     def __init__(self, call: Call) -> None:
         self.first = places_of(call)
@@ -234,7 +235,7 @@ class Family:
         self.latest = places_of(call)
 
     def changed(self, call: Call) -> frozenset[Place]:
-        """The places that are not what they were in the family's first call."""
+        """The places whose values differ from those of the family's first call."""
         return frozenset(place for place, value in places_of(call).items() if value != self.first[place])
 
     def insert(

@@ -45,7 +45,7 @@ VARIANTS = 16
 """The number of states of a module (train, eval, ...) that have programs at a time."""
 
 PATIENCE = 8
-"""A module that changes what it reads in so many calls is said to do so in all."""
+"""A module that changes a value that it reads in so many calls is said to do so in all."""
 
 COUNT_OUTSIDE = "Keep what changes in a buffer, which is a tensor, or outside of `forward`."
 """The fix that the warning proposes."""
@@ -55,7 +55,7 @@ OnReads = Callable[[Reads, str | None], None]
 
 
 class _Changed(ThunderError):
-    """The module is not what was called any more. The call begins again."""
+    """The module changed during the call. The call begins again."""
 
 
 class TracedForward:
@@ -402,8 +402,8 @@ def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:
 def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any], methods: Methods = ()) -> Any:
     """A module of the same class, on the same state, whose `forward` is what `make` makes of the module.
 
-    `make` is what is pickled and copied: what it makes is made again for the copy. It has the attributes `module`, and
-    `again`, which is `make`.
+    `make` is pickled and copied: its result is made again for the copy. It has the attributes `module`, and `again`,
+    which is `make`.
     """
     cls = _class_of(type(module), methods)
     wrapped = object.__new__(cls)  # a class may have a `__new__` of its own, as fx.GraphModule has

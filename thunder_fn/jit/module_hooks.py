@@ -32,7 +32,7 @@ _DEPTH, _LONG = 4, 256
 
 
 class HookEffect(ThunderError):
-    """A hook changed what is outside of the trace, which is as it was again. Never seen by a user."""
+    """A hook changed objects outside of the trace, which are restored. Never seen by a user."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         super().__init__("a hook changes what is outside of the trace")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
-"""A trace as a function of tensors that autograd follows, and what has to hold of the trace's symbols."""
+"""A trace as a function of tensors that autograd follows, and the constraints on the trace's symbols."""
 
 MAX_KNOWN = 16
 """The number of derivatives of one node that are remembered: by sizes, where their rules do not hold for all."""
@@ -136,7 +136,7 @@ class Node:
         return call(*tensors)
 
     def following(self, key: Any, gradient: Trace, tensors: tuple[Any, ...]) -> Following:
-        """The gradient as a function that autograd follows, and what of its symbols its rules were made for."""
+        """The gradient as a function that autograd follows, and the decisions about symbols that its rules need."""
         if key not in self.known:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
@@ -179,7 +179,7 @@ class _Call:
         return results
 
     def stand_in(self) -> None:
-        """Put tensors of one element in place of what one piece gives another: autograd asks for their types only."""
+        """Put tensors of one element in place of the values on edges: autograd asks for their types only."""
         edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
         values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
         for edge in range(len(self.edges), len(edges)):
@@ -307,8 +307,8 @@ def _zeros(node: Node, place: int, shape: torch.Size) -> torch.Tensor:
 def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) -> tuple[Any, ...]:
     """The outputs, those that are views of nothing else that the caller has no longer views, and constants neither.
 
-    Autograd lets nobody change a view in place that such a function returns, since it does not know of what it is one.
-    A view of a result that requires grad would require it too.
+    Autograd lets nobody change a view in place that such a function returns, since it does not know its base. A view
+    of a result that requires grad would require it too.
     """
     tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
     owners = collections.Counter(map(internals.storage_id, tensors))

@@ -241,7 +241,7 @@ class _Cutting:
             self.gives.setdefault(self.home[atom.index] if isinstance(atom, Var) else 0, []).append((atom, target))
 
     def piece(self, part: int) -> Piece:
-        """A part, and what it needs that depends on no cotangent, as a trace."""
+        """A part, with the equations that it needs and that depend on no cotangent, as a trace."""
         takes, gives = self.takes.get(part, []), self.gives.get(part, [])
         positions, read = self.needed([atom for atom, _ in gives], {var.index for _, var in takes})
         residuals = tuple(place for place in range(self.count) if place in read)
@@ -252,7 +252,7 @@ class _Cutting:
         return Piece(trace, residuals, tuple(edge for edge, _ in takes), tuple(target for _, target in gives))
 
     def needed(self, atoms: Sequence[Atom], known: Collection[int]) -> tuple[list[int], set[int]]:
-        """The positions of the equations that compute these from what is known, and the variables that are read."""
+        """The positions of the equations that compute these from known values, and the variables that are read."""
         pending = [atom.index for atom in atoms if isinstance(atom, Var)]
         positions, read = set[int](), set[int]()
         while pending:

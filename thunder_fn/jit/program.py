@@ -53,7 +53,7 @@ class Entry:
     none; `reads_match` says so of other properties. `outside` guards what it read from outside. `clash` says whether
     a tensor that is written to may share memory with another, None if nothing is written; `check_clash` raises if it
     does. If places of the call are symbols, `symbolic` says which one each place has, and the program serves all
-    calls with these answers to `decisions`. `fills`: what `execute` gives is a `Filling`.
+    calls with these answers to `decisions`. `fills`: `execute` returns a `Filling`.
     """
 
     execute: Callable[..., Any]
@@ -83,11 +83,11 @@ class Entry:
         return self.constants_match(*self.constants)
 
     def is_inside(self) -> bool:
-        """Test that what the function reads from outside is as it was."""
+        """Test that reads from outside give the old values."""
         return self.outside is None or self.outside.matches()
 
     def serves(self, call: Call) -> bool:
-        """Test whether a program that was found for a call is right for it: what it depends on besides is as it was."""
+        """Test whether a program that was found for a call is right for it: its other conditions hold."""
         tensors = [tensor for _, tensor in call.tensors]
         matches = (self.grads_match, self.reads_match)
         return self.is_inside() and self.is_current() and all(match(*tensors) for match in matches if match is not None)
@@ -105,7 +105,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
     numbers = symbolic.inputs if symbolic is not None else ()
 
     def as_far_as_it_got(captured: Captured) -> None:
-        """f raised: what it had changed by then is changed, and random numbers are drawn, as eager would have."""
+        """f raised: its changes until then are made, and random numbers are drawn, as in eager mode."""
         values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
         write_back(captured, tensors, evaluate(captured.trace, values))
 
@@ -157,7 +157,7 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
 
 
 def reads_guard(reads: Sequence[Read]) -> Callable[..., bool]:
-    """A check of a call's tensors: the properties that were read are what they were."""
+    """A check of a call's tensors: the properties that were read have their old values."""
 
     def match(*tensors: torch.Tensor) -> bool:
         for read in reads:
@@ -216,7 +216,7 @@ def is_followed(captured: Captured) -> bool:
 
 
 def transformed(trace: Trace, options: Options) -> list[Trace]:
-    """The trace, then what each transform makes of the one before."""
+    """The trace, then the results of the transforms, one after the other."""
     traces = [trace]
     for transform in options.transforms:
         traces.append(_transformed(transform, traces[-1]))

@@ -10,7 +10,7 @@
         return ()
 
 Its ops are defined with `torch.library`, so the prologue evaluates like any trace and raises where a check fails.
-`guards.py` lowers it to PyTorch's C++ guards, with Python for what those do not reach.
+`guards.py` lowers it to PyTorch's C++ guards, with Python for the rest.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ for _name, _check in _CHECKS.items():
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-"""Functions are what they are: another one, be it of the same code, is another program."""
+"""Functions are compared by identity: another one, be it of the same code, is another program."""
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:

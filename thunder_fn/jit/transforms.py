@@ -184,7 +184,7 @@ def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
 
 
 def _comes_first(first: HasTraits, second: HasTraits) -> bool:
-    """Test whether the traits of either, or what they are applied to, say that `first` is before `second`."""
+    """Test whether the traits of either, or their targets, say that `first` is before `second`."""
     return first is not second and (reason(first, second) is not None or _when(first) < _when(second))
 
 

@@ -75,7 +75,7 @@ class _Backend:
 def _floats_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
     """Make inputs floats of which the graph reads nothing but the number, and say which they are.
 
-    Dynamo passes Python's floats as tensors, once they have changed. `jit` knows them as what they are.
+    Dynamo passes Python's floats as tensors, once they have changed. `jit` takes them for floats.
     """
     found: set[int] = set()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -163,7 +163,8 @@ def _breaks(error: CaptureError, options: Options) -> bool:
 class BreakingJit(ModuleJit):
     """A jitted module that goes through Dynamo from the first call on in which it is found to be no single trace.
 
-    By then no tensor has been changed and no random number drawn; what else the function does in Python has been done once.
+    By then no tensor has been changed and no random number drawn; other side effects of the function have happened
+    once.
     """
 
     broken: DynamoForward | None = None
@@ -259,7 +260,7 @@ def _numbers_arguments(options: Options) -> bool:
 
 
 def _out_of_reach(options: Options) -> str | None:
-    """A lookaside that Dynamo cannot follow: it knows builtins by what they are, and generators only as they run."""
+    """A lookaside that Dynamo cannot follow: it knows builtins by identity, and generators only as they run."""
     for one in options.lookasides:
         if isinstance(one.fn, types.BuiltinFunctionType) and is_by_name(one.fn):
             return f"a lookaside of the builtin {one.fn.__name__}"

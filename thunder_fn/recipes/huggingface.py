@@ -1,4 +1,4 @@
-"""Recipes for Hugging Face's transformers: what each family needs, as a third party would write it.
+"""Recipes for Hugging Face's transformers: the needs of each family, as a third party would write them.
 
 transformers is imported when a recipe is used, never by `import thunder_fn`.
 """
@@ -115,7 +115,7 @@ class HuggingFace(Recipe):
     name = "hf-transformers"
     models = ("transformers.PreTrainedModel",)
     ways: ClassVar[tuple[tuple[str, Callable[..., Any]], ...]] = ()
-    """Functions of transformers that look whether they are compiled, and what they are in eager PyTorch."""
+    """Functions of transformers that look whether they are compiled, and their forms in eager PyTorch."""
 
     def __init__(self, as_eager: bool = False) -> None:
         self.as_eager = as_eager

@@ -285,7 +285,7 @@ class RewrittenModule(torch.nn.Module):
         return torch.nn.modules.module._IncompatibleKeys(missing, unknown)  # pyright: ignore[reportPrivateUsage]
 
     def _load(self, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-        """Take what fits, DTensors too; names that are missing, those that are unknown, and what has another shape."""
+        """Take the tensors that fit, DTensors too. Returns missing names, unknown ones, and those of other shapes."""
         split = split_of(self._layout)
         if state.keys() & set(split.names) - set(self._layout.names):
             return self._load_parts(split, state)

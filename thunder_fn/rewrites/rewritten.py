@@ -49,8 +49,8 @@ class Rewritten(Transformed):
     options: Options | None = None
 
     def prepare(self, params: Any) -> Prepared:
-        """The parameters as this function takes them. No gradient flows back through it: what is trained are parts, which with
-        `quantize(training=True)` are the parameters as they were.
+        """The parameters as this function takes them. No gradient flows back through it: parts are trained, which
+        with `quantize(training=True)` are the parameters as they were.
 
         Args:
             params: a pytree of tensors, as the original function takes them first.

@@ -32,7 +32,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "quantized"
 """The namespace of composites that work on codes. They bring the executors that have kernels for them."""
 INPUT_SCALE = "input_scale"
-"""The part that has the step of what a weight is multiplied with: it comes from samples, not from the weight."""
+"""The part that has the step of the activations that a weight is multiplied with: it comes from samples, not from the
+weight.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def rounding(w: torch.Tensor) -> torch.Tensor:
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Decoded weights in their dtype, of which the greatest may be a little too great for it. NaN stays."""
+    """Decoded weights in their dtype; the greatest may be a little too great for it. NaN stays."""
     largest = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
     return values.clamp(-largest, largest).to(dtype)
 

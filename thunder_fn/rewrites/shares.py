@@ -106,7 +106,7 @@ class OnShares:
         return Kept(trace, results) if as_expected else None
 
     def on_shares(self, equation: Equation, kept: tuple[Representation | None, ...], answer: Answer) -> Trace:
-        """The op on what this rank has of its operands; the rank goes with each result."""
+        """The op on this rank's operands; the rank goes with each result."""
         function = _CALLS.get(equation.op.name) or ops.overload(equation.op)
         arguments = {**dict(enumerate(equation.args)), **(answer.changed or {})}
 
@@ -158,7 +158,7 @@ def _shape(var: Any) -> tuple[int, ...]:
 
 
 def _alike(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    """Pointwise: what is split is split at the same places, counted from the end, as operands are broadcast."""
+    """Pointwise ops: operands are split at the same places, counted from the end, as they are broadcast."""
     from_end = {dims[var.index] - len(_shape(var)) for var in equation.operands if var.index in dims}
     if len(from_end) != 1:
         return None

@@ -24,7 +24,7 @@ from thunder_fn.trace import Equation, Literal, TensorType, Trace, static_shape
 def stack_of(layer: Representation, type: TensorType) -> Representation:
     """A weight of this type, each layer of which is stored in one way.
 
-    Law: what is stored at a place, and what is decoded there, is that of the layer alone.
+    Law: the parts at a place, and their decoded value, are those of the layer alone.
     """
     stacked = tuple(replace(part, shape=(type.shape[0], *part.shape)) for part in _tensors(layer.part_types))
     return Representation(
@@ -56,7 +56,7 @@ def _for_each(trace: Trace, types: tuple[TensorType, ...]) -> Trace:
 
 
 def _taken_apart(equation: Equation, kept: tuple[Representation | None, ...]) -> Kept | None:
-    """The rule of a stack: what takes it apart takes its parts apart."""
+    """The rule of a stack: ops that take it apart take its parts apart."""
     numbers = [arg.value for arg in equation.args[1:] if isinstance(arg, Literal)] or [0]
     one, is_known = kept[0], len(numbers) == max(len(equation.args) - 1, 1)
     if equation.op not in facts.UNSTACKS or not is_known or one is None or one.slices is None:

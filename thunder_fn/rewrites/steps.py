@@ -135,7 +135,7 @@ class Calls:
 
 @memo(4096)
 def recast(kept: Representation, type: TensorType) -> Representation:
-    """Recast what is stored: the same parts, seen in another dtype."""
+    """Recast the parts: the same ones, seen in another dtype."""
     builder = TraceBuilder("decode")
     seen = inline_into(builder, kept.decode, tuple(map(builder.input, kept.part_types)))
     decode = builder.build(builder.add(TO_COPY, seen, (type,), kwargs=(("dtype", Literal(type.dtype)),)))
@@ -143,7 +143,9 @@ def recast(kept: Representation, type: TensorType) -> Representation:
 
 
 def in_precision(value: torch.Tensor, type: Any) -> torch.Tensor:
-    """A floating tensor in the dtype of a type: under autocast a call's result has not the dtype of what it is given."""
+    """A floating tensor in the dtype of a type: under autocast a call's result has another dtype than its
+    arguments.
+    """
     return value.to(type.dtype) if value.dtype.is_floating_point and isinstance(type, TensorType) else value
 
 
@@ -173,7 +175,7 @@ def operand_names(equation: Equation) -> tuple[str, ...] | None:
 class Quantize:
     """The step of `quantize`: codes in place of the weights that a filter chooses.
 
-    With `training`, the weights stay what they are and computations see them rounded; gradients pass straight through.
+    With `training`, the weights stay as they are and computations see them rounded; gradients pass straight through.
     """
 
     scheme: Scheme

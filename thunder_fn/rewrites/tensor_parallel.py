@@ -208,7 +208,7 @@ class _Layers:
         kept: tuple[Representation | None, ...],
         shape: tuple[int, ...],
     ) -> Trace:
-        """A layer on the parts of what it is given."""
+        """A layer on the parts of its operands."""
         precision = equation.outputs[0].type
 
         def call(*values: torch.Tensor) -> Any:
@@ -241,7 +241,9 @@ class _Layers:
         return all(not isinstance(arg, Literal) or not arg.value for arg in options)
 
     def takes(self, one: Representation, name: str | None) -> bool:
-        """Test for the input of a row, of which this rank has what its share of the weight is multiplied with."""
+        """Test for the input of a row, of which this rank has the part that its share of the weight is multiplied
+        with.
+        """
         last = OnShares(self.group, len(static_shape(one.type)) - 1)
         return self.style == "row" and name == "input" and one.rule == last
 

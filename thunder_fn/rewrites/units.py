@@ -90,7 +90,7 @@ class InUnits:
         return alone(body, REGATHER) if self.step.zero == 3 and self.step.in_flight is None else body
 
     def whole(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace:
-        """The equation on shards: what it takes is made whole, then it runs."""
+        """The equation on shards: its parameters are made whole, then it runs."""
         builder = TraceBuilder(equation.body.name)
         given = _given(builder, equation.operands, kept)
         inside = equation.source and equation.source.within(equation.source.module)

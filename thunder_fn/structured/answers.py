@@ -23,7 +23,7 @@ Answers: TypeAlias = dict[int, Answer]
 def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:
     """Unfold the composites and calls of a body, and mark what the policy keeps.
 
-    It is asked about every equation: about a composite before what is in it.
+    It is asked about every equation: about a composite before its body.
     """
     builder = TraceBuilder(body.name)
     inputs = tuple(builder.input(type) for type in body.input_types)

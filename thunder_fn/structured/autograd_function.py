@@ -1,14 +1,14 @@
 """`torch.autograd.Function` inside a traced function: a custom_vjp equation whose rule is the user's class.
 
 The primal body is `forward`; fwd is `forward` with what it leaves in the context as residuals (saved tensors and
-tensors among the context's attributes; other attributes stay Python values); bwd is `backward`. Gradients are cast and
-summed to the type of their input, as PyTorch does. A class with a `vmap` staticmethod is batched by it, others by
-batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates what
-`forward` does.
+tensors among the context's attributes; other attributes stay Python values); bwd is `backward`. Gradients are cast
+and summed to the type of their input, as PyTorch does. A class with a `vmap` staticmethod is batched by it, others by
+batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates
+`forward`.
 
 A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose
 new values are then written to the arguments. A call that cannot be a custom_vjp, because it changes more than it
-says, stays what PyTorch makes of it.
+says, is left to PyTorch.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class FunctionCall(Call):
         return output, context
 
     def primal(self, *tensors: Any) -> Any:
-        """`forward`; what has no gradient is cut off."""
+        """`forward`; results without a gradient are cut off."""
         output, context = self.run(tensors)
         return _map_outputs(output, context)
 

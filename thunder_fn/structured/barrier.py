@@ -1,4 +1,4 @@
-"""barrier: an identity that keeps what is behind it apart from what is in front.
+"""barrier: an identity that keeps equations behind it apart from those in front.
 
     y = thunder_fn.barrier.default(x, "f_backward")
 

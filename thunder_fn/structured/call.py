@@ -6,8 +6,8 @@ The body is what the inner `jit` traced, its own transforms applied, closed. `op
 nothing here looks at them. An executor that meets the equation reads the inner function's executors, and unfolds the
 body if they are its own.
 
-Law: a call computes what its body computes, and every transform of it is a call, with the same name and options, of the
-transformed body.
+Law: a call computes its body, and every transform of it is a call, with the same name and options, of the transformed
+body.
 
 Source: JAX's `jit` primitive.
 """

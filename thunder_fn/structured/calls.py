@@ -178,7 +178,7 @@ def _positional(function: Any, signature: inspect.Signature | None, args: Any, k
 def captured_bodies(
     op: str, functions: Sequence[Callable[..., Any]], examples: Sequence[Sequence[Any]]
 ) -> list[Captured]:
-    """Capture functions of tensors, none of which may write to what it is given."""
+    """Capture functions of tensors, none of which may write to its arguments."""
     found: list[Captured] = []
     for function, tensors in zip(functions, examples, strict=True):
         found.append(capture(function, tuple(tensors)))
@@ -322,7 +322,7 @@ def check_same_result(primal: Captured, other: Captured, where: str) -> None:
 
 
 def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
-    """Test whether a derivative of what is done with the tensors may be taken."""
+    """Test whether a derivative of a computation with the tensors may be taken."""
     return torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
 
 

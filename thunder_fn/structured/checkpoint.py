@@ -94,7 +94,7 @@ def alone(body: Trace, policy: Policy) -> Trace:
 
 @VJP.rule("checkpoint")
 def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """The forward keeps what the policy says; the backward computes the rest again."""
+    """The forward keeps the values that the policy chooses; the backward computes the rest again."""
     return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
 
 
@@ -111,7 +111,9 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
 
 def _marked(body: Trace, policy: Policy) -> Trace:
-    """The body, unfolded and with marks on what the policy keeps, where it is asked about single equations."""
+    """The body, unfolded and with marks on the values that the policy keeps, where it is asked about single
+    equations.
+    """
     if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
     marked = mark(body, policy)
@@ -148,7 +150,7 @@ def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Se
 
 @LOWER.rule("checkpoint")
 def checkpoint_lower_rule(equation: Equation) -> Trace:
-    """The body behind a barrier: what it computes is never taken from what was computed before."""
+    """The body behind a barrier: its values are never taken from earlier equations."""
     return behind_barrier(equation.body)
 
 
@@ -157,7 +159,9 @@ def checkpoint_lower_rule(equation: Equation) -> Trace:
 
 @PARTIAL_EVAL.rule("checkpoint")
 def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
-    """The first half keeps what the policy says; the second computes the rest again, from the known operands."""
+    """The first half keeps the values that the policy chooses; the second computes the rest again, from the known
+    operands.
+    """
     policy, count = policy_of(equation), sum(flags)
     first, second = partial_eval(_marked(equation.body, policy), known, flags)
     flat, answers = unmark(inline(first))

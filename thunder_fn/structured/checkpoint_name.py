@@ -106,7 +106,7 @@ FREE_TYPES.enter(True, "checkpoint_name")
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
-    """x, with a name that checkpoint policies and `saved_residuals` know it by.
+    """Name a value for checkpoint policies and `saved_residuals`.
 
     Law: ``checkpoint_name(x, n)`` is x.
 

@@ -1,9 +1,9 @@
-"""The types of what a choice gives, where branches find sizes and numbers in data.
+"""The types of a choice's results, where branches find unbacked sizes and numbers.
 
     v5: f32[u2] = cond(v4, v0)      true gives f32[u0], false f32[u1]
 
-A size that one branch at least finds in data is a size of its own for the equation, which binds it. Results whose sizes
-are the same ones in every branch share it, so that what is added up in a branch can be added up behind it.
+A size that is unbacked in one branch at least is a size of its own for the equation, which binds it. Results whose
+sizes are the same ones in every branch share it, so that sums in a branch may go on behind it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Name = Callable[[Sizes, Type], Expr]
 
 
 def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:
-    """The branches' result types, with names for the sizes and numbers that a branch finds in data."""
+    """The branches' result types, with names for the unbacked sizes and numbers of a branch."""
     has_name = _has_name(bodies)
     columns = zip(*(body.output_types for body in bodies), strict=True)
     return tuple(

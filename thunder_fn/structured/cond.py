@@ -266,7 +266,7 @@ FREE_TYPES.enter(True, "cond", "switch")
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = (), *, batched: str = "select"
 ) -> Any:
-    """`true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
+    """Run `true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
 
     Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without NaN gradients from
     the branch that is not taken.
@@ -294,7 +294,7 @@ def cond(
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (), *, batched: str = "select") -> Any:
-    """`branches[index](*operands)`, the index clamped into range.
+    """Run `branches[index](*operands)`, with the index clamped into range.
 
     Law: ``switch(i, fs, xs) == fs[min(max(i, 0), len(fs) - 1)](*xs)``. Otherwise as `cond`.
 

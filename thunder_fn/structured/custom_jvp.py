@@ -260,10 +260,10 @@ DCE.enter(keep_all, "custom_jvp")
 
 
 class JvpCall(Call):
-    """A call of a `custom_jvp` function, and what its rule does with it."""
+    """A call of a `custom_jvp` function, and the use of its rule."""
 
     def primal(self, *tensors: Any) -> Any:
-        """The function."""
+        """Call the function."""
         return self.function.f(*self.args(tensors))
 
     def jvp(self, primal: Captured, tensors: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -296,8 +296,8 @@ class custom_jvp:
         nondiff_argnums: arguments that are static, such as numbers and functions. They come first in the rule.
 
     Then `f.defjvp(rule)`: `rule(primals, tangents)` returns `(output, tangent)`. Both arguments are tuples with one
-    entry for each argument of f. The tangents of what is no floating tensor are None, as may be what the rule returns
-    for a tangent that is zero. The rule must be linear in the tangents.
+    entry for each argument of f. The tangents of values that are no floating tensors are None, and so may be the
+    rule's result for a zero tangent. The rule must be linear in the tangents.
 
     Raises:
         CustomRuleError: f has no rule where one is needed, the rule returns something that does not fit f, or f closes

@@ -61,7 +61,7 @@ def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) ->
 
 @VMAP.rule("differentiated_as")
 def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """The same op on both bodies' batches."""
+    """Return the op on both bodies' batches."""
     done = [batch(body, batched, size, randomness) for body in equation.bodies]
     flags = tuple(any(column) for column in zip(*(own for _, own in done), strict=True))
     bodies = tuple(batched_outputs(trace, own, flags, size) for trace, own in done)

@@ -46,7 +46,7 @@ class OpaqueCall(Protocol):
         ...
 
     def run(self, *operands: Any) -> tuple[Any, ...]:
-        """The outputs."""
+        """Compute the outputs."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Checkpoint policies: which values of the forward are kept for the backward.
 
-A policy is a function of an equation. It answers True or "save", False or "recompute", or "offload" (keep the value in
-the CPU's memory). It is asked about each equation of the checkpointed function: about a composite before what is in it.
+A policy is a function of an equation. It answers True or "save", False or "recompute", or "offload" (keep the value
+in the CPU's memory). It is asked about each equation of the checkpointed function: about a composite before its body.
 `budget` is another kind: it sees all equations at once and chooses.
 """
 
@@ -66,10 +66,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class AllBut:
-    """Keep whatever the backward reads, except what is computed from the results of some ops alone.
+    """Keep whatever the backward reads, except values computed from the results of some ops alone.
 
     For values that are cheap to have again, and all that follows from nothing else: a gathered weight, its transpose.
-    `arrange` is what is done to the body of a backward, a trace that computes the same in another order.
+    `arrange` reorders the body of a backward.
     """
 
     ops: frozenset[str]

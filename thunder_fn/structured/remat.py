@@ -28,7 +28,7 @@ PRICES = range(-12, 44)
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """Equations to run again, in order, and what they and the backward read that is not run again."""
+    """Equations to run again, in order, and the other values that they and the backward read."""
 
     equations: tuple[Equation, ...]
     inputs: tuple[Var, ...]
@@ -51,7 +51,7 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 
 def numbers_read(reader: Equation | Trace, found: dict[sympy.Basic, Var]) -> list[Var]:
-    """The variables that say what the numbers from data are that an equation, or a trace after the forward, mentions."""
+    """The variables that bind the unbacked numbers that an equation, or a trace after the forward, mentions."""
     if not found:
         return []
     own = {var.index for var in reader.outputs if isinstance(var, Var)} if isinstance(reader, Equation) else set[int]()
@@ -155,7 +155,7 @@ def _at_price(forward: Trace, needed: Collection[Atom], exponent: int) -> frozen
 
 
 def _filled(forward: Trace, needed: Collection[Atom], kept: frozenset[int], budget_bytes: int) -> frozenset[int]:
-    """Spend what is left of the budget, each time on the value that saves most computation for its bytes."""
+    """Spend the rest of the budget, each time on the value that saves most computation for its bytes."""
     while True:
         plan = recompute(forward, needed, kept)
         left = budget_bytes - plan.kept_bytes

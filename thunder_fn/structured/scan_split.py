@@ -100,7 +100,7 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
 
 
 def replace_outputs(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
-    """The same equations with other outputs."""
+    """Keep the equations and take other outputs."""
     return cut(trace, outputs=outputs)
 
 

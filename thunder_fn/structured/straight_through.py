@@ -99,7 +99,7 @@ def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_
 
 @VMAP.rule("straight_through")
 def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """The same op on batches; what is not batched is expanded."""
+    """Return the op on batches; operands that are not batched are expanded."""
     builder = TraceBuilder("straight_through")
     operands: list[Var] = []
     for var, flag in zip(equation.operands, batched, strict=True):

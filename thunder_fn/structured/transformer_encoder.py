@@ -1,7 +1,7 @@
 """`nn.TransformerEncoder` without gradients: eager PyTorch leaves padded places out, and fills them with zeros.
 
-It takes nested tensors then, which a trace does not have, and decides by values whether it can. Here all places are computed, and
-what eager would have left out is set to zero.
+It takes nested tensors then, which a trace does not have, and decides by values whether it can. Here all places are
+computed, and those that eager would have left out are set to zero.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def wrapper_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[
 
 
 def wrapper_lower_rule(equation: Equation) -> Trace:
-    """The body."""
+    """Return the body."""
     return equation.body
 
 

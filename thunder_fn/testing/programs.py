@@ -63,7 +63,7 @@ def build(program: Program, name: str = "program") -> Trace:
 
 
 def source_of(program: Program) -> str:
-    """A program as the Python that makes it, what is left to defaults left out."""
+    """A program as the Python that makes it, defaults left out."""
     types = _tuple_source(f"TensorType({type.dtype}, {type.shape})" for type in program.inputs)
     steps = _tuple_source(map(_step_source, program.steps))
     parts = {"inputs": types, "steps": steps, "outputs": str(program.outputs)}
@@ -183,7 +183,7 @@ class Draft:
         return builder.build(tuple(draft.env[-1 - pick % len(draft.env)] for pick in program.outputs if draft.env))
 
     def take(self, step: Step) -> None:
-        """Append what a step does, or nothing if nothing suits it."""
+        """Append the equations of a step, or nothing if nothing suits it."""
         self.picks = iter(step.picks)
         mark = len(self.builder.equations), len(self.env)
         try:

@@ -139,7 +139,7 @@ def schema_of(overload: OpOverload) -> Any:
 
 
 def has_own_functionalization(overload: OpOverload) -> bool:
-    """Test whether the op says itself what it is without changing anything in place."""
+    """Test whether the op itself has a pure form."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Functionalize")
 
 

@@ -127,7 +127,7 @@ class RecordingMode(FakeTensorMode):
         self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
 
     def allow_data_dependent_sizes(self, on_assertion: Callable[[Expr], None], *, is_rule: bool) -> None:
-        """Sizes and numbers that PyTorch finds in data are symbols from now on; told of what is demanded of them.
+        """Unbacked sizes and numbers of PyTorch are symbols from now on; told of what is demanded of them.
 
         In a rule they count as two or more, as PyTorch itself takes them where nothing depends on it.
         """
@@ -424,7 +424,7 @@ def fake_in(mode: RecordingMode, type: TensorType) -> torch.Tensor:
 
 
 def allocations(run: Callable[[], object]) -> list[int]:
-    """The bytes that PyTorch's allocator hands out while something runs, in order; what it takes back is negative."""
+    """The bytes that PyTorch's allocator hands out while something runs, in order; returned ones are negative."""
     with torch.autograd.profiler.profile(profile_memory=True) as profiled:
         run()
     results: Any = profiled

@@ -1,4 +1,4 @@
-"""Contexts: what of PyTorch is active while something runs."""
+"""Contexts: modes and states of PyTorch that are active while something runs."""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false

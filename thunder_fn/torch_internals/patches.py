@@ -25,7 +25,7 @@ from torch._C._dynamo.eval_frame import (
 
 
 class _Place:
-    """An attribute that patches replace: what it was, and the replacements, each made of what is inside of it."""
+    """An attribute that patches replace: the original, and the replacements, each made of the one inside of it."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
@@ -112,7 +112,7 @@ def unpatched(value: Any) -> Any:
 class Patch:
     """Replaces attributes of PyTorch's while at least one thread needs it.
 
-    `make` gives the replacements, each from what it replaces. With the last user, what was there comes back, unless
+    `make` gives the replacements, each from what it replaces. With the last user, the original comes back, unless
     somebody else has replaced it meanwhile. Patches of one attribute come and go in any order.
 
     Args:
@@ -159,7 +159,7 @@ _capturing = _Depth()
 
 
 class _CompilingFlag:
-    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
+    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere the old value."""
 
     def __init__(self, before: Any) -> None:
         self.before = False if isinstance(before, _CompilingFlag) else before

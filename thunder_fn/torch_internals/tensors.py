@@ -142,7 +142,7 @@ def is_result_from_outside(node: Any) -> bool:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """The same number for tensors in the same memory."""
+    """A number that tensors in the same memory share."""
     with torch._C.DisableTorchFunction():
         return tensor.untyped_storage()._cdata
 
@@ -177,7 +177,7 @@ def version_probe(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
-    """Test whether autograd, or a transform of torch.func at some level, records what is done with the tensor.
+    """Test whether autograd, or a transform of torch.func at some level, records computations with the tensor.
 
     In forward mode each tensor of a level counts: whether it has a tangent at a level further out cannot be asked.
     """

@@ -1,4 +1,4 @@
-"""Tracers: functional tensors that know what they are, and their memory."""
+"""Tracers: functional tensors that know their variable, and their memory."""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -35,7 +35,7 @@ _SET = torch.ops.aten.set_.source_Tensor
 class Tracer(FunctionalTensor):
     """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device.
 
-    `is_own_view`: it is a view of what it was, since its shape was changed in place.
+    `is_own_view`: it is a view of its old self, since its shape was changed in place.
     """
 
     is_own_view = False
@@ -64,7 +64,7 @@ class Tracer(FunctionalTensor):
         return repr(self)
 
     def __copy__(self) -> torch.Tensor:
-        """The same memory with no history, as eager's, which is a leaf."""
+        """Copy to a leaf in the same memory without a history, as eager does."""
         return self.detach().requires_grad_(self.requires_grad)
 
 
@@ -386,7 +386,7 @@ class TracerMode(FunctionalTensorMode):
         return result
 
     def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An op with an effect as what it is: the order of the equations is order enough."""
+        """An op with an effect as it is: the order of the equations is order enough."""
         args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
         result = func(*args, **kwargs)
         return torch_pytree.tree_map_only(torch.Tensor, lambda fake: functionalize(fake, self), result)
@@ -451,14 +451,14 @@ def have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """Memory of its own for a tracer, with a fake tensor in it. Views of what it was do not follow."""
+    """Memory of its own for a tracer, with a fake tensor in it. Views of its old self do not follow."""
     with only_memory():
         tracer.elem = torch._to_functional_tensor(fake)  # type: ignore[attr-defined]
     return memory_in(tracer)
 
 
 def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
-    """Exchange two tracers from now on. Views keep to what they were taken of."""
+    """Exchange two tracers from now on. Views keep to their old base."""
     torch._C._swap_tensor_impl(tracer, other)
     tracer.elem, other.elem = other.elem, tracer.elem  # type: ignore[attr-defined]
     tracer.is_own_view = True  # type: ignore[attr-defined]
@@ -517,7 +517,7 @@ _PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_
 
 
 def has_own_dispatch(tensor: torch.Tensor) -> bool:
-    """Test whether the tensor's class changes what PyTorch's functions or ops do."""
+    """Test whether the tensor's class changes PyTorch's functions or ops."""
     cls = type(tensor)
     if cls in (torch.Tensor, torch.nn.Parameter, FakeTensor, Tracer):
         return False

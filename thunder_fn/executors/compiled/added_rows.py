@@ -3,8 +3,8 @@
     v2 = embedding_dense_backward(v0, v1, 50257, -1, False)     zeros, and a row for each index added to them
     v4 = add(v3, v2)
 
-That is the gradient of an embedding which is tied to a head. Written so, it is three matrices of the embedding's size, of which
-two are written for a few rows. Such a pair is a region of its own, which is no compiler's.
+That is the gradient of an embedding which is tied to a head. Written so, it takes three matrices of the embedding's
+size, two of them for a few rows. Such a pair is a region of its own, which is no compiler's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class AddedRows:
         return self._add(inputs[self.gradient], inputs[self.indices], inputs[self.known].clone())
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for values that only the box holds, in the memory of the matrix if nobody else sees it."""
+        """Run on values that only the box holds, in the memory of the matrix if nobody else sees it."""
         known = box[self.known]
         alone = is_exclusive(known) and not is_kept_by_autograd(known)
         del known

@@ -137,7 +137,7 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
 
 
 def output_strides(job: Job) -> tuple[Any, ...]:
-    """The strides of the outputs of a region without symbols; None for what is no tensor."""
+    """The strides of the outputs of a region without symbols; None for an output that is no tensor."""
     outputs = _planned(job, _static_fakes(job), None).outputs
     return tuple(None if output.layout is None else output.layout.strides for output in outputs)
 

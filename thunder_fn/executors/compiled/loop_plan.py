@@ -157,7 +157,7 @@ class Rows:
 class Plan:
     """A loop: its operands as the region's inputs, the steps, the strides that its carries have at the end.
 
-    `sums` are carries that the steps do not have, by number, and what is multiplied for each.
+    `sums` are carries that the steps do not have, by number, and the factors of each.
     """
 
     equation: Equation

@@ -216,7 +216,7 @@ def _run(words: list[str]) -> subprocess.Popen[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a compiler that still runs, and what it has started."""
+    """End a compiler that still runs, and its children."""
     if process.poll() is not None:
         return
     with contextlib.suppress(OSError):

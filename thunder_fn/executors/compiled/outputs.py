@@ -26,12 +26,12 @@ Sizes = tuple[Dim, ...]
 
 
 class RegionError(Exception):
-    """A region cannot be compiled: what is wrong, and what to do."""
+    """A region cannot be compiled: the reason, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a tensor. The offset is from the first element of what it is a view of."""
+    """The layout of a tensor. The offset is from the first element of the viewed tensor."""
 
     sizes: Sizes
     strides: Sizes
@@ -66,7 +66,7 @@ class Plan:
 
 
 def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
-    """Find what each output is a view of.
+    """Find the tensor that each output is a view of.
 
     Args:
         region: without constants.
@@ -175,7 +175,7 @@ def returned(
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor of the text; where what the plan asks for begins in it, and its layout if it is just that."""
+    """A tensor of the text; the beginning of the planned tensor in it, and its layout if it is just that."""
 
     name: str
     layout: Layout | None
@@ -235,7 +235,7 @@ def _expression(dim: Dim) -> Any:
 
 
 class _Homes:
-    """The memory that values lie in, by the name of what was allocated or given."""
+    """The memory that values lie in, by the name of the allocation or argument."""
 
     def __init__(self, statements: Sequence[ast.stmt]) -> None:
         self.names: dict[str, str] = {}
@@ -247,7 +247,7 @@ class _Homes:
                     pass
 
     def of(self, value: ast.expr) -> str | None:
-        """The name; None for what is computed otherwise, which is memory of its own."""
+        """The name; None for a computed value, which has memory of its own."""
         match value:
             case ast.Name(id=name):
                 return self.names.get(name, name)

@@ -56,7 +56,7 @@ class Region:
 
     donated: tuple[int, ...] = ()
     base: Region | None = None
-    """The same region, that writes over none."""
+    """The region without inputs to write over."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -214,7 +214,7 @@ class ByLayout:
         return self._function(inputs)(*inputs)
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for inputs that only the box holds."""
+        """Run on inputs that only the box holds."""
         return take(self._function(box), box)
 
     def _function(self, inputs: Sequence[torch.Tensor]) -> Function:

@@ -110,7 +110,7 @@ class Entry:
     kernels: tuple[tuple[str, str, str], ...]
     """(name in the text, key, name of the module's file)"""
     digests: tuple[tuple[str, str], ...]
-    """(name of a module's file, digest of what is in it)"""
+    """(name of a module's file, digest of its content)"""
     constants: str
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ _known: list[bytes] = []
 
 
 class Untrusted(Exception):
-    """A file is not the user's own, or is not what was written."""
+    """A file is not the user's own, or does not have the written content."""
 
 
 def key() -> bytes:
@@ -94,7 +94,7 @@ def read(path: Path) -> bytes:
 
 
 def check(path: Path, found: os.stat_result) -> None:
-    """Refuse what others may have written.
+    """Refuse files that others may have written.
 
     Raises:
         Untrusted: as it says.

@@ -63,7 +63,8 @@ def _decompose(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, 
 
 
 def peeled(region: Trace) -> tuple[Trace, Trace]:
-    """A region in two: what computes, and the views at its end, which take the region's inputs and then what was computed.
+    """A region in two: the computation, and the views at its end, which take the region's inputs and then the
+    computed values.
 
     Law: ``evaluate(views, (*xs, *evaluate(kernel, xs)))`` is ``evaluate(region, xs)``.
     """

@@ -7,7 +7,7 @@ tensor is an `Operand`. It calls nvFuser's ops and returns what they give:
     def _sub(w, out, a, b, *, alpha=1):
         return w.ops.sub(...)
 
-An emitter refuses what nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
+An emitter refuses ops that nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
 equation can be translated, its emitter runs on a writer that writes nothing. So there is one function for each op,
 and no second one that says when it holds.
 
@@ -128,7 +128,7 @@ class Writer:
         return getattr(self.dtypes, DTYPES[dtype])
 
     def cast(self, val: Any, dtype: torch.dtype) -> Any:
-        """The same values in a dtype."""
+        """Cast values to a dtype."""
         wanted = self.dtype(dtype)
         return val if val.dtype() == wanted else self.ops.cast(val, wanted)
 
@@ -181,7 +181,7 @@ class Writer:
         return Operand(val, type, self.shape(type))
 
     def equation(self, equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
-        """Write an equation; what its outputs are called, None for those that it does not compute.
+        """Write an equation. Returns the names of its outputs, None for those that it does not compute.
 
         Raises:
             Refused: nvFuser cannot compute it as PyTorch does.

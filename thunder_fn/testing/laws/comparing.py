@@ -24,7 +24,7 @@ TOO_LARGE = 1e4
 
 
 class LawBroken(AssertionError):
-    """A law does not hold: what does not, and the traces that show it."""
+    """A law does not hold: the law, and the traces that show it."""
 
     def __init__(self, what: str, **traces: Trace) -> None:
         super().__init__("\n\n".join([what, *(f"{name}:\n{trace}" for name, trace in traces.items())]))
@@ -55,7 +55,7 @@ def state_after(trace: Trace, inputs: Sequence[Any]) -> torch.Tensor:
 
 
 def seeded(f: Callable[[], Values]) -> Values:
-    """Run with the random numbers always the same; what comes out is detached."""
+    """Run with the random numbers always the same; results are detached."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats a stack for CUDA, 2 ms
         return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in f())

@@ -186,7 +186,7 @@ class Rewriting:
 
     @property
     def transform(self) -> Callable[[Function], Function]:
-        """The transform of what was rewritten."""
+        """The transform of the rewritten function."""
         return UNDER[self.under][1]
 
 

@@ -48,7 +48,9 @@ def _same_types(types: tuple[TensorType, ...]) -> Callable[[Draft], tuple[Var, .
 
 
 def _truth(d: Draft) -> Var:
-    """A scalar that says yes or no: what is known before, what the values say, or a number that is not zero."""
+    """A scalar that says yes or no: one that is known before, one that values decide, or a number that is not
+    zero.
+    """
     match d.number(4):
         case 0:
             (total,) = d.leaf(aten.sum.default, d.var(is_real))

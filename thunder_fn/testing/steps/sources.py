@@ -137,7 +137,7 @@ def _normal_like(d: Draft) -> object:
 
 @step("twin")
 def _twin(d: Draft) -> object:
-    """An earlier equation once more: what cse merges unless it is random, and what makes cotangents meet."""
+    """An earlier equation once more, which cse merges unless it is random, so that cotangents meet."""
     known = d.builder.equations[-1 - d.number(len(d.builder.equations))]
     return d.bind(d.builder.copy(known, lambda var: var))
 
