@@ -41,7 +41,8 @@ def no_collections() -> Generator[None]:
 def referrers(*objects: Any) -> list[Any]:
     """The objects that refer to one of these, like `gc.get_referrers`, which does not look at frozen objects.
 
-    What a program has frozen by `gc.freeze` is frozen again afterwards, and so is what it has made since.
+    Objects that a program has frozen by `gc.freeze` are frozen again afterwards, and so are those that it has made
+    since.
     """
     if not gc.get_freeze_count():
         return gc.get_referrers(*objects)

@@ -187,7 +187,7 @@ def function_of(text: str, kernels: Functions, constants: dict[str, torch.Tensor
 
 
 def write(job: Job, code: Code, places: dict[str, Path]) -> None:
-    """Keep a region. `places` says in which file each kernel is. Where the disk does not take it, nothing is kept."""
+    """Keep a region. `places` says in which file each kernel is. If the disk does not take it, nothing is kept."""
     folder = root() / environment()
     try:
         make_folder(root())
@@ -221,7 +221,7 @@ def read_kernels(kernels: tuple[Kernel, ...]) -> Mapping[str, Callable[..., Any]
 
 
 def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
-    """Keep a module of these kernels. Where the disk does not take it, nothing is kept."""
+    """Keep a module of these kernels. If the disk does not take it, nothing is kept."""
     path, digest = root() / environment() / compiled.name, hashlib.sha256(compiled.read_bytes()).hexdigest()
     try:
         make_folder(root())
