@@ -255,9 +255,7 @@ class History:
                         self._written.add(internals.storage_id(there))
                         pending.append(there)
 
-    def _with_history(
-        self, value: torch.Tensor, history: Var, write: Op = ops.STRAIGHT_THROUGH
-    ) -> torch.Tensor:
+    def _with_history(self, value: torch.Tensor, history: Var, write: Op = ops.STRAIGHT_THROUGH) -> torch.Tensor:
         """A fake tensor of the value that autograd follows to another variable."""
         args = self.recorder.known(value), history
         (var,) = self.recorder.emit(write, args, (args[0].type,), ())

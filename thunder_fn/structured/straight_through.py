@@ -113,13 +113,12 @@ def pushed_write_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
 
 @JVP.rule("straight_through")
 def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The value, with the tangent of the history."""
+    """The op, whose derivatives of every order are the history's, with the tangent of the history."""
     builder = TraceBuilder("straight_through")
-    value, _ = (builder.input(var.type) for var in equation.operands)
+    primals = tuple(builder.input(var.type) for var in equation.operands)
     tangents = [builder.input(var.type) for var, flag in zip(equation.operands, active, strict=True) if flag]
-    if not active[1]:
-        return JvpRule(builder.build((value,)), (False,))
-    return JvpRule(builder.build((value, tangents[-1])), (True,))
+    results = builder.add(equation.op, primals, (equation.outputs[0].type,))
+    return JvpRule(builder.build((*results, *tangents[-1:]) if active[1] else results), (active[1],))
 
 
 @VJP.rule("straight_through", "no_grad_write")
