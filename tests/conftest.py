@@ -1,7 +1,10 @@
-"""What all tests share: threads (one, or TEST_THREADS), an order, Hypothesis profiles, golden files, a browser."""
+"""The common setup of all tests: threads (one, or TEST_THREADS), an order, Hypothesis profiles, golden files, a
+browser.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -13,6 +16,8 @@ import hypothesis
 import pytest
 import torch
 
+# Workers hold what hundreds of tests import: a full collection takes a second, and there is little to collect.
+gc.set_threshold(20_000, 20, 50)
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 # One failure is enough for CI, and its explanation may take longer than the tests.
@@ -81,7 +86,7 @@ FLAGS: tuple[Callable[[], Any], ...] = (
     *(torch.get_num_threads, torch.get_float32_matmul_precision, torch.get_default_device, torch.backends.flags_frozen),
     lambda: torch.is_autocast_enabled("cpu"),
 )
-"""What a test may change of the process, and leaves as it was."""
+"""State of the process that a test may change, and leaves as it was."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""What tests cost: `python -m pytest -p tests.cpu ...` ends with CPU seconds by folder, and the dearest files and tests.
+"""The cost of tests: `python -m pytest -p tests.cpu ...` ends with CPU seconds by folder, and the dearest files and
+tests.
 
 Seconds of this process and of those that it has waited for, which say more than wall time where other programs run.
 """

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Done(NamedTuple):
-    """How a process ended: its exit status, negative for a signal, and what it wrote."""
+    """The end of a process: its exit status, negative for a signal, and its output."""
 
     returncode: int
     text: str

@@ -23,7 +23,7 @@ LEVELS = {  # PyTorch's own kernels, MKL, oneDNN
 
 @dataclass(frozen=True)
 class Machine:
-    """What one run is told: environment, options of pytest, and the number of processes that keep the cores busy."""
+    """The settings of one run: environment, options of pytest, and the number of processes that keep the cores busy."""
 
     env: dict[str, str] = field(default_factory=dict[str, str])
     options: tuple[str, ...] = ()

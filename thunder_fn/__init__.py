@@ -1,7 +1,7 @@
 """thunder_fn: a pure functional trace-transformation toolkit for PyTorch.
 
-A PyTorch program becomes an immutable trace; grad and the rest are pure functions from trace to trace that compose in
-any order; executors turn a trace into a program that runs.
+A PyTorch program becomes an immutable trace. Transforms such as grad are pure functions from trace to trace, which
+compose in any order. Executors turn a trace into a program that runs.
 
 Functions in, functions out:
     run              jit, compile, constant, Recipe, Lookaside, Transform

@@ -15,7 +15,7 @@ COMMANDS = {
     "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside its peers"),
     "laws": ("thunder_fn.testing.mutations.__main__", "plant bugs in the rules and print which law catches each"),
 }
-"""Name, the module that has the command's `main`, and what it does. A new command is a line here."""
+"""Name, the module that has the command's `main`, and its summary. A new command is a line here."""
 
 USAGE = "\n".join(
     [

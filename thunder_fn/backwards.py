@@ -1,6 +1,7 @@
 """Backwards of fused ops that PyTorch has no derivative of, in terms of other ops.
 
-Most are derivatives of what they are the backward of, written with plain ops. `decompositions.py` has the table.
+Most are derivatives of the op of which they are the backward, written with plain ops. `decompositions.py` has the
+table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batching rules of ops where functorch's take symbolic sizes for numbers; and of ops for which it has none, such as collectives.
 
-Each is the op itself on operands in another shape: a pool of a batch of images is a pool of more images, and a
-convolution with a weight for each example one with more groups.
+Each is the op itself on operands in another shape. A pool of a batch of images is a pool of more images. A
+convolution with a weight for each example is one with more groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Batch:
     batched: frozenset[int]
 
     def has(self, value: Any) -> bool:
-        """The operand differs between examples."""
+        """Test whether the operand differs between examples."""
         return id(value) in self.batched
 
     def wide(self, value: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _folded(batch: Batch, name: str, value: Tensor, count: Any) -> Tensor:
 
 
 def _draws_alike(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> bool:
-    """One call draws what a backward is told of: nothing, or the numbers of a forward that was one call too."""
+    """Test whether one call draws the numbers of a backward: none, or those of a forward that was one call too."""
     given = attention.named_arguments(batch.op, equation.args, dict(equation.kwargs))
     dropped = given.get("dropout_p", Literal(0.0))
     if equation.op.name in attention.FORWARDS or dropped == Literal(0.0):
@@ -129,7 +129,7 @@ def convolution(batch: Batch, x: Tensor, weight: Tensor, bias: Tensor | None, *r
 def convolution_backward(
     batch: Batch, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[Any] | None, *rest: Any
 ) -> Any:
-    """The same for the gradients of the input, the weight and the bias."""
+    """Batch the gradients of the input, the weight and the bias."""
     *settings, groups, wanted = rest
     if not batch.has(weight) and list(wanted) == [True, False, False]:
         wide = batch.wide(x)

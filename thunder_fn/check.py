@@ -1,11 +1,11 @@
 """Check that a trace keeps the rules of its grammar. All tests run this after every interpreter.
 
-Variables are bound once and before use, with one type; bodies are closed and agree with their equations; the types of a
-leaf's outputs are what the op gives for its operands' types (PyTorch's own meta functions, on fake tensors); constants
-agree with their variables; constraints are over symbols that the trace binds.
+Variables are bound once and before use, with one type. Bodies are closed and agree with their equations. The types of
+a leaf's outputs are those that PyTorch's own meta functions give on fake tensors. Constants agree with their
+variables. Constraints are over symbols that the trace binds.
 
-Types with symbols agree if they are equal for all numbers that the trace's constraints allow, and whatever an op takes for
-granted of sizes, such as that two are equal, has to follow from the constraints too.
+Types with symbols agree if they are equal for all numbers that the trace's constraints allow. Relations of sizes that
+an op takes for granted, such as equality, have to follow from the constraints too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.constraints import counterexample, equality, premises_of
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.pretty import format_equation
@@ -52,13 +52,6 @@ from thunder_fn.trace import (
     type_of,
     type_of_value,
 )
-
-_LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
-"""Ops whose bounds depend on the storage of their input, which a type does not describe."""
-
-_LAYOUT_SHAPED = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
-"""Ops whose results, those that only their derivative reads, have a shape that depends on strides."""
-
 
 _premises: ContextVar[tuple[Expr, ...]] = ContextVar("thunder_fn_premises", default=())
 """Relations that hold of the symbols of the trace that is being checked."""
@@ -200,7 +193,7 @@ def check_types(equation: Equation, types: tuple[Type, ...], giver: str, fix: st
 def _difference(a: Type, b: Type, made: Collection[Any]) -> str | None:
     """None for types that are equal wherever the constraints hold; otherwise numbers for which they are not, if any are.
 
-    Nothing but data says what a size is that the equation itself finds.
+    Only data says the value of a size that the equation itself finds.
     """
     if a == b:
         return None
@@ -253,8 +246,8 @@ def _type(var: Var) -> Type:
 def _fake_result_types(
     op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[Type, ...] | None, tuple[Expr, ...]]:
-    """The types, and what of sizes that are symbols they follow from."""
-    if op.name.split(".")[1] in _LAYOUT_SHAPED:
+    """The types, and the relations of symbolic sizes from which they follow."""
+    if op in facts.SHAPED_BY_STRIDES:
         return None, ()
     mode, decided = RecordingMode(), list[Expr]()
     if next(symbols_in((args, kwargs)), None) is not None:
@@ -264,7 +257,7 @@ def _fake_result_types(
     except (DATA_DEPENDENT_SHAPE, DATA_DEPENDENT_VALUE, UnsupportedOperatorException):
         return None, ()
     except RuntimeError:
-        if op.name.split(".")[1] in _LAYOUT_DEPENDENT:
+        if op in facts.ADDRESSES:
             return None, ()
         raise
     decided += mode.numbers.constraints if mode.shape_env is not None else ()

@@ -25,7 +25,7 @@ def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> in
         code = main(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still holds goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # text that Python still holds goes nowhere
         return 1
     except MissingExtra as error:
         print(error, file=sys.stderr)
@@ -49,7 +49,7 @@ def users_code() -> Generator[None]:
     """
     try:
         yield
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is the user's
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # any error here is the user's
         frames = traceback.extract_tb(error.__traceback__)
         ours = Path(__file__).parent
         theirs = [frame for frame in frames if ours not in Path(frame.filename).parents and frame.filename[:1] != "<"]

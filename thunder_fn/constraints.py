@@ -1,4 +1,4 @@
-"""Constraints: what has to hold of symbols for a trace, a rule, or two types to fit."""
+"""Constraints: relations over symbols that must hold for a trace, a rule, or two types to fit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 
+from thunder_fn import facts
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.symbols import (
     UNBOUND,
@@ -39,12 +40,9 @@ from thunder_fn.trace import (
     symbols_of_type,
 )
 
-_FINDING = frozenset(("nonzero", "index", "masked_select", "_unique2", "unique_dim", "unique_consecutive"))
-"""Ops that find some of the elements of their first operand."""
-
 
 def equals_hint(expr: Expr) -> Expr:
-    """The constraint that an expression is what it was when its trace was made."""
+    """The constraint that an expression has its value of when its trace was made."""
     return Expr(sympy.Eq(expr.value, sympy.sympify(hint_of(expr))))
 
 
@@ -66,11 +64,10 @@ def premises_of(trace: Trace) -> tuple[Expr, ...]:
 
 def _known_of_data(equation: Equation) -> Iterator[Expr]:
     """The assertions of an equation, and the bounds of the sizes that it finds."""
-    name = equation.op.name.split(".")[1] if equation.op.kind == "leaf" else ""
     first = equation.args[0] if equation.args else None
-    if name == "_assert_scalar" and isinstance(first, Literal) and isinstance(first.value, Expr):
+    if equation.op in facts.ASSERTS and isinstance(first, Literal) and isinstance(first.value, Expr):
         yield first.value
-    if name in _FINDING and isinstance(first, Var) and isinstance(first.type, TensorType):
+    if equation.op in facts.FINDS and isinstance(first, Var) and isinstance(first.type, TensorType):
         count = sympy.prod([_sympy(size) for size in first.type.shape])
         yield from (Expr(sympy.Le(symbol, count)) for symbol in made_by(equation))
 
@@ -105,7 +102,7 @@ def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Ex
 
 
 def _is_unknown(type: Type) -> bool:
-    """A size of the type depends on data, so that there is no number of the moment."""
+    """Test whether a size of the type depends on data, so that there is no number of the moment."""
     return any(not isinstance(symbol, Symbol) for symbol in symbols_of_type(type))
 
 
@@ -121,9 +118,9 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
 
 
 def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
-    """A function that gives sizes that are found in data other names.
+    """A function that gives unbacked sizes other names.
 
-    Where a name is for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
+    If a name stands for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
     """
     exact = {size: name.value for size, name in names.items()}
     bare = {size: name for size, name in exact.items() if size.is_Symbol}
@@ -146,17 +143,19 @@ def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
 
 
 def is_hinted(expr: Expr) -> bool:
-    """Test that no part of the expression is found in data."""
+    """Test that no part of the expression is unbacked."""
     return all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 
 def finds_numbers(trace: Trace) -> bool:
-    """Sizes or numbers in the trace are found in data."""
+    """Test whether sizes or numbers in the trace are unbacked."""
     return any(not isinstance(symbol, Symbol) for equation in trace.equations for symbol in symbols_in(equation))
 
 
 def fixes_numbers(trace: Trace) -> bool:
-    """A rule holds for one number only: what it was derived from took a symbol for the number of the moment."""
+    """Test whether a rule holds for one number only, because its derivation took a symbol for the number of the
+    moment.
+    """
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)
 
 
@@ -215,7 +214,8 @@ _TRIES = 200
 def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int] | None:
     """Sizes and numbers that keep the premises and break the relation; None if there are none, or none is found.
 
-    What follows by algebra has none. Of anything else the hints are tried first, then numbers near them and multiples.
+    A relation that follows by algebra has none. Of anything else the hints are tried first, then numbers near them
+    and multiples.
     """
     known = _equalities(premises)
     value = _given(relation.value, known)

@@ -11,7 +11,7 @@ from torch import Tensor
 from thunder_fn.backwards import pulled
 
 _NEVER = -1e30
-"""The log of a probability of zero, of which logsumexp has a derivative."""
+"""The log of a probability of zero, at which logsumexp has a derivative."""
 
 
 def ctc_loss(

@@ -73,17 +73,6 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
     "torch_nn._linear_cross_entropy_batch_chunked.default": _linear_cross_entropy,
 }
 
-FILLS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("bernoulli.p", "bernoulli.Tensor", "uniform.default", "normal_functional.default", "exponential.default"),
-        *("geometric.default", "cauchy.default", "log_normal.default"),
-        *("random.default", "random.from", "random.to"),
-    )
-)
-"""Ops that fill a tensor with random numbers, whatever was in it: their derivative is zero."""
-
-
 NOT_BATCHED = frozenset(
     f"aten.{name}"
     for name in (
@@ -91,7 +80,7 @@ NOT_BATCHED = frozenset(
         "select_scatter.default",
     )
 )
-"""Ops whose batching rule in PyTorch is wrong in values or in what is differentiated of it. They are decomposed, if they can."""
+"""Ops whose batching rule in PyTorch is wrong in values or in derivatives. They are decomposed, if they can."""
 
 NOT_PUSHED = frozenset(
     f"aten.{name}" for name in ("as_strided_scatter.default", "cholesky_inverse.default", "scatter_reduce.two")
@@ -216,7 +205,7 @@ def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoin
 
 
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    """functorch scatters each value many times over, so that what comes out right has a wrong derivative."""
+    """functorch scatters each value many times over, so that the right result has a wrong derivative."""
     size = self.shape[dim]
     here = torch.arange(size, device=self.device) == index % size
     return torch.where(here.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), src.unsqueeze(dim), self)
@@ -228,7 +217,7 @@ def roll(self: Tensor, shifts: list[int], dims: list[int] | None = None) -> Any:
 
 
 def _is_injective(size: list[int], stride: list[int]) -> bool:
-    """No two elements of such a view are at one place in memory."""
+    """Test whether no two elements of such a view are at one place in memory."""
     reach = 0
     for step, length in sorted((step, length) for length, step in zip(size, stride, strict=True) if length > 1):
         if step <= reach:  # dims that interleave, if they do not overlap
@@ -256,7 +245,7 @@ def _differentiable_scatter(self: Tensor, src: Tensor, *where: Any) -> Tensor:
 
 
 DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
-"""By PyTorch's formula what is overwritten keeps its gradient and what is not has none."""
+"""By PyTorch's formula overwritten elements keep their gradient, and the others have none."""
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **BACKWARDS,

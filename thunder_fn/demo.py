@@ -145,7 +145,7 @@ def functions_of(model: nn.Module) -> Functions:
 
 
 def eager_steps(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The same step as PyTorch users write it."""
+    """Train as PyTorch users write it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
     def step(batch: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """Rules of leaf ops, derived from PyTorch's own formulas.
 
 To derive the vjp of one equation, run the op on tracers that require grad, ask autograd for the gradients, and record
-both. What was recorded before the question is the forward, what came after is the backward; what the backward reads
-of the forward are the residuals. Where PyTorch has no derivative, the op is decomposed and its parts are asked.
+both. The records before the question are the forward, those after it the backward; values of the forward that the
+backward reads are the residuals. If PyTorch has no derivative, the op is decomposed and its parts are asked.
 
-Every result is memoised by the equation (op, static arguments, input types) and by what is wanted of it.
+Every result is memoised by the equation (op, static arguments, input types) and by the question.
 
-Attempts for a vjp, in order: autograd's formula; the formula of the in-place twin on a copy, for ops such as
-`aten.copy` that only functionalization makes; a decomposition; then MissingRule.
+Attempts for a vjp come in this order: autograd's formula; that of the in-place twin on a copy, for ops that only
+functionalization makes, such as `aten.copy`; a decomposition; MissingRule.
 
 PyTorch's first derivative of some ops (`ONCE`) reads saved values that have no derivative. The rule of such an op is
 one `differentiated_as` equation: the fast formula is computed, the formula for `create_graph=True` is differentiated.
@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from thunder_fn import attention, ops, torch_internals as internals
-from thunder_fn.capture.layout import ADDRESSES, FACTORS, HIDDEN, READS_MEMORY
+from thunder_fn import attention, facts, ops, torch_internals as internals
+from thunder_fn.capture.layout import HIDDEN
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.constraints import fixes_numbers, names_of, pinned, renamed
-from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, FILLS, NOT_PUSHED, ONCE
+from thunder_fn.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, NOT_PUSHED, ONCE
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.rules import Mask, Residual, Split, memo
 from thunder_fn.statistics import STATISTICS, with_own_statistics
@@ -50,7 +50,7 @@ from thunder_fn.trace import (
 
 
 def is_differentiable(type: Type) -> bool:
-    """Floating and complex tensors have derivatives."""
+    """Test for a floating or complex tensor, which has derivatives."""
     return isinstance(type, TensorType) and (type.dtype.is_floating_point or type.dtype.is_complex)
 
 
@@ -127,7 +127,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
         MissingRule: neither is known; names the op and the user's line.
     """
     (equation,) = single.equations
-    if equation.op.name in FILLS:
+    if equation.op in facts.DRAWS:
         return _zero_split(single, wanted_inputs, wanted_outputs)
     if equation.op.name in attention.BACKWARDS:
         return _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call_constant, again=True)
@@ -161,7 +161,7 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
 
 
 def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> bool:
-    """Autograd differentiates the one equation of the trace."""
+    """Test whether autograd differentiates the one equation of the trace."""
     (equation,) = trace.equations
     try:
         _ask_autograd(alone(equation), wanted_inputs, wanted_outputs, (), call_differentiable)
@@ -171,7 +171,7 @@ def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> boo
 
 
 def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
-    """The split with the equation's own names for sizes that are found in data."""
+    """The split with the equation's own names for unbacked sizes."""
     names = names_of(split.forward.output_types, single.output_types)
     wanted = (type for type, flag in zip(single.input_types, wanted_inputs, strict=True) if flag)
     pairs = [(place, type) for place, type in zip(split.gradients, wanted, strict=True) if place is not None]
@@ -181,6 +181,9 @@ def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
         return split
     rename = renamed(names)
     return replace(split, forward=rename(split.forward), backward=rename(split.backward))
+
+
+_READS_LAYOUT = facts.FACTORS | facts.ADDRESSES
 
 
 @memo(4096)
@@ -279,7 +282,7 @@ def _ask_autograd(
             if isinstance(var.type, TensorType)
         ]
         asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
-        if equation.op.name in (*FACTORS, *ADDRESSES, *READS_MEMORY):
+        if equation.op in _READS_LAYOUT or equation.op.name in facts.READ_AS_CONTIGUOUS:
             recorder.contiguous.update(var.index for var in recorder.inputs)
         results = call(equation, lambda var: tracers[var.index])
         outputs = tuple(_atom(recorder, result) for result in results)
@@ -479,7 +482,7 @@ def _constant_statistics(single: Trace, parts: Trace) -> Trace:
 
 
 def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:
-    """The flat trace of what was recorded and is needed for the results. Called while the recorder runs."""
+    """The flat trace of the records that the results need. Called while the recorder runs."""
     outputs = tuple(_atom(recorder, value) for value in results)
     leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
     equations, _ = _live_equations(leaves, [atom for atom in outputs if isinstance(atom, Var)])

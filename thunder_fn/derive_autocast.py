@@ -1,7 +1,7 @@
 """PyTorch's autocast policy of an op, asked from PyTorch.
 
-Its dispatcher knows which ops have an autocast rule on a device, leaves and functions such as `torch.matmul` alike. What
-the rule does is seen by running the op under `torch.autocast` on tracers: which of its arguments are cast, and to what.
+Its dispatcher knows which ops have an autocast rule on a device, leaves and functions such as `torch.matmul` alike.
+Running the op under `torch.autocast` on tracers shows the rule: the arguments that are cast, and their new dtypes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def cast_operands(equation: Equation) -> tuple[bool, ...]:
 
 
 def is_eligible(type: Type, device: torch.device) -> bool:
-    """Autocast casts the floating tensors on its device, but not those in double precision."""
+    """Test for a tensor that autocast casts: floating, on its device, and not in double precision."""
     return (
         isinstance(type, TensorType)
         and type.dtype.is_floating_point
@@ -151,7 +151,7 @@ def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
 
 
 def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
-    """The op of a leaf, the torch function of a call, or what a layer does, as a function of how to read variables."""
+    """The op of a leaf, the torch function of a call, or a layer, as a function of how to read variables."""
     if equation.op.kind == "leaf":
         return functools.partial(call_leaf, equation)
     layer = LAYERS.get(equation.op.name)

@@ -1,8 +1,8 @@
 """Forward-mode rules of leaf ops, derived from PyTorch's forward AD formulas.
 
-Where PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed; where it has no
-decomposition either, the rule comes from two vjps: the vjp is linear in the cotangent, and the transpose of that linear
-map is the jvp.
+If PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed. Without a
+decomposition the rule comes from two vjps. The vjp is linear in the cotangent, and the transpose of that linear map
+is the jvp.
 
 The values beside the tangents are those of the op, bitwise.
 """
@@ -69,7 +69,7 @@ def own_statistics(single: Trace) -> Trace | None:
 
 
 def _parts(single: Trace) -> Trace | None:
-    """The op's decomposition; None where it asks for numbers that are found in data."""
+    """The op's decomposition; None where it asks for unbacked numbers."""
     try:
         return decomposition(single)
     except internals.NEEDS_A_NUMBER:
@@ -77,7 +77,8 @@ def _parts(single: Trace) -> Trace | None:
 
 
 def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
-    """The tangents are computed from what the op saves for its backward (a mean, the factors of a matrix).
+    """Test whether the tangents are computed from what the op saves for its backward (a mean, the factors of a
+    matrix).
 
     PyTorch's formulas take that for constant, so that they are right once but have wrong derivatives themselves.
     """

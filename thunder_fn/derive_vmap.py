@@ -1,8 +1,8 @@
 """Batching rules of leaf ops, derived from functorch's.
 
-Run the op under `torch.vmap` on tracers and record what the batching rule does. Batched values have their batch dim
-first. Where functorch has no rule and would loop, the op is decomposed; where that fails too, a scan runs it
-example by example, and a warning names the op once.
+Run the op under `torch.vmap` on tracers and record the batching rule. Batched values have their batch dim first. If
+functorch has no rule and would loop, the op is decomposed. If that fails too, a scan runs it example by example, and
+a warning names the op once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from thunder_fn import attention, derive, ops, torch_internals as internals
+from thunder_fn import attention, derive, facts, ops, torch_internals as internals
 from thunder_fn.batching import KNOWN, Batch, rule_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
@@ -66,7 +66,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     (equation,) = single.equations
     if made_by(equation):
         return _of_one_size(single, batched)
-    if ops.is_fill(equation.op):
+    if equation.op in facts.FILLS:
         return VmapRule(_fill(single, batched, size, randomness))
     if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or _is_unary(equation):
         return VmapRule(_of_whole_batch(single, size))
@@ -113,7 +113,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
 
 
 def _of_one_size(single: Trace, batched: Mask) -> Trace:
-    """The parts of an op whose size is found in data, where that data is the same in all examples."""
+    """The parts of an op with an unbacked size, where the data is the same in all examples."""
     parts = decomposition(single)
     if parts is None or _sizes_differ(parts, batched):
         raise_size(single.equations[0])
@@ -121,7 +121,7 @@ def _of_one_size(single: Trace, batched: Mask) -> Trace:
 
 
 def _sizes_differ(parts: Trace, batched: Mask) -> bool:
-    """A size is found in what differs between examples."""
+    """Test whether a size is found in what differs between examples."""
     differing = {var.index for var, flag in zip(parts.inputs, batched, strict=True) if flag}
     for equation in parts.equations:
         if differing.isdisjoint(var.index for var in equation.operands):
@@ -147,7 +147,9 @@ def _parts(single: Trace) -> Trace | None:
 
 
 def _is_better(parts: Trace) -> bool:
-    """The decomposition holds for all numbers, and its parts have batching rules, which PyTorch's prims have not."""
+    """Test whether the decomposition holds for all numbers, and its parts have batching rules, which PyTorch's prims
+    have not.
+    """
     return not fixes_numbers(parts) and not any(part.op.name.startswith("prims.") for part in parts.equations)
 
 

@@ -30,7 +30,7 @@ class ThunderError(Exception):
 
 
 class TraceTypeError(ThunderError, TypeError):
-    """Values or equations whose types disagree. Look at the two types that the message names."""
+    """The types of values or equations disagree. Look at the two types that the message names."""
 
 
 class InvalidTrace(ThunderError, ValueError):
@@ -50,7 +50,7 @@ class UnsupportedInput(CaptureError, TypeError):
 
 
 class UnsupportedOutput(CaptureError, TypeError):
-    """A traced function returned something that a program cannot give back."""
+    """A traced function returned a value that a program cannot return."""
 
 
 class DataDependentBranch(CaptureError, TypeError):
@@ -87,7 +87,7 @@ class TracedFunctionError(CaptureError):
 
 
 class LookasideError(CaptureError, TypeError):
-    """A lookaside for something that is no function."""
+    """A lookaside was given something other than a function."""
 
 
 class GradError(ThunderError):
@@ -115,15 +115,15 @@ class TangentError(GradError, TypeError):
 
 
 class VmapError(ThunderError, ValueError):
-    """Misuse of vmap: in_dims or out_dims that do not fit, sizes that differ, random numbers without a choice."""
+    """The in_dims or out_dims of vmap do not fit, sizes differ, or random numbers need a choice of `randomness`."""
 
 
 class AutocastError(ThunderError, ValueError):
-    """Misuse of autocast: a dtype that is none, or a policy that answers nonsense."""
+    """The dtype of autocast is not a floating dtype, or its policy returned an invalid answer."""
 
 
 class CheckpointError(ThunderError, ValueError):
-    """Misuse of checkpoint: a policy that is none, or that answers nonsense."""
+    """The checkpoint policy is not a policy, or it returned an invalid decision."""
 
 
 class CustomRuleError(ThunderError, TypeError):
@@ -131,7 +131,7 @@ class CustomRuleError(ThunderError, TypeError):
 
 
 class RewriteError(ThunderError, TypeError):
-    """Rewrites that do not fit, an unknown scheme, or parameters that were prepared by another transform."""
+    """Rewrites do not fit, a scheme is unknown, or parameters were prepared by another transform."""
 
 
 class DistributedError(ThunderError, RuntimeError):
@@ -155,7 +155,7 @@ class OptimizerError(ThunderError, TypeError):
 
 
 class UnknownOption(JitError, TypeError):
-    """An option that jit does not have."""
+    """jit was given an unknown option."""
 
 
 class UnhashableStatic(JitError, TypeError):
@@ -167,11 +167,11 @@ class DonatedTensorError(JitError, RuntimeError):
 
 
 class ExecutorError(ThunderError, TypeError):
-    """Misuse of an executor: an op that is none, a rule that does not fit its op, a name that is taken."""
+    """An executor was given an unknown op, a rule that does not fit its op, or a name that is taken."""
 
 
 class VerificationError(ThunderError, ArithmeticError):
-    """A program computed something else than its trace means, beyond what its executors' labels allow."""
+    """A program's result differs from that of its trace by more than its executors' labels allow."""
 
 
 class MissingExtra(ThunderError, ImportError):
@@ -179,7 +179,7 @@ class MissingExtra(ThunderError, ImportError):
 
 
 class InspectError(ThunderError, ValueError):
-    """The inspector was asked for something that there is not. The message names what there is."""
+    """The inspector was asked for something unknown. The message names the known values."""
 
 
 class GraphBreakWarning(UserWarning):

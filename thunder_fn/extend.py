@@ -4,8 +4,8 @@
     multimul = myex.register_operator("multimul", like=multimul_like, fn=multimul_impl)
     jit(f, executors=[myex])
 
-What an executor brings applies in functions that are jitted with it and nowhere else. `tutorials/08_extend.py` goes through
-all of it.
+An executor's registrations apply in functions that are jitted with it and nowhere else. `tutorials/08_extend.py` goes
+through all of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Traces to and from `torch.fx`, where FX tools, `torch.compile` backends and `torch.export` meet them.
 
-The FX form is flat: composites are inlined down to their leaves. Each node keeps the type of what it computes in
-`meta["thunder_fn_type"]` (a tuple of types where it computes several things, nested as the op nests them), its
-equation's source in `meta["thunder_fn_source"]`, and the user's line in `stack_trace`, as FX expects it.
+The FX form is flat: composites are inlined down to their leaves. Each node keeps its type in
+`meta["thunder_fn_type"]`: a tuple of types if it has several results, nested as the op nests them. Its equation's
+source is in `meta["thunder_fn_source"]`, and the user's line in `stack_trace`, as FX expects it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:
 
 
 def _is_exact(value: complex) -> bool:
-    """FX writes literals as their repr, which for a complex number loses infinities, NaNs and the sign of zeros."""
+    """Test for a literal that its repr holds, as which FX writes it: not for infinities, NaNs and signed zeros in a
+    complex number.
+    """
     return cmath.isfinite(value) and "-0.0" not in (repr(value.real), repr(value.imag))
 
 
@@ -136,7 +138,7 @@ def _attribute(graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, constan
 
 
 def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any]:
-    """The nodes of a leaf's outputs: its call, or items of it. A result that is None needs no node."""
+    """The nodes of a leaf's outputs: its call, or items of it. A None result needs no node."""
     args = tuple(_read(graph, env, arg) for arg in equation.args)
     kwargs = {key: _read(graph, env, arg) for key, arg in equation.kwargs}
     call = graph.call_function(ops.overload(equation.op), args, kwargs)
@@ -330,7 +332,7 @@ def _leaves(nested: Any) -> Iterator[Any]:
 
 
 def _fill(nested: Any, values: Iterator[Any]) -> Any:
-    """The values, in order, in the places of what is nested."""
+    """The values, in order, in the places of the nested structure."""
     return tuple(_fill(item, values) for item in nested) if isinstance(nested, tuple) else next(values)
 
 

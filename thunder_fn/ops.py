@@ -1,4 +1,4 @@
-"""The vocabulary: which ops there are and what is known of each.
+"""The vocabulary: the ops, and facts about each.
 
 A leaf is a functional `OpOverload` of ATen or of a custom library, named `namespace.op.overload`.
 Facts about leaves come from PyTorch's own schemas and tags; nothing here is written by hand that PyTorch knows.
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from thunder_fn import facts
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.pure_twins import PREFIX, twin_of
 from thunder_fn.torch_internals import OpOverload, schema_of
@@ -23,6 +24,7 @@ and not to forward mode, as in torch.func. Nothing else in a trace is an `alias`
 """
 RESHAPE = Op("leaf", "aten.reshape.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
+ASSERT = Op("leaf", "aten._assert_scalar.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
 DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
@@ -59,7 +61,7 @@ def composite(name: str) -> Op:
 
 @cache
 def is_random(op: Op) -> bool:
-    """Draws from a random number generator: never merged, never drawn again."""
+    """Test for an op that draws from a random number generator: never merged, never drawn again."""
     return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
 
 
@@ -88,7 +90,9 @@ class Applied(Protocol):
 
 
 def draws(equation: Applied) -> bool:
-    """The equation, its bodies apart, draws random numbers: its op does, and drops with a probability other than 0."""
+    """Test whether the equation, its bodies apart, draws random numbers: its op does, and drops with a probability
+    other than 0.
+    """
     return is_random(equation.op) and not _drops_nothing(equation)
 
 
@@ -103,7 +107,7 @@ def draws_within(trace: Any) -> bool:
 
 
 def _drops_nothing(equation: Applied) -> bool:
-    """`scaled_dot_product_attention` without dropout, say."""
+    """Test for attention without dropout and its like."""
     position = _dropout_position(equation.op)
     if position is None:
         return False
@@ -117,43 +121,15 @@ def _dropout_position(op: Op) -> int | None:
     return names.index("dropout_p") if "dropout_p" in names else None
 
 
-_DRAWS = frozenset(
-    (
-        *("bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal"),
-        *("random", "poisson", "binomial", "key_normal", "key_uniform", "normal_one_by_one"),
-    )
-)
-
-
-_FILLS = frozenset(
-    (
-        *("bernoulli.p", "uniform.default", "normal_functional.default", "exponential.default", "geometric.default"),
-        *("cauchy.default", "log_normal.default", "random.default", "random.from", "random.to"),
-        "thunder_fn.normal_one_by_one.default",
-    )
-)
-
-
-@cache
-def is_fill(op: Op) -> bool:
-    """Fills a tensor like its first operand, whose values do not matter, with random numbers."""
-    return op.kind == "leaf" and op.name.removeprefix("aten.") in _FILLS
-
-
 @cache
 def is_constant(op: Op) -> bool:
-    """Test whether floating results have no derivative in reverse mode: it draws numbers, or makes a tensor like
-    another.
-    """
-    if op.kind != "leaf":
-        return False
-    name = op.name.split(".")[1]
-    return op in (STOP_GRADIENT, NO_GRAD) or name in _DRAWS or name.endswith("_like") or name.startswith("new_")
+    """Test whether no derivative goes back through the op: it draws numbers, or makes a tensor like another."""
+    return op in (STOP_GRADIENT, NO_GRAD) or op in facts.DRAWS or op in facts.LIKE
 
 
 @cache
 def is_effectful(op: Op) -> bool:
-    """Does something besides computing its outputs, so it is never dropped."""
+    """Test for an op that does something besides computing its outputs, so it is never dropped."""
     if op.kind != "leaf":
         return False
     schema = schema_of(overload(op))
@@ -171,7 +147,9 @@ def is_view(op: Op) -> bool:
 
 @cache
 def is_pointwise(op: Op) -> bool:
-    """Computes each element of its output from those at the same place, so it promotes operands of several dtypes."""
+    """Test for an op that computes each element of its output from those at the same place, so it promotes operands
+    of several dtypes.
+    """
     return op.kind == "leaf" and torch.Tag.pointwise in overload(op).tags
 
 
@@ -196,7 +174,7 @@ def flatten_result(result: Any) -> tuple[Any, ...]:
 
 @cache
 def returns_nothing(op: Op) -> bool:
-    """The leaf has no results, such as an assertion."""
+    """Test whether the leaf has no results, such as an assertion."""
     return op.kind == "leaf" and not schema_of(overload(op)).returns
 
 
@@ -207,12 +185,12 @@ def lists_returned(op: Op) -> tuple[bool, ...]:
 
 
 def has_random(equation: Applied) -> bool:
-    """The equation or anything in its bodies draws random numbers."""
+    """Test whether the equation or anything in its bodies draws random numbers."""
     return draws(equation) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
 
 
 def changes_the_world(equation: Applied) -> bool:
-    """The equation or anything in its bodies draws random numbers or has an effect."""
+    """Test whether the equation or anything in its bodies draws random numbers or has an effect."""
     if draws(equation) or is_effectful(equation.op):
         return True
     return any(changes_the_world(inner) for body in equation.bodies for inner in body.equations)
@@ -232,17 +210,21 @@ COLLECTIVES = "_c10d_functional."
 
 
 def is_collective(op: Op) -> bool:
-    """A leaf that talks to other ranks."""
+    """Test for a leaf that talks to other ranks."""
     return op.kind == "leaf" and op.name.startswith(COLLECTIVES)
 
 
 def is_call(op: Op) -> bool:
-    """A composite that is a call of a torch function as its user wrote it, such as `torch.nn.functional.linear`."""
+    """Test for a composite that is a call of a torch function as its user wrote it, such as
+    `torch.nn.functional.linear`.
+    """
     return op.kind == "composite" and op.name.startswith("torch.")
 
 
 def is_operator(op: Op) -> bool:
-    """A composite that an executor brings, such as `myex::multimul`: its body says what it computes, all or nothing."""
+    """Test for a composite that an executor brings, such as `myex::multimul`: its body says what it computes, all or
+    nothing.
+    """
     return op.kind == "composite" and "::" in op.name
 
 

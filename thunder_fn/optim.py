@@ -2,8 +2,8 @@
 
 The optimizer's own code runs on copies of the parameters; under capture it is functionalised like any in-place code.
 
-The update of each parameter is one equation. What depends on the step count and changed options alone is computed in
-front of all updates; the rest is a body that parameters of one kind share.
+The update of each parameter is one equation. Values that depend on the step count and changed options alone are
+computed in front of all updates. The rest is a body that parameters of one kind share.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ DECIDE_BY_VALUES = frozenset(getattr(torch.optim, name) for name in ("ASGD", "RA
 class _Update:
     """The update of one parameter: what follows from the arguments that all parameters share, and the rest.
 
-    `shared` gives its outputs, then what `own` reads; `own` reads that and a parameter's own tensors. `is_shared` says of each
-    result which of the two gives it. `constants` are among what is shared.
+    `shared` gives its outputs, then the inputs of `own`; `own` reads these and a parameter's own tensors. `is_shared`
+    says of each result which of the two gives it. `constants` are among the shared values.
     """
 
     captured: Captured
@@ -152,7 +152,9 @@ class FunctionalOptimizer:
 
     @no_collections()  # PyTorch imports Dynamo where an optimizer is made
     def init(self, params: Any) -> State:
-        """The state before the first step: zeros, where the optimizer starts with such, else what it holds when it is made."""
+        """The state before the first step: zeros, where the optimizer starts with such, else the state that it has
+        when it is made.
+        """
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         optimizer = self._made(leaves)
         if self.make in STARTS_AT_ZERO:
@@ -168,12 +170,13 @@ class FunctionalOptimizer:
         `changed` are options that are other than they were when this value was made, as a schedule's `lr`. A tensor of
         rank 0 for one is an input like any other: the step is not traced again when its value changes.
 
-        What a step writes to its parameter group, as some optimizers keep their count there, is in the state as `group`.
-        Where the parameters were computed from what is differentiated, the derivative goes through the step.
+        Values that a step writes to its parameter group, as some optimizers keep their count there, are in the state
+        as `group`. If the parameters were computed from what is differentiated, the derivative goes through the step.
 
         Raises:
-            OptimizerError: the optimizer has no such option, or it cannot change; a step keeps values in attributes of the
-                optimizer; a derivative is to go through the step of an optimizer that has no option `differentiable`.
+            OptimizerError: the optimizer has no such option, or it cannot change; a step keeps values in attributes
+                of the optimizer; a derivative is to go through the step of an optimizer that has no option
+                `differentiable`.
         """
         if "dampening" in changed and self._has_momentum_of_zeros:
             what = "SGD's dampening cannot change: the first step leaves it out, and this state starts with a momentum of zeros"
@@ -200,7 +203,9 @@ class FunctionalOptimizer:
             return pytree.unflatten(spec, new), stored | ({"group": group} if group else {})
 
     def _is_followed(self, leaves: Sequence[Any], gradients: Sequence[Any], rest: Any) -> bool:
-        """A derivative goes through the step: it is asked for, or what it steps from was computed from what is differentiated."""
+        """Test whether a derivative goes through the step: it is asked for, or the step's operands were computed from
+        differentiated values.
+        """
         options = dict(self.options)
         if "differentiable" in options:
             return bool(options["differentiable"])
@@ -212,7 +217,9 @@ class FunctionalOptimizer:
 
     @property
     def _has_momentum_of_zeros(self) -> bool:
-        """The first step's momentum, which is the gradient, is what follows from zeros too: it is not dampened."""
+        """Test whether the first step's momentum, which is the gradient, is what follows from zeros too: it is not
+        dampened.
+        """
         options = dict(self.options)
         return self.make is torch.optim.SGD and bool(options.get("momentum")) and not options.get("dampening")
 
@@ -238,7 +245,7 @@ class FunctionalOptimizer:
         *,
         follows: bool = False,
     ) -> tuple[list[torch.Tensor], list[dict[str, Any]], State]:
-        """New parameters, what the optimizer holds of each then, and what steps have written to its group."""
+        """New parameters, the optimizer's state of each, and the writes of steps to its group."""
         new = [leaf.clone() for leaf in leaves]
         for leaf, gradient in zip(new, gradients, strict=True):
             leaf.grad = gradient
@@ -291,12 +298,14 @@ def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]
 
 
 def _is_count(value: Any) -> bool:
-    """PyTorch's own optimizers count steps in tensors of rank 0; others have numbers, or tensors of integers."""
+    """Test for a count of steps: a tensor of rank 0 in PyTorch's own optimizers, elsewhere a number or a tensor of
+    integers.
+    """
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
 
 
 def _cloned(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with tensors of its own, in lists and dicts too."""
+    """Clone tensors, in lists and dicts too."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values)
 
 
@@ -333,7 +342,7 @@ def _mark(leaf: Any) -> Any:
 
 
 def _is_alone(gradient: torch.Tensor | None, entry: dict[str, Any], step: torch.Tensor | None) -> bool:
-    """The parameter does not step with the others: it has no gradient this time, or had none before."""
+    """Test whether the parameter does not step with the others: it has no gradient this time, or had none before."""
     return gradient is None or "step" in entry or (not entry and step is not None)
 
 
@@ -348,20 +357,22 @@ def _stored(entries: Sequence[dict[str, Any]], alone: Sequence[bool], step: torc
 
 
 def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:
-    """A `torch.optim` optimizer as a pair of pure functions.
+    """Make a `torch.optim` optimizer a pair of pure functions.
 
     Law: ``update`` gives the parameters and the state that the optimizer's own ``step`` gives on the same gradients.
 
     Args:
         make: an optimizer class, such as `torch.optim.AdamW`.
-        options: its keyword arguments. With `differentiable=True` a derivative goes through the steps, as in MAML or where
-            hyperparameters are learned, and with False none does. Without it a derivative goes through the steps inside of what
-            `grad` and its like differentiate; elsewhere, as in PyTorch, what a step gives counts as a constant.
+        options: its keyword arguments. With `differentiable=True` a derivative goes through the steps, as in MAML or
+            where hyperparameters are learned, and with False none does. Without it a derivative goes through the
+            steps inside of what `grad` and its like differentiate; elsewhere, as in PyTorch, what a step gives counts
+            as a constant.
 
     Returns:
-        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam and
-        others that start from zeros has its structure from the start. Where the first step makes a state of its own, as that
-        of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is empty and a jitted step is traced twice.
+        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam
+        and others that start from zeros has its structure from the start. If the first step makes a state of its own,
+        as that of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is empty and a jitted
+        step is traced twice.
 
     Raises:
         OptimizerError: the optimizer's step calls the loss itself, as that of LBFGS does.
@@ -405,7 +416,7 @@ def _adafactor(
     maximize: bool,
     **scaling: Any,
 ) -> None:
-    """PyTorch's steps of Adafactor with the numbers that it asks for as tensors.
+    """Run PyTorch's steps of Adafactor with the numbers that it asks for as tensors.
 
     Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5.
     """

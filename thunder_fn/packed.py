@@ -1,4 +1,4 @@
-"""Packed sequences: recurrent layers and padding, of lengths that are found in data.
+"""Packed sequences: recurrent layers and padding, of unbacked lengths.
 
 PyTorch's recurrent ops read `batch_sizes`, how many sequences there are in each step, while they run. Here a layer is an op,
 which calls PyTorch's when it runs, so one trace serves sequences of any lengths. So are its derivatives, which run the layer
@@ -19,7 +19,9 @@ CELLS: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in (
 
 
 def is_packed(cell: str, args: Sequence[Any]) -> bool:
-    """The arguments of a recurrent function of torch are data, batch sizes and a state, and not data and a state."""
+    """Test whether the arguments of a recurrent function of torch are data, batch sizes and a state, and not data and
+    a state.
+    """
     return len(args) > 2 and isinstance(args[1 if cell == "lstm" else 2], Tensor)
 
 

@@ -3,9 +3,9 @@
     mylib::scale_(Tensor(a!) x, float by) -> ()
     thunder_fn_pure_mylib::scale_(Tensor x, float by) -> Tensor
 
-The twin copies what the op would change, calls the op and returns its results followed by the copies. It is an op like
-any other: a call of `mylib::scale_` in a traced function becomes an equation of the twin and a copy to x. Twins are
-defined when they are first needed, from PyTorch's schema, in a library whose name says which op is meant.
+The twin copies what the op would change, calls the op and returns its results followed by the copies. It is an op
+like any other. A call of `mylib::scale_` in a traced function becomes an equation of the twin and a copy to x. Twins
+are defined when they are first needed, from PyTorch's schema, in a library whose name says which op is meant.
 
 PyTorch's `auto_functionalized` is a higher-order op, which no interpreter would know.
 """
@@ -24,7 +24,7 @@ from thunder_fn.torch_internals import OpOverload, has_own_functionalization, sc
 
 PREFIX = "thunder_fn_pure_"
 _libraries: list[torch.library.Library] = []
-"""They are kept: what a library defines is gone when it is."""
+"""They are kept: the definitions of a library go with it."""
 
 
 @cache

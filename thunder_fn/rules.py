@@ -1,8 +1,8 @@
 """The tables: what interpreters know of structured ops, and the data that rules return.
 
-A structured op owns bodies and has one rule in each table, all registered in its own file under `structured/`. A rule takes
-an equation and a question and returns a trace over the equation's operands, so an interpreter treats it as it treats
-the derived rule of a leaf. Leaf rules are derived (`derive*.py`), composites are their bodies.
+A structured op owns bodies and has one rule in each table, all registered in its own file under `structured/`. A rule
+takes an equation and a question and returns a trace over the equation's operands. So an interpreter treats it as it
+treats the derived rule of a leaf. Leaf rules are derived (`derive*.py`), composites are their bodies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Mask = tuple[bool, ...]
 def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember what a pure function of traces returns.
 
-    Two traces that are equal but for names and sources have answers of their own: what is printed, and the line that an
-    error names, are those of the trace that was asked about. A trace that closes over tensors of the user is not
-    remembered, since that would keep them alive; its bodies, where the work is, are closed.
+    Two traces that are equal but for names and sources have answers of their own. Names in print and lines in errors
+    are those of the trace that was asked about. A trace that closes over tensors of the user is not remembered, since
+    that would keep them alive; its bodies, where the work is, are closed.
     """
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:

@@ -1,8 +1,9 @@
 """Backwards of normalizations with the statistics computed anew, for derivatives of any order.
 
-PyTorch's formulas read the mean and the scale that the forward saved, and count them as constants: the second derivative is
-right, since its formula is written by hand, and derivatives of that are wrong without a word, eager PyTorch's too. Here the
-statistics follow from the input. The forward's epsilon, where it is not handed over, is what it must have been.
+PyTorch's formulas read the mean and the scale that the forward saved, and count them as constants. The second
+derivative is right, since its formula is written by hand. Derivatives of that are wrong without a word, in eager
+PyTorch too. Here the statistics follow from the input. The forward's epsilon, where it is not handed over, follows
+from the saved values.
 
 Each function has its op's signature, behind `constant`, which gives a tensor that no derivative goes through.
 """

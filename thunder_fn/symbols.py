@@ -5,18 +5,18 @@
     where s0 > 5           a constraint
 
 **The types of a trace's inputs bind its symbols**: the first input that has a bare `s0` among its sizes, or is the
-number `s0` itself, says what `s0` is. An equation whose result has a size that depends on data binds a symbol of its
-own, `u0`. Symbols are in scope in the bodies of equations, as the type variables of a function are in the functions
-inside it, so that no interpreter has to hand numbers from trace to trace.
+number `s0` itself, binds it. An equation whose result has a size that depends on data binds a symbol of its own,
+`u0`. Symbols are in scope in the bodies of equations, as type variables of a function are in functions inside it. So
+no interpreter has to hand numbers from trace to trace.
 
-A symbol knows the number that it stood for when its trace was made, its `hint`. Where a rule is derived and PyTorch asks
-whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of other
-numbers have other symbols, so nothing that is remembered of one is taken for the other.
+A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is derived and PyTorch
+asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of
+other numbers have other symbols, so nothing that is remembered of one is taken for the other.
 
-An equation that finds a size in data stays while anything may read the symbol, is never merged, and stands at the top
-of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that is
-written out twice finds two numbers (`u0`, `u0_1`). A capture that meets one starts again with symbols on, so static
-captures pay nothing.
+An equation that finds a size in data stays while anything may read the symbol, and is never merged. It stands at the
+top of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that
+is written out twice finds two numbers (`u0`, `u0_1`). A capture that meets one starts again with symbols on, so
+static captures pay nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ UNBOUND: Bounds = (None, None)
 
 
 class Symbol(sympy.Symbol):
-    """A number that a trace takes, what it was when the trace was made, and its bounds. Two are equal if all are."""
+    """A number that a trace takes, its value when the trace was made, and its bounds. Two are equal if all are."""
 
     __slots__ = ("bounds", "hint")
     hint: Number
@@ -93,7 +93,7 @@ def number_symbol(index: int, hint: float, bounds: Bounds = UNBOUND) -> Symbol:
 
 
 def _remembered(f: Callable[P, R]) -> Callable[P, R]:
-    """Remember what is known of a trace, unless that would keep tensors alive that it closes over."""
+    """Remember facts about a trace, unless that would keep tensors alive that it closes over."""
     cached = lru_cache(maxsize=16384)(f)
 
     @wraps(f)
@@ -161,7 +161,7 @@ def symbols_of(trace: Trace) -> frozenset[sympy.Basic]:
 
 
 def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
-    """The sizes and numbers that an equation, or the record of one, finds in data.
+    """The unbacked sizes and numbers that an equation, or the record of one, finds.
 
     They stand bare in its results, have no hint, and nothing that it is given mentions them.
     """
@@ -177,7 +177,7 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
 def finders(trace: Trace) -> dict[sympy.Basic, Var]:
     """The first variable that binds each unbacked size or number found by a trace's own equations.
 
-    What is mentioned before is known from around the trace.
+    A symbol that is mentioned before is known from around the trace.
     """
     found: dict[sympy.Basic, Var] = {}
     if not any(map(made_by, trace.equations)):
@@ -191,7 +191,7 @@ def finders(trace: Trace) -> dict[sympy.Basic, Var]:
 
 
 def mentions(equation: Equation, symbols: Collection[sympy.Basic]) -> bool:
-    """The equation computes with one of the symbols, or finds it."""
+    """Test whether the equation computes with one of the symbols, or finds it."""
     return bool(symbols) and any(symbol in symbols for symbol in symbols_in(equation))
 
 
@@ -234,7 +234,7 @@ def _bare(type: Type) -> Iterator[tuple[int | None, sympy.Basic]]:
                 yield dim, size.value
     elif isinstance(type, NumberType) and isinstance(type.value, Expr):
         value = type.value.value
-        if type.kind is bool and isinstance(value, sympy.Eq) and value.rhs == 1:  # how PyTorch writes a flag
+        if type.kind is bool and isinstance(value, sympy.Eq) and value.rhs == 1:  # PyTorch's form of a flag
             value = value.lhs
         if value.is_Symbol:
             yield None, value
@@ -274,7 +274,7 @@ class Substitution:
         self._bodies: dict[Trace, Trace] = {}
 
     def type(self, type: Type) -> Type:
-        """A type."""
+        """Substitute in a type."""
         match type:
             case TensorType() if any(not isinstance(size, int) for size in type.shape):
                 return replace(type, shape=tuple(as_dim(self.value(size)) for size in type.shape))
@@ -291,7 +291,7 @@ class Substitution:
         return tuple(map(self.value, value)) if isinstance(value, tuple) else value
 
     def arg(self, arg: Any) -> Any:
-        """An argument."""
+        """Substitute in an argument."""
         match arg:
             case Var():
                 new = self.type(arg.type)
@@ -380,7 +380,7 @@ def replaced(expr: Expr, values: Values) -> Any:
 
 @_remembered
 def is_symbolic(trace: Trace) -> bool:
-    """The trace mentions a symbol somewhere."""
+    """Test whether the trace mentions a symbol somewhere."""
     return any(
         next(symbols_in((inner.inputs, inner.outputs, inner.equations)), None) is not None for inner in subtraces(trace)
     )

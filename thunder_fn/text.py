@@ -52,7 +52,9 @@ def run_text(text: str, name: str, context: dict[str, Any]) -> None:
 
 
 def is_usable(name: str) -> bool:
-    """Generated code may call something so: an identifier as Python itself reads it, and none of its own names."""
+    """Test whether generated code may call something so: an identifier as Python itself reads it, and none of its own
+    names.
+    """
     return (
         name.isidentifier()
         and len(name) <= LONGEST
@@ -80,7 +82,7 @@ def identifier(name: str) -> str:
 
 
 def is_keyword_name(name: str) -> bool:
-    """`name=value` may stand in a call."""
+    """Test whether `name=value` may stand in a call."""
     return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
 
 

@@ -36,12 +36,12 @@ _CONFIG: Mapping[str, Any] = {
     "freezing": False,
     "fx_graph_cache": False,
     "cpp.dynamic_threads": False,
-    "cpp.vec_isa_ok": True,  # what the processor has is taken for granted, not tried out by compiling programs
+    "cpp.vec_isa_ok": True,  # the processor's abilities come from PyTorch, not from compiling programs
 }
 
 
 REINTERPRET = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor\n"
-"""The lines of Inductor's modules that name what makes a view."""
+"""The lines of Inductor's modules that name the maker of a view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def wrapper_code(
         improve: changes the graph after it was decomposed.
         donated: inputs, by place, whose memory the code may write results to.
     """
-    with warnings.catch_warnings(action="ignore"):  # what PyTorch deprecates in itself is no user's business
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's own deprecations are no user's business
         from torch._inductor.graph import GraphLowering
         from torch._inductor.ir import DonatedBuffer, InputBuffer, TensorBox
         from torch._inductor.virtualized import V
@@ -155,9 +155,9 @@ def wrapper_code(
 def _scheduler() -> Any:
     """PyTorch's scheduler, which keeps in mind what a scatter overwrites.
 
-    A scatter writes into a copy of its target, and what reads the result depends on that write. PyTorch 2.13 forgets this for
-    a kernel whose loops it rewrites to be like another kernel's (`recompute_size_and_body`), and may run it before the
-    scatter. torch.compile is wrong alike:
+    A scatter writes into a copy of its target, and readers of the result depend on that write. PyTorch 2.13 forgets
+    this for a kernel whose loops it rewrites to be like another kernel's (`recompute_size_and_body`), and may run it
+    before the scatter. torch.compile is wrong alike:
 
         def f(x, e, z, i, s):
             y = x * (e * e).sum(1, keepdim=True)
@@ -283,7 +283,7 @@ def _has(config: Any, key: str) -> bool:
 
 @functools.cache
 def compiles_for(device: str) -> bool:
-    """Inductor has a compiler for a type of device: for CUDA that is Triton."""
+    """Test whether Inductor has a compiler for a type of device: for CUDA that is Triton."""
     if device != "cuda":
         return device == "cpu"
     from torch.utils._triton import has_triton
@@ -355,7 +355,9 @@ def cpu_capability() -> str:
 
 
 def multiplies_integers() -> bool:
-    """The processor multiplies and adds bytes in vectors of 64 (AVX-512 VNNI), and PyTorch may use these."""
+    """Test whether the processor multiplies and adds bytes in vectors of 64 (AVX-512 VNNI), and PyTorch may use
+    these.
+    """
     return cpu_capability() == "AVX512" and torch.cpu._is_vnni_supported()
 
 
@@ -383,7 +385,7 @@ def running(fakes: Sequence[Any], numbers: Numbers | None) -> Generator[None]:
 
 
 def are_fake(values: Sequence[Any]) -> bool:
-    """The values are tensors without values, or none at all inside `fakes_of`."""
+    """Test whether the values are tensors without values, or none at all inside `fakes_of`."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return all(isinstance(tensor, FakeTensor) for tensor in tensors) and detect_fake_mode(tensors) is not None
 

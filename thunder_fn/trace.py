@@ -9,9 +9,9 @@
     Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, scan, ...)
 
 Everything is frozen. Variables are numbered densely in binding order (inputs, constants, then the outputs of each
-equation), so `==` is equality up to renaming and the hash is structural. Bodies are closed: what a body uses from
-outside is one of its inputs. The operands of an equation are the variables in its args and kwargs, in order, with
-repeats; a composite's body has exactly one input for each operand.
+equation). So `==` is equality up to renaming and the hash is structural. Bodies are closed: values that a body uses
+from outside are among its inputs. The operands of an equation are the variables in its args and kwargs, in order,
+with repeats. A composite's body has exactly one input for each operand.
 
 Expressions are over symbols, which the types of the outermost trace's inputs bind; see `symbols.py`.
 
@@ -95,7 +95,9 @@ Type: TypeAlias = TensorType | NumberType | NoneType
 
 
 def as_dim(value: Any) -> Any:
-    """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as what it is known to be."""
+    """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as the number that it
+    is known to be.
+    """
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         expr, kind = value.node.expr, value.node.pytype
         if expr.free_symbols:
@@ -198,10 +200,10 @@ class Op:
 class Source:
     """The user's line that an equation comes from, and the module that was running.
 
-    Calls with equal bodies share them. So in a body a module is known from the call on: `inside` is its path from there,
-    and `around` that of the call which was captured first, no part of what makes sources equal. `around` is None where no
-    call is around: `inside` is the whole path then. `first` is what the two were before bodies were unfolded, as the bodies
-    of the equation know them.
+    Calls with equal bodies share them. So in a body a module is known from the call on: `inside` is its path from
+    there, and `around` that of the call which was captured first, no part of what makes sources equal. `around` is
+    None where no call is around: `inside` is the whole path then. `first` has the values of the two before bodies
+    were unfolded, as the bodies of the equation know them.
     """
 
     file: str
@@ -225,13 +227,13 @@ class Source:
         return f"{self.place} ({self.module})" if self.module else self.place
 
     def within(self, around: str | None) -> Source:
-        """The same in a body of the call of this module."""
+        """The source in a body of the call of this module."""
         if around is None or around == self.around or not _is_in(self.module, around):
             return self
         return Source(self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around)
 
     def called_from(self, call: Source | None) -> Source:
-        """The same where a body is unfolded in place of its call.
+        """The source where a body is unfolded in place of its call.
 
         In a body that was made of the call itself, as that of a checkpoint around it, modules are known as the call's is.
         """
@@ -275,7 +277,7 @@ class Constant:
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bitwise equality, so that NaN equals NaN and 0.0 differs from -0.0."""
+    """Compare bitwise, so that NaN equals NaN and 0.0 differs from -0.0."""
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     from thunder_fn.torch_internals import isolated, no_torch_function
@@ -371,7 +373,7 @@ class Trace:
         return f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations, {len(self.outputs)} outputs>"
 
     def python_callable(self) -> Callable[..., tuple[Any, ...]]:
-        """The printed program, compiled by Python. Law: it computes what `evaluate` does."""
+        """The printed program, compiled by Python. Law: it computes the same as `evaluate`."""
         from thunder_fn.pretty import python_callable
 
         return python_callable(self)
@@ -400,7 +402,7 @@ class Trace:
         return tuple(type_of(atom) for atom in self.outputs)
 
     def renamed(self, name: str) -> Trace:
-        """The same program under another name."""
+        """The program under another name."""
         return dataclasses.replace(self, name=name)
 
 

@@ -130,4 +130,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# The data: `thunder_fn/trace.py`. Its text: `pretty.py`. Its rules: `check.py`. How a function becomes a trace: `capture/`.
+# The data: `thunder_fn/trace.py`. Its text: `pretty.py`. Its rules: `check.py`. From a function to a trace:
+# `capture/`.

@@ -9,7 +9,8 @@
 # %% [markdown]
 # # Gradients are traces
 #
-# `grad` takes a function and gives a function, as in `torch.func`. What happens between is a function from trace to trace.
+# `grad` takes a function and gives a function, as in `torch.func`. Between the two stands a function from trace to
+# trace.
 
 # %%
 import torch
@@ -93,8 +94,8 @@ assert len({layer.body for layer in layers}) <= 4  # forward and backward; the e
 # %% [markdown]
 # ## vjp
 #
-# `vjp` evaluates a function and gives the pullback of its derivative: from a cotangent of the output to cotangents of the
-# inputs. What the backward reads of the forward are the **residuals**.
+# `vjp` evaluates a function and gives the pullback of its derivative: from a cotangent of the output to cotangents of
+# the inputs. The backward reads the **residuals** of the forward.
 
 # %%
 y, pullback = tfn.vjp(lambda x, w: torch.sin(x) * w, x, w)

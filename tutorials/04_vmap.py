@@ -119,4 +119,4 @@ assert torch.equal(same[0], same[1]) and not torch.equal(different[0], different
 # ## Where this lives
 #
 # The interpreter: `thunder_fn/interpreters/vmap.py`. The rules, which come from PyTorch's own: `derive_vmap.py`. The
-# function on functions: `api/vmap.py`. What becomes of loops and choices: the next tutorial.
+# function on functions: `api/vmap.py`. The next tutorial batches loops and choices.

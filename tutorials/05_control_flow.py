@@ -123,8 +123,8 @@ assert tfn.unroll(rolled) == trace
 # %% [markdown]
 # ## The program
 #
-# The torch executor writes loops as Python loops. What is the same in every step is computed in front, and a step may
-# work in the memory of a carry that nobody else sees.
+# The torch executor writes loops as Python loops. Invariants are computed in front, and a step may work in the memory
+# of a carry that nobody else sees.
 
 # %%
 jitted = tfn.jit(rnn)

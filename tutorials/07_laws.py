@@ -53,10 +53,10 @@ assert smallest.startswith('sorted_sums breaks the law "keeps values"')
 assert smallest.count("aten.add.Tensor") == 2 and "alpha" in smallest
 
 # %% [markdown]
-# The traces that are drawn have loops, choices and dead code in them. What is left of the one that failed is a single
-# sum of two different things, and one look at it is enough: `add` has a keyword argument, `alpha`, that multiplies the
-# second operand. A random trace is *data*, a list of steps of which any may be missing, so what broke the law was deleted
-# step by step for as long as the law stayed broken. The last lines say how to see it again.
+# The traces that are drawn have loops, choices and dead code in them. The failing trace shrinks to a single sum of
+# two different things, and one look at it is enough: `add` has a keyword argument, `alpha`, that multiplies the
+# second operand. A random trace is *data*, a list of steps of which any may be missing, so what broke the law was
+# deleted step by step for as long as the law stayed broken. The last lines say how to see it again.
 
 
 # %%

@@ -160,7 +160,7 @@ else:
 # %% [markdown]
 # ## What must not hold
 #
-# What the executor does not support must not reach it. Integers stay with PyTorch, and `explain_claims` says why.
+# Unsupported ops must not reach the executor. Integers stay with PyTorch, and `explain_claims` says why.
 
 # %%
 counts = tfn.jit(lambda n: n * n + n, executors=[cloops])

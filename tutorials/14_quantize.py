@@ -98,8 +98,8 @@ assert tfn.vmap(small, (None, 0))(new, x).shape == (2, 4)
 # %% [markdown]
 # ## Layers of a loop
 #
-# What `scan` takes a layer of at each step is one parameter. `stacked=` says so: each layer has codes and scales of its own, and
-# a step works on those of its layer.
+# A stack of layers, of which `scan` takes one at each step, is one parameter. `stacked=` says so: each layer has codes
+# and scales of its own, and a step works on those of its layer.
 
 # %%
 layers, x = {"w": torch.randn(3, 6, 6), "b": torch.randn(3, 6)}, torch.randn(2, 6)

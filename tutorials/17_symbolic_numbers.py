@@ -32,8 +32,7 @@ print(tfn.last_traces(symbolic)[0])
 assert tfn.cache_info(symbolic).misses == 1
 
 # %% [markdown]
-# `s0` and `s1` are sizes, `zf2` is a number. What the trace computes from them stands where it is used: no number appears
-# from nowhere.
+# `s0` and `s1` are sizes, `zf2` is a number. The trace shows all arithmetic on them where it is used.
 #
 # ## A decision is a condition
 #
@@ -75,7 +74,7 @@ assert tfn.cache_info(either).misses == 2
 # %% [markdown]
 # ## By default
 #
-# Symbols cost a little, so `jit` begins without. What changes between calls becomes a symbol on its own.
+# Symbols cost a little, so `jit` begins without. A number that changes between calls becomes a symbol on its own.
 
 # %%
 plain = tfn.jit(lambda x: (x * x).sum())

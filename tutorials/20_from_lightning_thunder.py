@@ -9,9 +9,9 @@
 # %% [markdown]
 # # For users of lightning-thunder
 #
-# What is called a trace there is a trace here, and the verbs are the same: `jit`, executors, transforms, recipes,
-# `last_traces`. The great difference is that nothing changes a trace: a transform returns another one. (lightning-thunder
-# is not run here; its side of the table is from its sources, version 0.2.7.dev0.)
+# A trace there is a trace here, and the verbs are the same: `jit`, executors, transforms, recipes, `last_traces`. The
+# great difference is that nothing changes a trace: a transform returns another one. (lightning-thunder is not run
+# here; its side of the table is from its sources, version 0.2.7.dev0.)
 #
 # | lightning-thunder | here |
 # |---|---|
@@ -118,8 +118,8 @@ assert nested.equations[0].op.name == "call"
 # %% [markdown]
 # ## Executors apply where they are passed
 #
-# Registering an executor by name is a convenience: nothing is added to functions that were not given it. What was not
-# claimed, and why, is a question that can be asked.
+# Registering an executor by name is a convenience: nothing is added to functions that were not given it.
+# `explain_claims` lists what was not claimed, with reasons.
 
 # %%
 attention = tfn.jit(lambda q: F.scaled_dot_product_attention(q, q, q) * 2, executors=["sdpa"])

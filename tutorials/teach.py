@@ -66,8 +66,8 @@ class Trace:
 
 # ---- 2. The vocabulary ----------------------------------------------------------------------------------------------
 #
-# Leaf ops are PyTorch's own. What type a result has we ask PyTorch, by running the op on tensors without memory. There is
-# no broadcasting: an `expand` says so where it happens, which keeps the rules below short.
+# Leaf ops are PyTorch's own. PyTorch gives the type of a result: the op runs on tensors without memory. There is no
+# broadcasting: an `expand` says so where it happens, which keeps the rules below short.
 
 UNARY = ("neg", "sin", "cos", "exp", "tanh", "reciprocal")
 LEAVES: dict[str, Callable[..., torch.Tensor]] = {
@@ -90,8 +90,8 @@ type_of = lambda x: x.type if isinstance(x, Tracer) else Type(x.dtype, tuple(x.s
 
 # ---- 3. Capture: a PyTorch function becomes a trace ------------------------------------------------------------------
 #
-# The function is run once, on tracers. A tracer stands for a variable, and every op on it adds an equation. What Python does
-# in between, its loops and its choices, leaves no mark: a trace is what the function did for these types.
+# The function is run once, on tracers. A tracer stands for a variable, and every op on it adds an equation. Python's
+# loops and choices leave no mark: a trace is what the function did for these types.
 
 
 class Builder:
@@ -536,8 +536,9 @@ def batch(f: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..
 
 # ---- 8. The laws -----------------------------------------------------------------------------------------------------
 #
-# What makes a transform right is not that an example works but that equations hold between transforms. thunder_fn.testing
-# draws programs at random and holds every transform and every pair to its laws; here are the laws on two programs.
+# A transform is right if equations hold between it and the others; a working example does not show that.
+# thunder_fn.testing draws programs at random and holds every transform and every pair to its laws; here are the laws
+# on two programs.
 
 layer = lambda x, w: torch.tanh(x @ w) * 2.0
 

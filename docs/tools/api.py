@@ -49,7 +49,7 @@ MODULES = {
 
 
 def public_names() -> set[str]:
-    """What `import thunder_fn as tfn` offers, modules aside."""
+    """The names that `import thunder_fn as tfn` offers, modules aside."""
     return {
         name
         for name, value in vars(thunder_fn).items()
@@ -93,7 +93,7 @@ def members(module: ModuleType) -> list[str]:
 
 
 def entry(shown: str, value: object) -> str:
-    """What makes mkdocstrings write about a function or class where it is defined, under the name that users call."""
+    """Write the mkdocstrings entry of a function or class where it is defined, under the name that users call."""
     path = f"{value.__module__}.{value.__qualname__}"  # type: ignore[attr-defined]
     if not path.startswith("thunder_fn."):
         return f"## {shown}\n\nPyTorch's own `{path}`, which works inside and outside of traced functions.\n"

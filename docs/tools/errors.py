@@ -1,4 +1,4 @@
-"""What every page about an error begins with: its name, its docstring, and what it is a subclass of."""
+"""The head of each page about an error: its name, its docstring, and its base classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site: pages are made, examples run, tutorials too.
+"""Hooks that MkDocs calls while it builds the site: pages are made, examples and tutorials run.
 
     python -m mkdocs build --strict
 

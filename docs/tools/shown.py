@@ -43,7 +43,7 @@ def executed(text: str) -> str:
 
 
 def run(code: str, namespace: dict[str, object]) -> str:
-    """What a block prints, the error that it ends with last."""
+    """Run a block. Returns its output, the error that it ends with last."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:

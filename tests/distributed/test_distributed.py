@@ -201,13 +201,13 @@ def test_misuse() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(Net(2, 1), simulated(2)[0]).state_dict()
     assert str(error.value) == (
-        "restore: the 2 ranks of fsdp are simulated, nobody answers\n"
+        "restore: the 2 ranks of fsdp are simulated and cannot answer\n"
         "Run `rewrite(params, ...).restore` with `evaluate_ranks`."
     )
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(Net(2, 1), simulated(2)[0])(torch.tensor([1]))
     assert str(error.value) == (
-        "fsdp_Net: the 2 ranks of fsdp are simulated, nobody answers\n"
+        "fsdp_Net: the 2 ranks of fsdp are simulated and cannot answer\n"
         "Run `rewrite(params, ...).compute` with `evaluate_ranks`."
     )
     for module, why in (
@@ -237,7 +237,7 @@ def test_misuse() -> None:
 
 
 DIE = "die"
-"""What the groups end with whose last rank ends with status 7, on which the others end with an error."""
+"""The end of groups whose last rank ends with status 7, on which the others end with an error."""
 
 
 def launch(folder: Path, *groups: str) -> list[list[Done]]:
@@ -259,7 +259,7 @@ def launch(folder: Path, *groups: str) -> list[list[Done]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What four ranks and then two wrote. In the last scenario of each, ranks die."""
+    """The files that four ranks and then two wrote. In the last scenario of each, ranks die."""
     folder = tmp_path_factory.mktemp("ranks")
     _, _, (first, second), (reducing, _) = launch(
         folder,
@@ -276,7 +276,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[list[float], dict[str, torch.Tensor]]:
-    """What one process computes on whole batches."""
+    """The results of one process on whole batches."""
     module = worker.model()
     return worker.train(module, 0, 1), module.state_dict()
 

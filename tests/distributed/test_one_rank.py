@@ -1,4 +1,4 @@
-"""What needs collectives that run, and no second process: a group of one gloo rank."""
+"""Tests of collectives that run without a second process: a group of one gloo rank."""
 
 from __future__ import annotations
 

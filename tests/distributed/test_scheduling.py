@@ -1,4 +1,4 @@
-"""When collectives are sent and awaited: prefetching for ZeRO-2 and ZeRO-3, and buckets of so many bytes. No processes."""
+"""The schedule of collectives: prefetching for ZeRO-2 and ZeRO-3, and buckets of so many bytes. No processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKETS = ["block", None, 1, 200, 10**6]
 
 
 def in_flight(trace: Trace, *sends: str) -> int:
-    """How many collectives of these kinds are sent and not yet awaited, at most."""
+    """The number of collectives of these kinds that are sent and not yet awaited, at most."""
     sent, most = 0, 0
     own = {e.outputs[0].index for e in trace.equations if e.op.name in sends}
     for equation in trace.equations:
@@ -34,7 +34,7 @@ def in_flight(trace: Trace, *sends: str) -> int:
 
 
 def whole_at_once(trace: Trace) -> int:
-    """How many gathers are sent and what follows from them alone is still to be read, at most."""
+    """The number of gathers that are sent and whose consequences are still to be read, at most."""
     roots, spans = dict[int, int](), dict[int, list[int]]()
     for at, equation in enumerate(trace.equations):
         read = {roots[var.index] for var in equation.operands if var.index in roots}
@@ -117,7 +117,7 @@ def test_zero_3_gathers_ahead_in_the_backward_too(prefetch: int) -> None:
 
 
 def test_whole_parameters_of_zero_3_are_gone_between_forward_and_backward() -> None:
-    """What the backward is given is shards and activations: nothing that was gathered."""
+    """The backward is given shards and activations, and nothing that was gathered."""
     loss, params, batches = problem(5)
     f = tfn.fsdp(loss, simulated(2)[0], prefetch=1)
     forward, backward = (

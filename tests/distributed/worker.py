@@ -1,4 +1,6 @@
-"""What each rank runs. `python -m tests.distributed.worker FOLDER SIZE:SCENARIO,SCENARIO ...` forks the ranks of each group."""
+"""The worker of each rank. `python -m tests.distributed.worker FOLDER SIZE:SCENARIO,SCENARIO ...` forks the ranks of
+each group.
+"""
 
 from __future__ import annotations
 

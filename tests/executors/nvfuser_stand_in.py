@@ -116,7 +116,7 @@ class Val:
 
 @dataclass(frozen=True, eq=False)
 class TensorView:
-    """What an op gives: its values once the inputs are there, and what is known before, on the meta device."""
+    """The result of an op: its values once the inputs are there, and before that its type, on the meta device."""
 
     meta: torch.Tensor
     compute: Callable[[dict[Any, Any]], torch.Tensor]

@@ -252,7 +252,7 @@ def test_verify_names_the_equation_that_is_wrong() -> None:
             g(x)
         lines = str(caught.value).splitlines()
         assert lines[0].startswith(
-            f"verify: output 0 of sine, which wrong runs, is farther from what it means than {ex.numerics!r} allows: by up to"
+            f"verify: output 0 of sine, which wrong runs, is farther from its meaning than {ex.numerics!r} allows: by up to"
         )
         assert lines[1].startswith("in equation:  v2: f32[2] = sine(")
         assert lines[2].startswith(f"from:         {__file__}:{f.__code__.co_firstlineno}")
@@ -375,7 +375,7 @@ def test_verify_sees_an_execution_transform_that_computes_something_else() -> No
     taylor.register_implementation(torch.sin, execution_transform=lambda x: x - x**3 / 6)
     f = jit(lambda x: torch.sin(x) + 1, executors=[taylor], verify=True)
     with pytest.raises(
-        VerificationError, match=r"^verify: output 0 of the program \S+ is farther from what it means"
+        VerificationError, match=r"^verify: output 0 of the program \S+ is farther from its meaning"
     ) as caught:
         f(x)
     assert str(caught.value).splitlines()[-1] == (

@@ -278,7 +278,7 @@ def test_a_region_that_returns_something_else(made: Any, found: str) -> None:
     assert str(caught.value) == (
         f"mine: the region mine_fusion_0 returned {found}, but its outputs are (f32[3, 2])\n"
         f"from:         {__file__}:{f.__code__.co_firstlineno} in <lambda>\n"
-        "What `fuse` makes returns a tuple of tensors of the dtypes and shapes of the region's outputs."
+        "Let the function that `fuse` makes return a tuple of tensors of the region's dtypes and shapes."
     )
 
 

@@ -30,7 +30,7 @@ def program(module: Any) -> str:
 
 
 def off(found: torch.Tensor, state: dict[str, torch.Tensor], x: torch.Tensor) -> float:
-    """How far a linear layer is from the exact one of its state, in the greatest of the results."""
+    """The distance of a linear layer from the exact one of its state, in units of the greatest result."""
     exact = F.linear(x.double(), *(value.double() for value in state.values()))
     return float((found.double() - exact).abs().max() / exact.abs().max().clamp(min=1)) if x.numel() else 0.0
 
@@ -112,7 +112,7 @@ def test_weights_that_lie_column_by_column(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", DECODED)
 def test_weights_are_decoded_to_the_bit(scheme: str) -> None:
-    """What an op without a rule sees is what `restore` gives."""
+    """An op without a rule sees what `restore` gives."""
     conv = nn.Conv2d(16, 8, 4).requires_grad_(False)
     q, x = tfn.quantize(tfn.jit(conv), scheme), torch.randn(2, 16, 6, 6)
     assert torch.equal(q(x), q.restored()(x))

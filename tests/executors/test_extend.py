@@ -493,7 +493,7 @@ def test_registering_an_implementation_wrongly() -> None:
     ):
         e.ex.register_implementation(lambda a: a, execution_transform=torch.sin)
     with pytest.raises(
-        ExecutorError, match=r"(?m)^the executor myex is frozen in a program; register on the one that it is of$"
+        ExecutorError, match=r"(?m)^the executor myex is frozen in a program; register on the original$"
     ):
         e.ex.frozen().register_implementation(torch.mul, execution_transform=torch.sin)
 
@@ -736,7 +736,7 @@ def test_results_whose_sizes_change_between_calls() -> None:
 
 
 def test_an_implementation_serves_the_forward_of_a_training_step() -> None:
-    """What a layer's backward needs is its input and its weight, so its forward is the call as the user wrote it."""
+    """The backward of a layer needs its input and its weight, so its forward is the call as the user wrote it."""
     calls = list[int]()
 
     def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

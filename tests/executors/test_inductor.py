@@ -67,7 +67,7 @@ def same(outputs: Any, expected: Any) -> None:
 
 
 def wave(x: Tensor) -> Tensor:
-    """What several tests run: it is compiled once for all of them."""
+    """A program that several tests run: it is compiled once for all of them."""
     return (x.sin() * 2 + x.exp()).tanh()
 
 
@@ -262,7 +262,7 @@ def test_views_of_what_a_region_computes_are_views_of_it() -> None:
 
 
 def sharing(values: Any) -> list[list[bool]]:
-    """Which tensors lie in the same memory."""
+    """The tensors that lie in the same memory."""
     places = [value.untyped_storage().data_ptr() for value in values]
     return [[place == other for other in places] for place in places]
 
@@ -396,7 +396,7 @@ def test_layers_are_one_region_forward_and_one_backward(monkeypatch: pytest.Monk
 
 
 class Counts:
-    """What a first training step of a stack of layers takes, in numbers of things and not in seconds."""
+    """The cost of a first training step of a stack of layers, in numbers of things and not in seconds."""
 
     def __init__(self, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: set[Job] = set()
@@ -1034,7 +1034,7 @@ def test_memory_of_regions_is_what_they_allocate(f: Callable[..., Tensor]) -> No
 
 @pytest.mark.parametrize("settled", (True, False))
 def test_a_region_lets_go_of_what_it_has_read_last(settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a program hands over to a region is freed inside of the region; small things are not worth it."""
+    """Memory that a program hands over to a region is freed inside of the region; small things are not worth it."""
 
     def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (torch.sin(a) * 2 @ b).cos() + 1

@@ -93,7 +93,7 @@ def _swapped(x: torch.Tensor) -> list[int]:
 
 
 def memory(values: Sequence[Any]) -> list[list[bool]]:
-    """Which tensors share memory."""
+    """The tensors that share memory."""
     storages = [
         value.untyped_storage() if isinstance(value, torch.Tensor) and value.numel() else None for value in values
     ]

@@ -35,7 +35,7 @@ def update(state: dict[str, Tensor], gradient: Tensor) -> tuple[dict[str, Tensor
 
 
 def steps(run: Callable[..., Any], make: Callable[[], dict[str, Tensor]], count: int = 3) -> list[Tensor]:
-    """What some steps give, and the state after them."""
+    """The results of some steps, and the state after them."""
     state, found = make(), list[Tensor]()
     for number in range(count):
         gradient = torch.linspace(-1, 1, 4096).reshape(64, 64) * (number + 1)

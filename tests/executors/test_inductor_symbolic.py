@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """What is compiled during the test."""
+    """The jobs that are compiled during the test."""
     found: list[Job] = []
     original = compiling.generate
     monkeypatch.setattr(compiling, "generate", lambda job: found.append(job) or original(job))
@@ -87,7 +87,7 @@ def test_each_layout_is_compiled_once(jobs: list[Job]) -> None:
 
 
 def test_sizes_that_decide_the_code_run_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was compiled is asked at each call whether it holds; here it is said to hold for five rows only."""
+    """Compiled code is asked at each call whether it holds; here it is said to hold for five rows only."""
     five: Callable[[Job], Any] = lambda job: (sympy.Eq(job.symbols[0], 5),)
     checked = codegen._checked  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(
@@ -150,7 +150,7 @@ def test_strides_follow_from_sizes() -> None:
 
 
 def test_equal_jobs_have_one_name_in_every_process() -> None:
-    """What a symbol's hint is makes no difference to what is kept on disk; its bounds do."""
+    """The hint of a symbol makes no difference to entries on disk; its bounds do."""
 
     def key(hint: int, bounds: Any = (None, None)) -> str:
         symbolic = symbolic_leaves((torch.randn(hint),), [(0, 0)], {(0, 0): bounds})

@@ -32,7 +32,7 @@ def symbolic(f: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def counts() -> Callable[[], tuple[int, int]]:
-    """How many definitions were written and called since the test began."""
+    """The numbers of definitions written and called since the test began."""
     kind = stand_in.FusionDefinition
     made, executed = kind.made, kind.executed
     return lambda: (kind.made - made, kind.executed - executed)

@@ -25,7 +25,7 @@ CHUNK = 200
 
 
 def normalised(outcome: Outcome) -> str:
-    """What finds have in common that are one: the kind, and an error's text without names and numbers."""
+    """The common part of finds that are one: the kind, and an error's text without names and numbers."""
     why = outcome.why.splitlines()[0] if outcome.why else ""
     why = re.sub(r"call \d+: |0x[0-9a-f]+", "", why)
     why = re.sub(r"'[^']*'|\b[avfxcgu]\d+\b|-?\d+(\.\d+)?(e-?\d+)?", "_", why)
@@ -33,7 +33,7 @@ def normalised(outcome: Outcome) -> str:
 
 
 def is_still(text: str, name: str) -> bool:
-    """Whether a smaller program runs and differs in the same way."""
+    """Test whether a smaller program runs and differs in the same way."""
     try:
         return normalised(judge(text, seconds=10)) == name
     except Exception:  # noqa: BLE001  # it has lost what makes it a program

@@ -38,7 +38,7 @@ EXACT = 1e-8
 WRITE = re.compile(
     r"\w_\(|[-+*/|&]=|\b[acvx]\d+\[[^\n]*\] ?=(?!=)|\.data|out=|Dirty|\bm\d+\(|rand|dropout|bernoulli|poisson|multinomial"
 )
-"""What changes a tensor, a module or the generator."""
+"""Statements that change a tensor, a module or the generator."""
 BATCHED = re.compile(r"vmap|jacrev|jacfwd|hessian")
 
 
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass
 class Observed:
-    """What can be seen of one call."""
+    """The observable effects of one call."""
 
     error: BaseException | None = None
     results: Any = None
@@ -191,7 +191,7 @@ def largest(values: list[Any]) -> float:
 
 
 def _off(have: Any, want: Any) -> float | None:
-    """How far off, None if not comparable."""
+    """The distance, None if not comparable."""
     if isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
         return None
     if not isinstance(want, torch.Tensor):
@@ -335,7 +335,7 @@ def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
 
 
 def _is_unstable(module: Any, FUNC: Any, GRAPH: Any, at: int, want: Observed, rtol: float) -> bool:
-    """Whether arguments that are a little different make eager's results as different."""
+    """Test whether arguments that are a little different make eager's results as different."""
     for T in (FUNC, GRAPH):
         moved = list(calls(module, T, lambda f: f, by=rtol / 100))
         if len(moved) > at and moved[at].error is None:

@@ -108,7 +108,7 @@ def is_open(text: str) -> str | None:
 
 
 def reason(text: str, outcome: Outcome) -> str | None:
-    """Why an outcome is no defect of ours, None if nothing says so."""
+    """The reason why an outcome is no defect of ours, None if nothing says so."""
     for one in EXPLAINED:
         if (
             re.search(one.kind, outcome.kind)

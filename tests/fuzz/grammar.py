@@ -1,4 +1,4 @@
-"""What programs are made of: templates of expressions and statements.
+"""Templates of expressions and statements, from which programs are made.
 
 In a template `{f}` stands for a float tensor, `{g}` for another or a number, `{i}` for a tensor of ints, `{b}` of bools,
 `{z}` for a complex one, `{t}` for any tensor, `{p}` for a Python number, `{n}` for a small int, `{d}` for a dim, `{x}` for an

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 
 def _fresh(tree: Any) -> Any:
-    """What structured ops return shares no memory with what they are given."""
+    """Copy the results of structured ops, which share no memory with their operands."""
     return pytree.tree_map_only(torch.Tensor, torch.clone, tree)
 
 

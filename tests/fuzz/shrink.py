@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 
 BUDGET = 250
-"""How many smaller programs are tried."""
+"""The number of smaller programs that are tried."""
 
 
 def shrink(text: str, still: Callable[[str], bool], budget: int = BUDGET) -> str:
@@ -36,7 +36,7 @@ def _smaller(tree: ast.Module) -> Iterator[ast.Module]:
 
 
 def _blocks(tree: ast.AST) -> list[tuple[list[int], str]]:
-    """Where lists of statements are, by the order of a walk."""
+    """The places of lists of statements, by the order of a walk."""
     return [
         (at, name)
         for at, node in enumerate(ast.walk(tree))

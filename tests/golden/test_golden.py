@@ -56,7 +56,7 @@ def halve(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def wasteful(x: torch.Tensor) -> torch.Tensor:
-    """What capture leaves out, and the same twice in composites."""
+    """Equations that capture leaves out, and the same twice in composites."""
     first, _ = halve(x)
     second, _ = halve(x)
     torch.cos(x)

@@ -32,7 +32,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice of conj": lambda m: m.conj()[1:, 1:3],
     "transposed": lambda m: m.t().conj(),
 }
-"""What a tensor may be of its memory."""
+"""The views of its memory that a tensor may be."""
 
 
 def _written(x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def complex_again(numbers: Tensor, like: Tensor) -> Tensor:
 
 
 def agree(found: Callable[[], Any], *expected: Tensor) -> str:
-    """Whether all is eager's; a clear error of ours is no wrong number."""
+    """Test whether all is eager's; a clear error of ours is no wrong number."""
     try:
         results = found()
     except ThunderError:

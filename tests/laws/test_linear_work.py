@@ -83,7 +83,7 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
 
 
 def questions(transform: Callable[[Function], Function], f: Function) -> tuple[tuple[int, ...], int]:
-    """How many questions each memo had to answer, and how many equations came out."""
+    """Count the questions that each memo had to answer, and the equations that came out."""
     for memo in MEMOS:
         memo.cache_clear()
     trace = tfn.trace(transform(f), torch.ones(2, 3))

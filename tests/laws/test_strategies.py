@@ -53,7 +53,7 @@ def has_loop_in_a_branch(program: Program) -> bool:
 
 
 def test_a_program_shrinks_through_its_bodies() -> None:
-    """What stands beside, before and in the bodies goes; the choice and the loop in it stay."""
+    """Equations beside, before and in the bodies go; the choice and the loop in it stay."""
     drawn = programs(families=("binary", "choice", "loop"), max_steps=6)
     smallest = build(find(drawn, has_loop_in_a_branch, settings=THOROUGHLY))
     assert Counter(op_names(smallest)) == Counter(["aten.sum.default", "aten.gt.Scalar", "cond", "scan"])

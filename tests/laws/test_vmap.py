@@ -1,4 +1,4 @@
-"""What vmap promises beyond the law that it is a loop: of random numbers, and where functorch has it wrong."""
+"""Promises of vmap beyond the law that it is a loop: of random numbers, and where functorch has it wrong."""
 
 from __future__ import annotations
 

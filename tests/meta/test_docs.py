@@ -37,7 +37,7 @@ def test_page_shows_what_its_code_prints(path: Path, request: pytest.FixtureRequ
 
 
 BROUGHT = {*sys.stdlib_module_names, "hypothesis", "matplotlib", "numpy", "rich", "thunder_fn", "torch"}
-"""What `make docs` installs: pages run there."""
+"""Packages that `make docs` installs: pages run there."""
 
 
 def test_pages_import_what_their_extra_brings() -> None:

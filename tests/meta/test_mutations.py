@@ -28,7 +28,7 @@ def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
 
 @pytest.mark.parametrize("law", sorted({mutation.law for mutation in MUTATIONS}))
 def test_without_a_bug_nothing_is_caught(law: str) -> None:
-    assert counterexample(KNOWN[law], count=50) is None
+    assert counterexample(KNOWN[law], count=10) is None  # the laws have tests of their own, with more traces
 
 
 def test_each_bug_has_a_name_of_its_own() -> None:

@@ -13,7 +13,7 @@ from docs.tools import api, errors
 
 
 def public_names() -> dict[str, object]:
-    """What `import thunder_fn as tfn` offers; submodules are listed where they are imported on purpose."""
+    """The names that `import thunder_fn as tfn` offers; submodules are listed where they are imported on purpose."""
     return {name: value for name, value in vars(thunder_fn).items() if not name.startswith("_")}
 
 

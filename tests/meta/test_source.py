@@ -1,4 +1,4 @@
-"""What holds for every file of the project."""
+"""Rules for every file of the project."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("thunder_fn", "tests", "tutorials", "docs")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / "thunder_fn")]
+SHOWN = [*PACKAGE, *(path for path in FILES if path.is_relative_to(ROOT / "docs"))]
 
 MARKS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")  # in two halves, so that this line is none
 TOP_LEVEL = {"thunder_fn", "tests", "tutorials"}
@@ -72,7 +73,7 @@ CLAUSES = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name)
+@pytest.mark.parametrize("path", SHOWN, ids=name)
 def test_docstrings_begin_with_no_clause(path: Path) -> None:
     """A docstring begins with an imperative ("Return ...") or with a noun phrase that names the thing."""
     found = {node.lineno: str(node.value) for node in docstrings(ast.parse(path.read_text()))}
@@ -85,3 +86,25 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
+
+
+def test_the_changelog_is_a_line_each() -> None:
+    """Breaking, Added and Fixed have a line for each change; a merge that keeps both sides may bring old text back."""
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert not [line for line in lines if line.startswith(("  ", "- Fixed:"))], "one line each; fixes stand under Fixed"
+    assert len(set(lines) - {""}) == sum(line != "" for line in lines), "a line stands there twice"
+
+
+def test_the_map_is_short_and_has_every_room() -> None:
+    """ARCHITECTURE.md names each folder of the package, and nothing that is not there."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.split()) <= 1_500
+    rooms = {path.name for path in (ROOT / "thunder_fn").iterdir() if (path / "__init__.py").is_file()}
+    assert rooms <= set(re.findall(r"^\| [^|]*?`(\w+)/`", text, re.MULTILINE))
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    files = {path.relative_to(ROOT / "thunder_fn").as_posix() for path in PACKAGE}
+    assert not {
+        file
+        for file in named
+        if not any(f"/{known}".endswith(f"/{file}") for known in files | {name(p) for p in FILES})
+    }

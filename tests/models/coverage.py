@@ -80,7 +80,7 @@ def compared(found: dict[str, Any], model: Any, inputs: dict[str, Any], toleranc
 
 
 def _errors(mine: dict[str, Any], its: dict[str, Any]) -> dict[str, float]:
-    """How far tensors are off, as parts of the largest number among them."""
+    """The distance of tensors, as parts of the largest number among them."""
     floating = {key: it for key, it in its.items() if it is not None and it.numel() and it.is_floating_point()}
     scale = max((float(it.abs().max()) for it in floating.values()), default=0.0)
     return {key: float((mine[key] - it).abs().max()) / max(scale, 1e-12) for key, it in floating.items()}
@@ -149,11 +149,11 @@ REASONS = {
     **dict.fromkeys(("paligemma", "colpali", "phi4_multimodal_vision"), AS_COMPILED),
     "d_fine": CHAOTIC,
 }
-"""What was found out about those that do not train."""
+"""Findings about those that do not train."""
 
 
 def table(done: list[dict[str, Any]]) -> str:
-    """What was found, for people: the share that trains, a reason for each of the rest, and why others were not built."""
+    """Report the findings: the share that trains, a reason for each of the rest, and why others were not built."""
     built = sorted((entry for entry in done if entry["built"]), key=lambda entry: entry["name"])
     trains = [entry for entry in built if entry["trains"]]
     versions = f"transformers {importlib.metadata.version('transformers')}, torch {torch.__version__}"
@@ -177,7 +177,7 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    """Why, in one line."""
+    """Give the reason in one line."""
     return " ".join(entry.get("why", "").split())[:200]
 
 

@@ -85,7 +85,9 @@ def small_configs(cls: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Level:
-    """How to make a configuration small: numbers by name, a divisor of widths and one of heads, and how many layers."""
+    """The way to make a configuration small: numbers by name, a divisor of widths and one of heads, and the number of
+    layers.
+    """
 
     table: dict[str, Any]
     widths: int = 1
@@ -246,7 +248,7 @@ def _series(model: Any, names: Any) -> Iterator[dict[str, Any]]:
 
 
 def _states(model: Any, names: Any) -> Iterator[dict[str, Any]]:
-    """What a part of a larger model takes."""
+    """The inputs of a part of a larger model."""
     config = model.config
     width = next((v for n in ("hidden_size", "d_model", "embed_dim") if isinstance(v := _default(config, n), int)), 32)
     patch, moments = _default(config, "patch_size") or 8, _default(config, "temporal_patch_size") or 1

@@ -16,7 +16,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.vjp import vjp
 
 SEED = 42
-"""What op_db's random operators seed with themselves."""
+"""The seed that op_db's random operators use themselves."""
 
 
 @dataclass(frozen=True)

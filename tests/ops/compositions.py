@@ -357,7 +357,7 @@ def vjp_of_vjp(lib: Any, case: Case) -> Outcome:
 def _by_differences(
     lib: Any, ours: Function, backward: Function, values: Values, weights: Values, error: Exception
 ) -> Outcome:
-    """Where autograd has no second derivative: by the slope of its first."""
+    """Differentiate by the slope of the first derivative, where autograd has no second one."""
     vs = like(values, 23)
     try:
         want, scale = inner(weights, slope(backward, values, vs))
@@ -395,7 +395,7 @@ TRANSFORMS: dict[str, Callable[[Any, Case], Outcome]] = {
 
 
 def run(lib: Any, what: str, case: Case, *, verbose: bool = False) -> Outcome:
-    """How a library fares on a case. Its errors are failures; where the oracle refuses, the case is skipped."""
+    """Run a library on a case. Its errors are failures; where the oracle refuses, the case is skipped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,4 @@
-"""What is not expected to agree with eager PyTorch, and why. Everything else has to.
+"""Exceptions, with reasons, that need not agree with eager PyTorch. Everything else has to.
 
 An exception names an operator, the kinds of its samples and dtypes it is about, which sweep it belongs to, and what
 happens instead. A sample that an exception names and that passes nevertheless is counted as passed.

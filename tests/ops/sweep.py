@@ -33,7 +33,7 @@ WITHOUT_GRAD = ("forward", "vmap")
 
 
 def outcome(case: Case, what: str, *, verbose: bool = False) -> Outcome:
-    """How a case fares; an error of ours is a failure."""
+    """The outcome of a case; an error of ours is a failure."""
     if what in TRANSFORMS:
         return run(tfn, what, case, verbose=verbose)
     try:
@@ -75,10 +75,16 @@ def cases_of(
             yield from cases(name, dtype, limit, requires_grad=grad, kinds=chosen, number=number)
 
 
-def failures(name: str, what: str, limit: int | None, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[str]:
+def failures(
+    name: str,
+    what: str,
+    limit: int | None,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+    kinds: tuple[str, ...] = KINDS,
+) -> list[str]:
     """The cases of an operator that neither agree with eager nor are excepted, with what is wrong."""
     found: list[str] = []
-    for case in cases_of(name, what, limit, dtypes=dtypes):
+    for case in cases_of(name, what, limit, kinds, dtypes):
         result, exempt = outcome(case, what), exemption(case, what)
         if result.status != "skipped" and not is_good(result, what, exempt) and not is_excepted(result, exempt):
             found.append(f"{case}: {result.why or result.status}")

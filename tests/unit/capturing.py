@@ -48,7 +48,7 @@ def agree(f: Function, *args: Any, **kwargs: Any) -> Trace:
 
 
 def agree_made(make: Callable[[], tuple[Function, tuple[tuple[Any, ...], dict[str, Any]], Any]]) -> Trace:
-    """As `agree`, for functions with state: `make` gives a new `(f, (args, kwargs), state)` each time."""
+    """Compare like `agree`, for functions with state: `make` gives a new `(f, (args, kwargs), state)` each time."""
     f, (args, kwargs), state = make()
     torch.manual_seed(7)
     expected = f(*args, **kwargs)

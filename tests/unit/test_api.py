@@ -24,7 +24,7 @@ def product(x: Any, y: Any, *, scale: float = 1.0) -> Any:
 
 
 def here(f: Any) -> str:
-    """How an error names a function."""
+    """The name of a function in an error."""
     return f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in {f.__code__.co_name}"
 
 
@@ -280,7 +280,6 @@ def test_closed_over_tensors_live_no_longer_than_their_functions(use: Callable[[
     use(closing_over(torch.randn(2)))  # what PyTorch keeps of a first call
     weight = torch.randn(2)
     reference = weakref.ref(weight)
-    gc.collect()
     gc.disable()
     try:
         use(closing_over(weight))
@@ -338,7 +337,7 @@ def test_gradients_through_complex_numbers(number: complex) -> None:
 )
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_gradient_of_a_loss_of_nothing(loss: str, reduction: str) -> None:
-    """As of a batch in which a mask leaves no example: PyTorch's formulas divide by the number of elements in Python."""
+    """A mask may leave no example of a batch: PyTorch's formulas divide by the number of elements in Python."""
     x = torch.ones(0, 3, requires_grad=True)
 
     def f(x: torch.Tensor) -> torch.Tensor:

@@ -189,7 +189,7 @@ def test_branches_agree() -> None:
 
 
 def test_custom_rules() -> None:
-    """As eager: the function and its rule are cast, and a gradient has the dtype of what it is of."""
+    """The function and its rule are cast as in eager mode, and a gradient has the dtype of what it is of."""
 
     @tfn.custom_vjp
     def f(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.jit import cache_info, jit
 
 CALLS = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 40
-"""How many calls of each function, in each mode; what they cost is the programs, which calls share more and more."""
+"""The number of calls of each function, in each mode; programs are the cost, which calls share more and more."""
 
 
 def _branches(x: torch.Tensor, y: torch.Tensor, n: Any) -> Any:
@@ -99,10 +99,10 @@ def test_no_call_gets_the_program_of_another(f: Callable[..., Any], mode: str) -
 # ---- signatures: how arguments are passed, what holds them, and what no type says of them ----
 
 SIGNATURES = 240 if CALLS > 1000 else 18
-"""How many signatures are drawn; calls are drawn among these, so that some find a program and some find another's."""
+"""The number of signatures drawn; calls are drawn among these, so that some find a program and some find another's."""
 
 DETAILS = 6
-"""How many of them differ in details only."""
+"""The number of them that differ in details only."""
 
 
 class Kind(enum.StrEnum):

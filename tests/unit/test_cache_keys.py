@@ -1,4 +1,4 @@
-"""What a cached program depends on: each property that a function reads of its arguments is looked at in every call."""
+"""The key of a cached program: each property that a function reads of its arguments is looked at in every call."""
 
 from __future__ import annotations
 

@@ -27,20 +27,24 @@ is_sparse_csr is_vulkan is_xla is_xpu itemsize layout nbytes ndim ndimension nel
 stride dim_order type name volatile _is_zerotensor __dlpack_device__ __sizeof__ __class__ __array_priority__ names
 has_names
 """
-"""What follows from class, dtype, shape, strides, device, bits and requires_grad, which every call is checked for."""
+"""Properties that follow from class, dtype, shape, strides, device, bits and requires_grad, which every call is
+checked for.
+"""
 
 WHERE_READ = """
 storage_offset is_leaf grad_fn _grad_fn grad _grad output_nr retains_grad is_pinned is_shared is_inference _is_view
 _base grad_dtype _backward_hooks _post_accumulate_grad_hooks
 """
-"""What is looked at in calls of programs whose function asked for it. Attributes that Python code gave a tensor are, too."""
+"""Properties that are looked at in calls of programs whose function asked for them. So are attributes that Python
+code set.
+"""
 
 REFUSED = """
 data_ptr const_data_ptr untyped_storage storage _typed_storage storage_type share_memory_ is_set_to _version _cdata
 numpy __array__ __dlpack__ __reduce__ __reduce_ex__ to_sparse_coo __cuda_array_interface__ is_coalesced
 _nnz _dimI _dimV q_scale q_zero_point q_per_channel_axis qscheme
 """
-"""What is an error while tracing, in eager mode too for what strided tensors do not have."""
+"""Properties that are an error while tracing, in eager mode too for what strided tensors do not have."""
 
 VALUES = """
 __bool__ __contains__ __float__ __int__ __index__ __complex__ __long__ __nonzero__ allclose equal is_nonzero
@@ -201,7 +205,7 @@ def test_what_is_refused_is_an_error_of_ours_or_of_eager() -> None:
 
 
 def test_reads_in_transforms_and_bodies() -> None:
-    """What is asked inside is what a function is told that runs once for all, or an error."""
+    """A question inside is answered as for a function that runs once for all, or it is an error."""
     given = inputs()
     loss = lambda x: (x * (2.0 if x.is_leaf else 3.0)).sum()
     asks: list[Callable[[Tensor], Any]] = [

@@ -355,7 +355,7 @@ DRAWS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_in_any_layout_are_those_of_eager(name: str) -> None:
-    """Which number an element gets depends on how its tensor lies in memory; so does what is drawn next."""
+    """The number of an element depends on how its tensor lies in memory; so do later draws."""
     for layout, view in LAYOUTS.items():
 
         def run(v: torch.Tensor, view: Any = view) -> Any:

@@ -320,7 +320,7 @@ def test_autograd_functions_without_gradients_are_transparent() -> None:
 
 
 def test_linearize_of_pytorch() -> None:
-    """Which in eager traces with `make_fx`, and warns that it does."""
+    """Eager's `linearize` traces with `make_fx`, and warns that it does."""
 
     def f(x: Any) -> Any:
         value, linear = torch.func.linearize(lambda x: x.sin() + torch.rand(3), x)

@@ -304,7 +304,7 @@ def test_plain_attributes_change_once_as_all_python_does() -> None:
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_gradient_of_an_lstm(train: bool) -> None:
-    """Whose kernel saves a workspace that PyTorch's fake tensors know nothing of."""
+    """The kernel saves a workspace that PyTorch's fake tensors know nothing of."""
     layer = nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True).train(train)
     params = {name: value.detach() for name, value in layer.named_parameters()}
     loss = lambda params, x: torch.func.functional_call(layer, params, (x,))[0].pow(2).sum()

@@ -26,7 +26,7 @@ X = torch.randn(4, 8)
 
 
 def global_state() -> tuple[Any, ...]:
-    """What a capture changes for its duration."""
+    """The state that a capture changes for its duration."""
     return (
         nn.Module.__call__,
         torch.get_rng_state,
@@ -47,7 +47,7 @@ def global_state() -> tuple[Any, ...]:
 
 
 def test_anomaly_mode_behind_captures_that_overlap() -> None:
-    """What looks for NaN is off while anyone captures; what a user sets meanwhile stays."""
+    """The search for NaN is off while anyone captures; a user's setting meanwhile stays."""
     looks = torch.is_anomaly_check_nan_enabled
     with torch.autograd.set_detect_anomaly(True):
         first, second = isolated(), isolated()
@@ -221,7 +221,6 @@ def test_a_failed_capture_leaves_nothing(f: Any) -> None:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     try:
         yield

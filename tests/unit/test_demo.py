@@ -56,7 +56,7 @@ def test_commands_pass_their_arguments_on(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_reader_that_stops_reading_ends_a_command_quietly() -> None:
-    """As `python -m thunder_fn demo | head -1` does."""
+    """Run `python -m thunder_fn demo | head -1`."""
     code = """
         import sys
         from thunder_fn.commands import run_command

@@ -1,4 +1,6 @@
-"""What a function sees that is differentiated: gradients that are on, arguments that require grad, and graphs from outside."""
+"""The view of a function that is differentiated: gradients are on, arguments require grad, and graphs come from
+outside.
+"""
 
 from __future__ import annotations
 

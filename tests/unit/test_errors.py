@@ -44,7 +44,7 @@ def error_of(f: Callable[..., Any], *args: Any, kind: type[Exception] = Exceptio
 
 
 def here(f: Any, line: int = 0) -> str:
-    """How an error names a line of f."""
+    """The name of a line of f in an error."""
     code = f.__code__
     return f"{code.co_filename}:{code.co_firstlineno + line} in {code.co_name}"
 

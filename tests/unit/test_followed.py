@@ -108,7 +108,7 @@ scaled_sine_forwards.defjvp(
 
 @pytest.mark.parametrize("f", [scaled_sine, scaled_sine_forwards])
 def test_second_derivatives_of_a_custom_rule_by_autograd(f: Any) -> None:
-    """What the rule keeps depends on the operands."""
+    """The values that the rule keeps depend on the operands."""
     x, y = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([0.3, 1.2], [2.0, 3.0]))
     (slope,) = torch.autograd.grad(f(x, y).sum(), x, create_graph=True)
     same(torch.autograd.grad(slope.sum(), (x, y)), (-x.sin() * y, x.cos()))

@@ -438,7 +438,7 @@ def test_among_many_programs_the_right_one_is_found_without_taking_the_call_apar
 
 
 def test_calls_that_look_alike_get_their_own_programs() -> None:
-    """What a glance does not tell apart, such as strides, dtypes and what lists hold, guards do."""
+    """Guards tell apart what a glance does not, such as strides, dtypes and the contents of lists."""
     f = jit(lambda x, options: x.t() * options[0], dynamic=False)
     for _ in range(3):
         for x in (torch.ones(2, 2), torch.ones(2, 2).t(), torch.ones(2, 2, dtype=torch.float64), torch.ones(3, 3)):

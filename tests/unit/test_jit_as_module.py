@@ -1,4 +1,4 @@
-"""What code outside does with a jitted module, or a jitted function, that it may do with any other: eager is the oracle."""
+"""Uses of a jitted module, or function, by code outside, as of any other: eager is the oracle."""
 
 from __future__ import annotations
 

@@ -180,7 +180,9 @@ def test_deepcopy_of_a_model_does_not_share_programs() -> None:
 
 
 def test_views_that_are_results_may_be_changed_in_place() -> None:
-    """As eager's may; autograd still refuses where the backward needs what was there, or memory is shared."""
+    """Views may change as eager's may; autograd still refuses where the backward needs the old values, or memory is
+    shared.
+    """
     w = torch.randn(3, 4, requires_grad=True)
 
     def gradient(f: Any) -> torch.Tensor:

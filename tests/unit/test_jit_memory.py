@@ -238,7 +238,7 @@ def test_inside_another_jitted_function() -> None:
 
 
 class Counting(TorchDispatchMode):
-    """How many of some tensors are alive when each op runs."""
+    """The number of some tensors that are alive when each op runs."""
 
     def __init__(self, tensors):
         super().__init__()

@@ -77,7 +77,7 @@ def test_five_steps() -> None:
 
 
 class Configured(nn.Module):
-    """What libraries ask of their models: a config, a method that calls the model, properties."""
+    """A model as libraries write one: a config, a method that calls the model, properties."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_another_forward() -> None:
 
 
 def around(model: Any, factor: int) -> None:
-    """As accelerate wraps models: what `forward` was is called by what it is from now on."""
+    """Wrap a model as accelerate does: the new `forward` calls the old one."""
     before = model.forward.__func__
 
     @functools.wraps(before)
@@ -416,7 +416,7 @@ def test_double_backward() -> None:
 
 
 def test_activations_go_with_the_backward() -> None:
-    """What the backward saved is freed by it, and so is what a result that is dropped had saved."""
+    """The backward frees what it saved, and so is freed what a dropped result had saved."""
     jitted, x = jit(nn.Sequential(nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 1))), torch.randn(5, 3)
     saved = list[weakref.ref[torch.Tensor]]()
 

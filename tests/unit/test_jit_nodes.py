@@ -1,4 +1,6 @@
-"""What a jitted call leaves in autograd's graph: a node for each group of results, as far as anybody can tell eager's graph."""
+"""Nodes that a jitted call leaves in autograd's graph: one for each group of results, as far as anybody can tell
+eager's graph.
+"""
 
 from __future__ import annotations
 

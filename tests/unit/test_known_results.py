@@ -1,4 +1,4 @@
-"""What ops are remembered to give on fake tensors is what PyTorch says each time."""
+"""Remembered results of ops on fake tensors: they are PyTorch's own each time."""
 
 from __future__ import annotations
 

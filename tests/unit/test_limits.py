@@ -300,7 +300,7 @@ def func_around_jit() -> bool:
 
 
 def rows() -> dict[str, str]:
-    """What the page says happens, by the name of its row."""
+    """The outcome of each row of the page, by the row's name."""
     return {name: kind or text.strip() for name, kind, text in ROW.findall(PAGE.read_text())}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import gc
 import inspect
 import math
 import subprocess
@@ -181,6 +182,14 @@ def test_a_lookaside_of_jit() -> None:
     torch.testing.assert_close(f(X), X * 5)
     torch.testing.assert_close(slow(X), X.sin() * 2)
     torch.testing.assert_close(jit(lambda x: slow(x))(X), X.sin() * 2)
+
+
+def test_a_lookaside_of_what_the_collector_has_frozen() -> None:
+    gc.freeze()
+    try:
+        assert jit(lambda x: x * imported_sqrt(16.0), lookasides=Lookaside(math.sqrt, lambda x: 3 * x))(X)[2] == 48
+    finally:
+        gc.unfreeze()
 
 
 def test_a_lookaside_calls_the_original_and_reaches_bodies() -> None:
@@ -428,7 +437,7 @@ def takes_apart(x: Tensor) -> Tensor:
 
 
 def test_generators_call_the_original_in_their_steps() -> None:
-    """What they are sent and thrown, and what they return, as in Python."""
+    """Values sent, exceptions thrown and values returned are as in Python."""
 
     def plus_100(x: Tensor) -> Any:
         returned = yield from numbered(x)

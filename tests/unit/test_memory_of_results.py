@@ -87,7 +87,7 @@ INSIDE: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_what_a_function_used_inside_makes_is_new_in_every_call(name: str) -> None:
-    """Who writes to a result writes to no constant of the program; traces of it compare by content."""
+    """A write to a result writes to no constant of the program; traces of it compare by content."""
     f, x = INSIDE[name], torch.ones(2)
     jitted, first = tfn.jit(f), pytree.flatten(f(x))[0]
     for _ in range(2):
@@ -163,9 +163,7 @@ def test_expanded_tensors_are_not_written_to() -> None:
         lambda y: y.copy_(torch.ones(3, 4)),
         lambda y: y.tril_(),
     ):
-        with pytest.raises(
-            RuntimeError, match="writes to an expanded tensor, of which several elements are one in memory"
-        ):
+        with pytest.raises(RuntimeError, match="writes to an expanded tensor, several of whose elements share memory"):
             tfn.trace(lambda x, write=write: write(x.expand(3, 4)), x)
 
     def row(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which module an equation belongs to, where equal layers share their bodies.
+"""Modules of equations, where equal layers share their bodies.
 
 The oracle: layers of different widths share nothing, so each body there has the paths of its own call. A model of equal
 layers has to name the same modules.

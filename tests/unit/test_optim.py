@@ -176,7 +176,9 @@ def test_a_step_can_be_the_body_of_a_scan() -> None:
 
 @pytest.mark.parametrize(("make", "options"), ((SGD, {"momentum": 0.9}), (AdamW, {"weight_decay": 0.1}), (Adagrad, {})))
 def test_a_derivative_goes_through_differentiable_steps(make: type, options: dict[str, Any]) -> None:
-    """As in MAML, and for a learned rate; with `differentiable=False` a step's result is a constant."""
+    """Steps are differentiated in MAML, and for a learned rate; with `differentiable=False` a step's result is a
+    constant.
+    """
     weight, rate = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64)
     loss = lambda weight: (weight**3).sum()
 

@@ -1,4 +1,4 @@
-"""What a jitted function reads from outside: guarded, refused, or said to be a constant."""
+"""Reads of a jitted function from outside: guarded, refused, or said to be a constant."""
 
 from __future__ import annotations
 

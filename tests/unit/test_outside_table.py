@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +63,40 @@ def test_the_table_is_read() -> None:
 def test_ours(name: str, expected: str) -> None:
     f, change = KNOWN[name]()
     jitted = jit(f)
-    assert outcome(KNOWN[name], lambda: cache_info(jitted).misses, jitted, change, f) == expected
+    assert outcome(KNOWN[name], functools.partial(misses, jitted), jitted, change, f) == expected
+
+
+def reached_by_c():
+    k = 2.0
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * k
+
+    def change() -> None:
+        nonlocal k
+        k = 5.0
+
+    globals()["scaled_by_a_cell"] = scaled
+    return (lambda x: globals()["scaled_by_a_cell"](x)), change
+
+
+def test_ours_with_objects_that_the_collector_has_frozen() -> None:
+    """A program may call `gc.freeze` once its modules are there: who holds a function is found as before."""
+    rows = {name: (KNOWN[name], ours) for name, ours, _ in TABLE} | {"reached by C": (reached_by_c, "new trace")}
+    found = {}
+    for name, (row, _) in rows.items():
+        f, change = row()
+        gc.freeze()
+        try:
+            jitted = jit(f)
+            found[name] = outcome(row, functools.partial(misses, jitted), jitted, change, f)
+        finally:
+            gc.unfreeze()
+    assert found == {name: ours for name, (_, ours) in rows.items()}
+
+
+def misses(jitted: Any) -> int:
+    return cache_info(jitted).misses
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -336,7 +336,7 @@ def test_answers_are_checked() -> None:
 
 
 def test_none_is_nothing() -> None:
-    """As in the seed's classes."""
+    """None counts as nothing, as in the seed's classes."""
 
     class Nothing(Recipe):
         def __init__(self) -> None:
@@ -361,7 +361,7 @@ def test_the_final_step_is_not_overridden() -> None:
 
 
 def test_questions_are_methods_by_their_names() -> None:
-    with pytest.raises(RecipeError, match=r"nobody asks for `setup_transform`; did you mean `setup_transforms`?"):
+    with pytest.raises(RecipeError, match=r"there is no question `setup_transform`; did you mean `setup_transforms`?"):
         type("Mine", (Recipe,), {"setup_transform": lambda self: ()})
     for question in ("setup_executors", "setup_config"):
         with pytest.raises(RecipeError) as caught:
@@ -538,7 +538,9 @@ class Counts(Breaks):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_what_decides_on_values_goes_through_dynamo() -> None:
-    """Where no recipe wants a frontend: with a warning, once, and as if the first attempt had not been."""
+    """Dynamo takes over if no recipe wants a frontend: with a warning, once, and as if the first attempt had not
+    been.
+    """
     torch.manual_seed(0)
     module = Counts()
     compiled = tfn.compile(module)

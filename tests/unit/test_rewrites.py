@@ -98,7 +98,9 @@ ADVERSARIAL: dict[str, Any] = {
 @pytest.mark.parametrize("kind", ADVERSARIAL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_bounds_hold_for_weights_that_are_hard_to_store(name: str, kind: str, dtype: torch.dtype) -> None:
-    """Where a bound is finite; sums and differences of the greatest numbers are not, and then nothing plausible comes back."""
+    """Finite bounds hold; sums and differences of the greatest numbers are not finite, and then nothing plausible
+    comes back.
+    """
     scheme, info = SCHEMES[name], torch.finfo(dtype)
     for shape in ((16, 128), (7, 13)):
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

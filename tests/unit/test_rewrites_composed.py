@@ -19,7 +19,7 @@ from thunder_fn.errors import RewriteError
 from thunder_fn.rewrites import SCHEMES, Scheme
 
 ROUNDING = {"int8_dynamic": 0.02, "int8_static": 0.05, "fp8_dynamic": 0.1}
-"""How far activations that are rounded take results, beside the greatest."""
+"""The distance that rounded activations bring into results, beside the greatest."""
 
 
 def linear(params: Any, x: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ def prepared(q: Any, scheme: str, rows: int = 32, x: torch.Tensor | None = None)
 
 
 def off(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far, beside the greatest."""
+    """The distance, beside the greatest."""
     have, want = found.detach().double(), expected.detach().double()
     return float((have - want).abs().max() / want.abs().max())
 
@@ -268,7 +268,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "trace": (
         lambda: tfn.quantize(tfn.trace(torch.sin, torch.ones(2))),
         "expected a function of (params, *inputs), a module or a Rewrite, given a Trace: <Trace sin: 1 inputs, 1 equations, 1 "
-        "outputs>\nOf a trace whose first inputs are parameters `rewrites.identity(trace, names)` makes a Rewrite.",
+        "outputs>\nUse `rewrites.identity(trace, names)` for a trace whose first inputs are parameters.",
     ),
     "adapters on codes": (
         lambda: tfn.lora(tfn.quantize(tfn.rewrites.identity(tfn.trace(F.linear, *[torch.ones(2, 2)] * 2), ["", "w"]))),

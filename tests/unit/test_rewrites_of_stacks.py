@@ -61,7 +61,9 @@ def test_what_is_stored_of_a_layer_is_that_of_the_layer_alone(scheme: str, dtype
 @pytest.mark.parametrize("f", [looped, unrolled])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_layers_of_a_stack_compute_on_codes(scheme: str, f: Any) -> None:
-    """As layers whose weights are parameters of their own do: values and gradients, activations that are rounded among them."""
+    """Layers of a stack compute as layers with parameters of their own do: values and gradients, rounded activations
+    included.
+    """
     params, x = problem()
     q = tfn.quantize(f, scheme, stacked="*")
     text = str(q.rewrite(params, x).compute)

@@ -277,7 +277,7 @@ class Twice(nn.Module):
 
 
 def test_a_module_that_is_there_twice_keeps_no_tensor_of_a_call() -> None:
-    """As `torch.func.functional_call` alone would."""
+    """`torch.func.functional_call` alone would keep one."""
     module, x = Twice(), torch.randn(2, 4)
     for q in (tfn.quantize(module, "int8"), tfn.quantize(tfn.jit(module), "int8")):
         y = q(x)
@@ -320,7 +320,7 @@ def test_steps_of_activations_stay_with_other_weights() -> None:
 
 
 class Counting(nn.Module):
-    """What a call depends on besides its arguments: parameters, a buffer that it changes, modes."""
+    """A module whose call depends on more than its arguments: parameters, a buffer that it changes, modes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def lanes(x: Tensor) -> Any:
 
 
 def interrupted(x: Tensor) -> Tensor:
-    """What is between the layers reads them, so there are two runs of two."""
+    """Equations between the layers read them, so there are two runs of two."""
     for i, (w, b) in enumerate(zip(WS, BS, strict=True)):
         x = layer(w, b, x.sin() if i == 2 else x)
     return x

@@ -20,7 +20,7 @@ H = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
 
 
 def traced(f: Any, *args: Any) -> Any:
-    """What f computes when it is traced and the trace evaluated."""
+    """Trace f and evaluate the trace."""
     captured = tfn.trace(f, *args)
     tfn.check(captured)
     return tfn.vmap(f, in_dims=None, out_dims=None)(*args) if not args else tfn.jvp(lambda *xs: f(*xs), args, args)[0]

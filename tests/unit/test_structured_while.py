@@ -18,7 +18,7 @@ ZERO = torch.tensor(0)
 
 
 def traced(f: Any, *args: Any) -> Any:
-    """What f computes when it is traced and the trace evaluated."""
+    """Trace f and evaluate the trace."""
     tfn.check(tfn.trace(f, *args))
     return tfn.jvp(f, args, args)[0]
 

@@ -1,4 +1,4 @@
-"""What Python asks of symbolic numbers: their types, tensors made of them, and numbers among the results."""
+"""Python's questions about symbolic numbers: their types, tensors made of them, and numbers among the results."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_padded_places_are_eagers(norm: bool) -> None:
 
 
 def test_padded_places_with_gradients() -> None:
-    """Where parameters require grad, or the first layer trains, eager computes padded places, and so does a trace."""
+    """Eager computes padded places if parameters require grad, or the first layer trains, and so does a trace."""
     model, x, mask = encoder(norm=False), torch.randn(2, 4, 8), torch.tensor(MASKS["right"]).bool()
     jitted = tfn.jit(model)
     assert torch.equal(jitted(x, src_key_padding_mask=mask), model(x, src_key_padding_mask=mask))

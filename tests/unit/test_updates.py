@@ -1,4 +1,4 @@
-"""What overwrites some elements of a written tensor is done where it lies, whoever fuses what is around it."""
+"""Overwrites of some elements of a written tensor, done where it lies, whoever fuses the equations around it."""
 
 from __future__ import annotations
 

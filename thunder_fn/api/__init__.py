@@ -52,7 +52,7 @@ __all__ = [
 
 
 def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
-    """The trace of `f(*args, **kwargs)`, closed and with its composites nested.
+    """Trace `f(*args, **kwargs)`: the trace is closed, with its composites nested.
 
     Law: ``evaluate(trace(f, *xs), xs)`` gives the tensors of ``f(*xs)``, bitwise.
 
@@ -74,7 +74,7 @@ def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
 
 
 def stop_gradient(tree: Any) -> Any:
-    """The same values, constant for every derivative.
+    """Keep the values and make them constant for every derivative.
 
     Law: ``grad(lambda x: f(stop_gradient(x)))`` is zero.
     """

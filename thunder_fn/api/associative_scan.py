@@ -37,7 +37,7 @@ MODES = ("pointwise", "generic")
 def associative_scan(
     combine_fn: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False, combine_mode: str = "generic"
 ) -> Any:
-    """All prefixes of xs along dim: `ys[t] = combine_fn(ys[t - 1], xs[t])`, in any bracketing.
+    """Compute all prefixes of xs along dim: `ys[t] = combine_fn(ys[t - 1], xs[t])`, in any bracketing.
 
     Law: equals `scan` on associative functions; about log2(n) vectorised calls instead of n.
 

@@ -71,22 +71,23 @@ class Autocast(Transformed):
 
 
 def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy: Any = None) -> Any:
-    """A function that runs in lower precision what its policy says.
+    """Run the ops of a function in lower precision, as a policy says.
 
     Law: with PyTorch's policy, the values and dtypes of f under `torch.autocast`, op by op; derivatives are those of the casts.
 
     Args:
-        f: any PyTorch callable. Arguments in double precision, and what is computed from them alone, stay as they are.
+        f: any PyTorch callable. Arguments in double precision, and what is computed from them alone, stay as they
+            are.
         dtype: the lower precision, a floating dtype.
-        policy: None for PyTorch's own, on the device of an op's arguments: matrix products, convolutions and attention
-            in lower precision, what needs range in float32. Or a table from names of ops to answers, beside PyTorch's.
-            Or a function of an `Equation`, asked about a composite before what is in it, in place of PyTorch's
-            (`autocast_policy` is that). The answers are "lower", "float32", "promote" (the widest of the arguments) and
-            None: leave it as it is, and ask about what is in it.
+        policy: None for PyTorch's own, on the device of an op's arguments: matrix products, convolutions and
+            attention in lower precision, what needs range in float32. Or a table from names of ops to answers, beside
+            PyTorch's. Or a function of an `Equation`, asked about a composite before its body, in place of PyTorch's
+            (`autocast_policy` is that). The answers are "lower", "float32", "promote" (the widest of the arguments)
+            and None: leave it as it is, and ask about its body.
 
     Returns:
         A function with the arguments of f. Carries of loops keep their types, and branches that autocast leaves in
-        different precisions give the widest. That of a jitted function is jitted.
+        different precisions give the widest. The result for a jitted function is jitted.
 
     Raises:
         AutocastError: the dtype or the policy is none, or the policy answers something else.

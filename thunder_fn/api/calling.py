@@ -77,8 +77,8 @@ def transformed(
 ) -> Any:
     """A transform of a jitted function is a jitted function with the same options.
 
-    So is one of a function that jits itself when it is called, as a rewritten one does: it has `unjitted()`, and as `jitted` what
-    has the options.
+    So is a transform of a function that jits itself when it is called, as a rewritten one does. Such a function has
+    `unjitted()`, and the options are in its `jitted`.
 
     `numerics` says how far the transform takes results of the same function; those that make another function, as grad does, mean
     what they compute.
@@ -98,7 +98,7 @@ def transformed(
 
 
 def described(result: Any) -> str:
-    """A result in the words of an error: its type, None, or what kind of Python value it is."""
+    """A result in the words of an error: its type, None, or the kind of Python value."""
     return str(result) if result is None or isinstance(result, TensorType) else kind_of(result)
 
 

@@ -10,12 +10,12 @@ from thunder_fn.structured.checkpoint import checkpoint as recorded
 
 
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
-    """f, computed again in the backward instead of keeping what the backward reads.
+    """Compute f again in the backward instead of keeping its residuals.
 
     Law: values and gradients are those of f, bitwise; the residual bytes are no more.
 
     Args:
-        f: any PyTorch callable. Random numbers are drawn once: what comes of them is kept. In-place writes to
+        f: any PyTorch callable. Random numbers are drawn once, and their consequences are kept. In-place writes to
             arguments and buffers happen once, too.
         policy: what to keep besides the inputs: a function of an `Equation` that answers True or "save", False or
             "recompute", or "offload"; or one of `checkpoint_policies`. None keeps nothing.

@@ -29,9 +29,9 @@ class Functionalized(Transformed):
 
 
 def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
-    """The function by pure ops: what it changes in place is computed anew, and arguments get their new values at the end.
+    """Write a function with pure ops: in-place changes become new values, and arguments get theirs at the end.
 
-    Law: the values, and what is left in the arguments, are those of f.
+    Law: the values, and the final values of the arguments, are those of f.
 
     Args:
         f: any PyTorch callable.

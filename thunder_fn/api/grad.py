@@ -62,7 +62,7 @@ class Grad(Transformed):
 
 
 def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """The gradient of a scalar function.
+    """Differentiate a scalar function: return a function that computes its gradient.
 
     Law: ``<grad(f)(x), v>`` is the derivative of f at x along v, for every v. Complex inputs follow PyTorch's
     convention (the conjugate of JAX's).
@@ -184,7 +184,7 @@ def group_gradients(found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[
 
 
 def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: str) -> None:
-    """The function returned one real scalar tensor, and aux if it was to."""
+    """Check that the function returned one real scalar tensor, and aux if it was to."""
     result = captured.result(captured.trace.output_types[: captured.num_results])
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:

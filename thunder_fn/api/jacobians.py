@@ -121,7 +121,7 @@ def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
 
 
 def check_real(tree: Any, where: str, name: str) -> None:
-    """A Jacobian is of real numbers: of complex ones half the derivative would be lost, another half in either mode."""
+    """Check for real numbers: of complex ones half the derivative would be lost, another half in either mode."""
     for path, leaf in zip(pytree.paths(tree, where), pytree.flatten(tree)[0], strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.is_complex():
             what = f"{name}: {path} is {type_of_value(leaf)}, and the derivative of complex numbers is no one Jacobian"
@@ -132,7 +132,7 @@ def check_real(tree: Any, where: str, name: str) -> None:
 
 
 def check_tensors(output: Any, name: str) -> None:
-    """A Jacobian is of real tensors."""
+    """Check for real tensors."""
     for path, leaf in zip(pytree.paths(output, "out"), pytree.flatten(output)[0], strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(

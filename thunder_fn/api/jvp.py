@@ -80,7 +80,7 @@ def _arrange(
 
 
 def _zero_of(value: Any) -> Any:
-    """The tangent of what does not depend on the primals: a tensor, or a number that the trace computes."""
+    """The tangent of an output that does not depend on the primals: a tensor, or a number that the trace computes."""
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
 
 

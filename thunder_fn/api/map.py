@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: int | None = None) -> Any:
-    """`f` on each slice of xs along dim, one after the other; the results are stacked along dim.
+    """Apply f to each slice of xs along dim, one after the other; the results are stacked along dim.
 
     Law: equals ``vmap(f)`` on functions that both can do; uses the memory of one slice, or of `batch_size`, at a time.
 

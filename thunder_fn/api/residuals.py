@@ -23,8 +23,8 @@ from thunder_fn.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 class SavedResidual:
     """A value that the backward reads: its type, its size, why it is there, and the user's line that made it.
 
-    `own_bytes` is the memory that is there because of it: none for an argument, which its caller holds, nor for what
-    lies in the memory of an argument, a result or a residual before it; all of the memory that a view keeps alive.
+    `own_bytes` is the memory that it alone keeps alive, all of it for a view. An argument, which its caller holds,
+    has none, nor has a value in the memory of an argument, a result or an earlier residual.
     """
 
     type: Type
@@ -41,7 +41,7 @@ class SavedResidual:
 
 
 def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[SavedResidual]:
-    """The residuals of the gradient of f at these arguments, in the order in which the backward gets them.
+    """List the residuals of the gradient of f at these arguments, in the order in which the backward gets them.
 
     Law: the sum of their `own_bytes` is what ``vjp(f, *args)`` keeps beside its arguments and its outputs.
 
@@ -131,7 +131,7 @@ def _inner(equation: Equation, var: Var) -> Var | Literal | None:
 
 
 def _name(trace: Trace, var: Var) -> str | None:
-    """The name of a value, given to it or to what it is a copy of."""
+    """The name of a value, given to it or to the value that it copies."""
     readers = (equation for equation in trace.equations if var in (*equation.operands, *equation.outputs))
     name = next((name for equation in readers if (name := name_of(equation)) is not None), None)
     maker = next((equation for equation in trace.equations if var in equation.outputs), None)

@@ -142,7 +142,7 @@ def vmap(
     *,
     chunk_size: int | None = None,
 ) -> Any:
-    """A function of examples as a function of batches.
+    """Batch a function: a function of examples becomes a function of batches.
 
     Law: ``vmap(f)(xs)[i] == f(xs[i])`` for every i.
 
@@ -197,7 +197,7 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def is_tracer(leaf: torch.Tensor) -> bool:
-    """A tensor of a capture, which has no memory of its own to look at."""
+    """Test for a tensor of a capture, which has no memory of its own to look at."""
     return type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)
 
 

@@ -1,4 +1,4 @@
-"""The cost of a warm call: what a program that does almost nothing costs above its ops."""
+"""The cost of a warm call: the time that a program which does almost nothing takes above its ops."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Memory of a GPT's train step under each checkpoint policy, beside torch.utils.checkpoint.
 
-Each figure comes from a process of its own. A first step pays for tracing and for memory that stays. The figure is what
-PyTorch's allocator has handed out at the peak of a later step, to the byte. Beside it stands what the kernel says of a
-step: the process's peak above what it held before, which differs by about a megabyte from run to run.
+Each figure comes from a process of its own. A first step pays for tracing and for memory that stays. The figure is
+the memory that PyTorch's allocator has handed out at the peak of a later step, to the byte. Beside it stands the
+kernel's figure for a step: the process's peak above its memory before, which differs by about a megabyte from run to
+run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ VARIANTS: dict[str, tuple[Any, str]] = {
 
 
 def run(quick: bool = False) -> Iterator[Memory]:
-    """Every policy, and what PyTorch has for it."""
+    """Every policy, and its counterpart in PyTorch."""
     theirs = {name: _measure("torch", name, quick) for name in dict.fromkeys(name for _, name in VARIANTS.values())}
     for name, (_, peer) in VARIANTS.items():
         ours, own = _measure(OURS, name, quick), f"torch, {peer}"
@@ -159,7 +160,7 @@ def _trim() -> None:
 
 
 def _forget_peak() -> int:
-    """Let the peak begin anew; what is held now."""
+    """Let the peak begin anew. Returns the bytes held now."""
     if sys.platform != "linux":
         return _peak()
     Path("/proc/self/clear_refs").write_text("5")

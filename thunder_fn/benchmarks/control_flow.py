@@ -185,7 +185,7 @@ def _working(peers: dict[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[]
         try:
             peer()
             working[name] = peer
-        except Exception as error:  # noqa: BLE001  # whatever a peer raises, the others are measured
+        except Exception as error:  # noqa: BLE001  # the other peers are still measured
             notes.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]:.90}")
     return working, tuple(notes)
 

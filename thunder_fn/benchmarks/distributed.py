@@ -78,7 +78,7 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     make = lambda: (torch.manual_seed(0), GPT(layers, width, context=context))[1]
     tokens = torch.randint(0, 96, (4, context), generator=torch.Generator().manual_seed(rank))
     ahead, plain = tfn.fsdp(tfn.jit(make()), mesh), tfn.fsdp(tfn.jit(make()), mesh, prefetch=None)
-    models = {OURS: ahead, PLAIN: plain, FSDP2: _fully_shard(make(), mesh)}  # which prefetches one block, too
+    models = {OURS: ahead, PLAIN: plain, FSDP2: _fully_shard(make(), mesh)}  # it prefetches one block, too
     steps = {name: _step(model, tokens) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, float] = {}
@@ -157,7 +157,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Plan:
-    """A train step on many GPUs: seconds and what they are spent on."""
+    """A train step on many GPUs: its seconds, by cause."""
 
     ranks: int
     seconds: float
@@ -210,15 +210,16 @@ def step_trace(ranks: int, layers: int, width: int, context: int, prefetch: int 
 
 
 class _Queues:
-    """Two queues, one that computes and one that communicates: the seconds at which each is through with what it was given."""
+    """Two queues, one that computes and one that communicates: the seconds at which each has done its work."""
 
     def __init__(self, ranks: int, hardware: Hardware) -> None:
         self.ranks, self.hardware = ranks, hardware
         self.computed = self.sent = self.busy = self.wire = self.flops = 0.0
 
     def run(self, trace: Trace) -> None:
-        """The equations of a trace, those of its composites too, in order. A collective is sent where it stands, and computing
-        goes on; what waits for it waits."""
+        """Run the equations of a trace, those of its composites too, in order. A collective is sent where it stands,
+        and computing goes on until something waits for it.
+        """
         arrives: dict[int, float] = {}
         for equation in trace.equations:
             body = lowered(equation)

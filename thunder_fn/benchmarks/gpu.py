@@ -195,7 +195,7 @@ def step(name: str, quick: bool) -> Found:
     run()
     torch.cuda.synchronize()
     first = time.perf_counter() - start
-    if name == OURS:  # what compiles in the background is to be ready
+    if name == OURS:  # background compilation is to be done
         wait()
         run()
         run()

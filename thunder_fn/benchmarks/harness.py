@@ -28,8 +28,8 @@ OURS = "thunder_fn"
 class Case:
     """One thing to measure: peers that do the same, each a function without arguments that returns when it is done.
 
-    `calls` are made back to back in each round, more where they would take less than `span` seconds: the figure is seconds for
-    one of them. `target` says what is to be reached, in words.
+    `calls` are made back to back in each round, more where they would take less than `span` seconds: the figure is
+    seconds for one of them. `target` states the goal in words.
     """
 
     name: str

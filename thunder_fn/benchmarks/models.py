@@ -65,7 +65,7 @@ def params_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def jax_gpt_loss(heads: int) -> Any:
-    """The same loss in jax.numpy, on the same parameters."""
+    """Compute the loss in jax.numpy, on the same parameters."""
     import jax  # pyright: ignore[reportMissingImports]
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 

@@ -113,7 +113,7 @@ def cases(only: str, quick: bool = False) -> tuple[str, ...]:
 
 
 def run(quick: bool = False, only: str = "") -> Iterator[Result | Memory]:
-    """Capture of published sizes; every model and peer, or two small ones with --quick; of these what is `cases`."""
+    """Capture of published sizes; every model and peer, or two small ones with --quick; of these the `cases`."""
     names = cases(only, quick)
     for name in CAPTURED:
         if (what := f"capture of {name} on meta") in names:

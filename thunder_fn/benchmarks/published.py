@@ -23,7 +23,7 @@ SMALLER: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama 2 7B": ("LlamaForCausalLM", "LlamaConfig", {}),
     "Mixtral 8x7B": ("MixtralForCausalLM", "MixtralConfig", {}),
 }
-"""Class of the model, class of its configuration, and what is not the default of that."""
+"""Class of the model, class of its configuration, and the values that differ from its defaults."""
 
 CAPTURED: dict[str, tuple[str, str, dict[str, Any]]] = {
     **SMALLER,

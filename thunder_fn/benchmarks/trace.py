@@ -1,7 +1,7 @@
 """The time to capture a GPT and to differentiate the trace, by depth.
 
-Work should grow with distinct code: the layers of a GPT are one body, so the gradient of 12 layers, from scratch, should
-cost about what that of 2 layers does. What grows with depth is capture, which runs the function.
+Work should grow with distinct code: the layers of a GPT are one body, so the gradient of 12 layers, from scratch,
+should cost about what that of 2 layers does. Capture, which runs the function, grows with depth.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def eager_step(
 
 
 def jax_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], object]:
-    """The same in JAX, jitted and donated, with AdamW written out.
+    """Write the step in JAX, jitted and donated, with AdamW written out.
 
     Raises:
         ImportError: JAX is not installed.

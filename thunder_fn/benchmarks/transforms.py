@@ -112,7 +112,7 @@ def sample_loss(model: nn.Module) -> Any:
 
 
 def jax_sample_loss(model: nn.Module) -> Any:
-    """The same in JAX."""
+    """Compute the loss of a sample in JAX."""
     import jax  # pyright: ignore[reportMissingImports]
 
     return lambda params, x, y: -jax.nn.log_softmax(jax_apply(model, params, x[None])[0])[y]

@@ -87,7 +87,7 @@ class Alias:
     offset: int
 
     def of(self, target: torch.Tensor) -> torch.Tensor:
-        """The result, as a view of what was written to."""
+        """The result, as a view of the written tensor."""
         return target.as_strided(self.size, self.stride, target.storage_offset() + self.offset)
 
 
@@ -113,15 +113,15 @@ class GradRead:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A function as a trace, with what is needed to call it as the function is called.
+    """A function as a trace, with the data that a call like the function's needs.
 
-    The trace has one input for each tensor leaf of `(args, kwargs)`, then one for each number or stride that is a symbol. Its
-    outputs are the leaves of the result that are tensors or depend on symbols, then one new value for each write.
-    `decisions` are what was asked about symbols, in order. `own_leaves` are results that the function made leaves that
-    require grad: positions among the outputs, and whether they are Parameters. The trace is right for as long as the gradients in
-    `grads` are the very tensors that they were, and `reads` find what they found. `retained` are results whose gradient is
-    to be kept (`retain_grad`), by position. `follows`: gradients are off around the function,
-    on inside of it, and some result requires grad.
+    The trace has one input for each tensor leaf of `(args, kwargs)`, then one for each number or stride that is a
+    symbol. Its outputs are the leaves of the result that are tensors or depend on symbols, then one new value for
+    each write. `decisions` are the decisions about symbols, in order. `own_leaves` are results that the function made
+    leaves that require grad: positions among the outputs, and whether they are Parameters. The trace is right for as
+    long as the gradients in `grads` are the very tensors that they were, and `reads` find what they found. `retained`
+    are results whose gradient is to be kept (`retain_grad`), by position. `follows`: gradients are off around the
+    function, on inside of it, and some result requires grad.
     """
 
     trace: Trace
@@ -378,8 +378,9 @@ def _shared(recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.
 def _aliases(
     recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor], writes: Sequence[Write]
 ) -> Iterator[Alias]:
-    """Results that are views of what the function writes to, where that is contiguous: elsewhere what a write leaves may lie
-    otherwise in the trace than in memory."""
+    """Results that are views of written memory, where that is contiguous: elsewhere a write may leave values in
+    another layout in the trace than in memory.
+    """
     if recorder.outer is not None:
         return
     targets = [

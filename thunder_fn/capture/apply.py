@@ -1,8 +1,9 @@
 """Calling a trace: on tensors it is evaluated, inside a capture it becomes one equation.
 
 A transform that is called inside a traced function (`grad(f)(x)` under `jit`) captures f on its own, transforms the
-trace and applies it here. The trace becomes the body of a composite; where autograd follows the operands the composite is
-one node of its graph, with the rules of its body. Where a torch.func transform must see every op, it is replayed op by op.
+trace and applies it here. The trace becomes the body of a composite. If autograd follows the operands, the composite
+is one node of its graph, with the rules of its body. If a torch.func transform must see every op, the trace is
+replayed op by op.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def apply_inside(
 def bind_trace(
     recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op, split: SplitRule | None = None
 ) -> tuple[Any, ...] | None:
-    """Record the trace as one equation; None where it has to be replayed, as what finds sizes in data has to be."""
+    """Record the trace as one equation; None where it has to be replayed, as one with unbacked sizes has to be."""
     if any(map(made_by, trace.equations)):
         return None
     closed, extra = close_over(trace)
@@ -166,7 +167,9 @@ def bind_structured(
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
-    """A structured equation can be recorded on these tensors: no torch.func transform is at work on them."""
+    """Test whether a structured equation can be recorded on these tensors: no torch.func transform is at work on
+    them.
+    """
     return all(_is_own(recorder, recorder.lift(value)) for value in values)
 
 

@@ -1,6 +1,6 @@
 """`torch.autocast` regions inside a traced function.
 
-What runs in a region becomes a composite, `autocast_region`, with the casts of the region in it, or none where it turns
+The ops of a region become a composite, `autocast_region`, with the casts of the region in it, or none where it turns
 autocast off. The autocast interpreter leaves it as it is: in PyTorch the innermost region decides.
 """
 
@@ -20,7 +20,7 @@ REGION = "autocast_region"
 
 
 def is_region(op: Op) -> bool:
-    """A composite whose precision is settled: a region, or what a transform made of one and named after it."""
+    """Test for a composite whose precision is settled: a region, or what a transform made of one and named after it."""
     return op.kind == "composite" and REGION in op.name
 
 

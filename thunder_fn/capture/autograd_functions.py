@@ -1,9 +1,9 @@
 """`torch.autograd.Function` inside a traced function.
 
-A trace has what `forward` does. PyTorch runs `forward` with gradients off, and the user's `backward` is not part of
-what it records, so the results of `forward` pass through `thunder_fn::autograd_function`: a copy that nobody can
-differentiate. PyTorch's own autograd inside the traced function does not meet it: it calls `backward`. What a `backward`
-that is marked as `once_differentiable` gives passes through `thunder_fn::once_differentiable`.
+A trace has the equations of `forward`. PyTorch runs `forward` with gradients off, and the user's `backward` is not
+part of what it records. So the results of `forward` pass through `thunder_fn::autograd_function`, a copy that nobody
+can differentiate. PyTorch's own autograd inside the traced function does not meet it: it calls `backward`. The
+results of a `once_differentiable` `backward` pass through `thunder_fn::once_differentiable`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import sympy
-import torch
 
 from thunder_fn import ops
 from thunder_fn.capture.recorded import Decision, Leaf
@@ -17,8 +16,6 @@ from thunder_fn.trace import Expr, Literal, Source, Trace
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
-
-ASSERT = ops.leaf(torch.ops.aten._assert_scalar.default)
 
 
 class Decisions:
@@ -32,24 +29,24 @@ class Decisions:
         self.by_question: dict[Expr, Decision] = {}
 
     def on_decision(self, question: Expr, answer: bool | float) -> None:
-        """Python or PyTorch has asked, and got this answer."""
+        """Note a question of Python or PyTorch, and its answer."""
         if question not in self.by_question:
             self.by_question[question] = Decision(question, answer, self._asked_at())
 
     def on_assertion(self, relation: Expr) -> None:
-        """PyTorch or `torch._check` demands something of sizes that depend on data: the program checks it.
+        """Note a demand of PyTorch or `torch._check` on sizes that depend on data: the program checks it.
 
-        What PyTorch knows of a size that the op at hand finds is true of the op.
+        PyTorch's knowledge of a size that the op at hand finds is true of the op.
         """
         if not all(isinstance(symbol, Symbol) or symbol in self._made for symbol in relation.value.free_symbols):
             return
         message = located(
             f"{relation} does not hold, where u stands for sizes that depend on data", source=self._asked_at()
         )
-        self._recorder.emit(ASSERT, (Literal(relation), Literal(message)), (), ())
+        self._recorder.emit(ops.ASSERT, (Literal(relation), Literal(message)), (), ())
 
     def recorded(self, leaf: Leaf) -> None:
-        """An equation binds the sizes that it finds in data."""
+        """Bind the unbacked sizes that an equation finds."""
         self._made.update(made_by(leaf))
 
     @property
@@ -58,7 +55,7 @@ class Decisions:
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
 
     def settled(self, trace: Trace) -> Trace:
-        """The trace with its symbols as few as what has been decided leaves: where `s1 == s0`, there is only `s0`."""
+        """The trace with as few symbols as the decisions leave: where `s1 == s0`, there is only `s0`."""
         if self._mode.shape_env is None or (self._around is not None and self._around.shape_env is not None):
             return trace
         for constraint in constraints_of(trace):
@@ -81,5 +78,5 @@ class Decisions:
         return where() if where is not None else None
 
     def forget(self) -> None:
-        """The end of the capture: what was decided stays."""
+        """End the capture; decisions stay."""
         del self._recorder

@@ -1,7 +1,7 @@
 """Promotion of ints where the traced function sets another default dtype: a cast in the trace.
 
-An op of ints and bools only, with a float result, gives what the default dtype says. A trace means what it would in the
-default dtype that the capture began with, so an op that is recorded under another one reads its operands as floats.
+An op of ints and bools only, with a float result, gives the default dtype. A trace means what it would in the default
+dtype that the capture began with, so an op that is recorded under another one reads its operands as floats.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def _is_float(dtype: torch.dtype) -> bool:
 
 
 def _says_dtype(atoms: tuple[Any, ...]) -> bool:
-    """An argument is a dtype: the result has it whatever the default is."""
+    """Test whether an argument is a dtype: the result has it whatever the default is."""
     return any(isinstance(getattr(atom, "value", None), torch.dtype) for atom in atoms)

@@ -1,4 +1,4 @@
-"""The bytecode of a function as expressions: what it loads from outside of its frame, and what it does with that.
+"""The bytecode of a function as expressions: its loads from outside of the frame, and their uses.
 
     def f(x):
         return x * cfg.lr + box["w"]
@@ -59,7 +59,7 @@ _VIEWS = frozenset(("items", "values", "keys", "copy"))
 _KINDS = frozenset(("isinstance", "issubclass", "type", "id", "callable"))
 """Builtins that look at no content."""
 _NO_CONTENT = frozenset(("const", "code", "before"))
-_OPERATOR: Source = ("call", ("const", None), ())  # what a method such as `__or__` gives
+_OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = ("POP_JUMP", "STORE_", "JUMP", "LIST_APPEND", "SET_ADD", "MAP_ADD", "LIST_EXTEND", "SET_UPDATE", "DICT_")
 _NOTHING = frozenset(
     ("PRECALL", "KW_NAMES", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN")
@@ -122,7 +122,7 @@ def _node(source: Any, known: dict[Any, Node]) -> Any:
 
 
 class _Reader:
-    """The symbolic stack, and what was found so far."""
+    """The symbolic stack, and the findings so far."""
 
     def __init__(self, code: types.CodeType) -> None:
         self.code, self.line = code, code.co_firstlineno
@@ -150,7 +150,7 @@ class _Reader:
         self.lines.setdefault(source, self.line)
 
     def push(self, source: Source) -> None:
-        """A value that was loaded."""
+        """Push a loaded value."""
         self.stack.append(source)
         if source is not None and source[0] not in ("const", "local"):
             self.use(source)
@@ -250,7 +250,7 @@ class _Reader:
             self.is_dead = op not in ("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP")
 
     def moved(self, op: str, arg: Any, number: int) -> bool:
-        """Loads and stores; False for those that are not known."""
+        """Read loads and stores; False for instructions that are not known."""
         match op:
             case "LOAD_GLOBAL" | "LOAD_NAME":
                 has_null = op == "LOAD_GLOBAL" and number & 1
@@ -298,7 +298,7 @@ class _Reader:
         return True
 
     def written(self, value: Source, place: Source) -> None:
-        """`holder.count += 1` is no read, since nothing else looks at what was there."""
+        """`holder.count += 1` is no read, since nothing else looks at the old value."""
         assert place is not None
         if value == ("inplace", place) and self.uses[place] > 0:
             self.uses[place] -= 1
@@ -313,7 +313,7 @@ class _Reader:
         return None if of is None else ("item", of, key)
 
     def call(self, target: Source, arguments: list[Source], *, is_spread: bool = False) -> None:
-        """A call: builtins that read, those that hand their arguments on, and all others."""
+        """Read a call: builtins that read, those that hand their arguments on, and all others."""
         name = target[1] if target is not None and target[0] == "global" else None
         known = [source for source in arguments if source is not None]
         method = target[2][1] if target is not None and target[0] == "attr" and target[2] is not None else None
@@ -364,7 +364,7 @@ class _Reader:
                     self.use(self.stack[-1])
 
     def other(self, one: dis.Instruction) -> None:
-        """An instruction that is not understood: by its effect on the stack."""
+        """Skip an unknown instruction, by its effect on the stack."""
         jumps = one.opcode in dis.hasjrel or one.opcode in dis.hasjabs
         effect = dis.stack_effect(one.opcode, one.arg, jump=False)
         if jumps:

@@ -147,7 +147,7 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
 
 
 def _raised_by_user(error: Exception) -> bool:
-    """The exception comes from a `raise` in the user's code."""
+    """Test whether the exception comes from a `raise` in the user's code."""
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next

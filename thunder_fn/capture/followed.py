@@ -1,9 +1,10 @@
 """Structured equations on tensors that autograd follows.
 
 A traced function may call `torch.autograd.grad` or `backward` itself, and parameters require gradients, so autograd
-follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when autograd
-asks for it: then the equation, which is already in the recording, is replaced by its split forward, whose residuals the
-backward reads. Where the backward is to be differentiated itself (`create_graph=True`), each half is a node in turn.
+follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when
+autograd asks for it. Then the split forward replaces the equation, which is already in the recording, and the
+backward reads its residuals. If the backward itself is differentiated (`create_graph=True`), each half is a node in
+turn.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class _Node:
 
 
 class _Followed(torch.autograd.Function):
-    """The node."""
+    """The autograd node of one equation."""
 
     @staticmethod
     def forward(ctx: Any, node: _Node, *values: torch.Tensor) -> Any:

@@ -1,7 +1,8 @@
 """The frames of a user's code that run in a thread, as an observer sees them begin and end.
 
-Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there is the profile hook of a
-thread, which sees all Python frames and all calls of C: it is off (`pause`) while PyTorch's and our own code run.
+Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there is the profile
+hook of a thread, which sees all Python frames and all calls of C. It is off (`pause`) while PyTorch's and our own
+code run.
 
 Frames of PyTorch, of ours and of the standard library are passed over, and all that runs below an import. Other packages are the
 user's code, and so is `torch.optim`.
@@ -53,7 +54,7 @@ class Observer(Protocol):
     """Hears of the frames of a capture."""
 
     def started(self, frame: types.FrameType) -> None:
-        """A frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
+        """Note that a frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Note the end of a frame: it returns or yields a value, or raises, which is None."""
@@ -65,13 +66,13 @@ _told: ContextVar[Observer | None] = ContextVar("thunder_fn_frames_told", defaul
 
 @cache
 def is_library(file: str) -> bool:
-    """A file of an installed package or of Python, whose globals nobody binds anew."""
+    """Test for a file of an installed package or of Python, whose globals nobody binds anew."""
     return "site-packages" in file or file.startswith((_STDLIB, _TORCH))
 
 
 @cache
 def is_machinery(name: str) -> bool:
-    """A module of PyTorch, of ours or of Python."""
+    """Test for a module of PyTorch, of ours or of Python."""
     first = name.partition(".")[0]
     if first in _MACHINERY:
         return not name.startswith(("torch.optim", *OWN_PROGRAMS))
@@ -80,19 +81,19 @@ def is_machinery(name: str) -> bool:
 
 @cache
 def is_user_file(file: str) -> bool:
-    """A file whose functions are the user's, or of a package that is not machinery."""
+    """Test for a file whose functions are the user's, or of a package that is not machinery."""
     if file.startswith((_TORCH, ROOT)):
         return file.startswith((_OPTIM, *(ROOT + name.partition(".")[2] for name in OWN_PROGRAMS)))
     return not file.startswith("<frozen") and ("site-packages" in file or not file.startswith(_STDLIB))
 
 
 def is_watched(code: types.CodeType, module: Any) -> bool:
-    """The frames of this code, whose globals belong to a module of that name, are the user's."""
+    """Test whether the frames of this code, whose globals belong to a module of that name, are the user's."""
     return is_user_file(code.co_filename) and not (isinstance(module, str) and is_machinery(module))
 
 
 def is_import(frame: types.FrameType) -> bool:
-    """An import begins: of any module, by the import system or by a loader."""
+    """Test whether an import begins: of any module, by the import system or by a loader."""
     name = frame.f_code.co_name
     if name == "<module>":
         return frame.f_back is not None and _is_loader(frame.f_back.f_code)
@@ -119,7 +120,7 @@ def observed_by(observer: Observer) -> Generator[None]:
 
 @contextmanager
 def running() -> Generator[None]:
-    """The user's function runs inside. Without an observer, nothing is different."""
+    """Run the user's function inside. Without an observer, nothing is different."""
     observer = _observer.get()
     if observer is None:
         yield
@@ -178,7 +179,7 @@ def pause() -> Any:
 
 
 def resume(hook: Any) -> None:
-    """The user's code goes on."""
+    """Mark the end of machinery: the user's code goes on."""
     if hook is not None:
         sys.setprofile(hook)
 

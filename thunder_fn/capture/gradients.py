@@ -28,7 +28,7 @@ class Gradients:
     follows: bool = False
 
     def take(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
-        """A leaf's `.grad` is closed over with it."""
+        """Close over a leaf's `.grad` with it."""
         with internals.no_torch_function():
             if is_wrapped(tensor) or not (tensor.is_leaf or tensor.retains_grad):
                 return
@@ -52,7 +52,7 @@ class Gradients:
                 self.read[id(tensor)] = tensor, tensor.grad
 
     def is_changed(self, grad: torch.Tensor) -> bool:
-        """A gradient that was closed over has other values than it had."""
+        """Test whether a gradient that was closed over has other values than it had."""
         of = self.recorder
         return any(tensor is grad and of.var_of(tracer) != before for tensor, tracer, before in of.lifted())
 

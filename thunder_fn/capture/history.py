@@ -63,20 +63,20 @@ class History:
 
     @property
     def is_following(self) -> bool:
-        """Autograd would follow what is recorded now."""
+        """Test whether autograd would follow records made now."""
         return torch.is_grad_enabled() or self._updating or self._custom_ops > 0
 
     # ---- what is recorded ----
 
     def bound(self, var: Var) -> None:
-        """A tensor stands for the variable, which was made here."""
+        """Note that a tensor stands for the variable, which was made here."""
         if self.is_tracked and not self.is_following:
             self._off.add(var.index)
             if self._functions:
                 self._made_by[var.index] = self._functions[-1]
 
     def recorded(self, leaf: Leaf) -> None:
-        """An op was recorded. While tensors are changed in place, the first one of their types has their new values."""
+        """Note a recorded op. While tensors are changed in place, the first one of their types has their new values."""
         if not self.is_following and (leaf.op == ops.RESHAPE or ops.is_view(leaf.op)):
             self._views.update((var.index, leaf) for var in leaf.outputs)
         before = self._changing
@@ -86,13 +86,13 @@ class History:
             self._changing, self._updating = None, True
 
     def enter_function(self, name: str, inputs: Inputs) -> None:
-        """The call of a `torch.autograd.Function` begins. It ends when its inputs are let go."""
+        """Enter the call of a `torch.autograd.Function`. It ends when its inputs are let go."""
         if torch.is_grad_enabled():
             self._functions.append(name)
             inputs.ended = self._functions.pop
 
     def enter_custom_op(self, inputs: Inputs) -> None:
-        """The call of a custom op that brought its own derivative begins: what it records, autograd follows."""
+        """Enter the call of a custom op that brought its own derivative: autograd follows what it records."""
         if torch.is_grad_enabled():
             self._custom_ops += 1
             inputs.ended = self._end_custom_op
@@ -121,12 +121,12 @@ class History:
         return known
 
     def is_stopped(self, var: Var) -> bool:
-        """The variable is a constant here: it was made where gradients are off, not changed there."""
+        """Test whether the variable is a constant here: it was made where gradients are off, not changed there."""
         before = self._before.get(var.index)
         return self.read(var) != var and (before is None or not self._has_history(before))
 
     def _has_history(self, var: Var) -> bool:
-        """Autograd follows the variable, or what its memory held before it was changed."""
+        """Test whether autograd follows the variable, or the value that its memory held before it was changed."""
         if var.index not in self._off:
             return True
         view, before = self._views.get(var.index), self._before.get(var.index)
@@ -149,7 +149,7 @@ class History:
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
-        """Enter around an op that changes tensors in place; where gradients are off, their history stays what it was.
+        """Enter around an op that changes tensors in place; where gradients are off, their history stays.
 
         The first op recorded that has results of their types computes their new values; what comes after it brings views up
         to date.
@@ -178,7 +178,7 @@ class History:
                 self._tell(memory)
 
     def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Views see what was changed, with the history that they have, also where gradients are off."""
+        """Give views the new values, with the history that they have, also where gradients are off."""
         if self._before or not torch.is_grad_enabled():
             with self._following():
                 for tensor in tensors:
@@ -196,7 +196,8 @@ class History:
     def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the base for a view that is taken where gradients are off: such a view has no history.
 
-        Where the memory was changed before, views of it are made again from what it is now, and would have one.
+        If the memory was changed before, PyTorch makes views of it again from its present value, and they would have
+        a history.
         """
         memory = internals.memory_in(tensor)
         if internals.storage_id(memory) not in self._written:
@@ -268,7 +269,7 @@ class History:
         return found
 
     def _link(self, source: Memory, alias: Memory) -> None:
-        """Two memories have the same values from now on, as long as the alias lives."""
+        """Link two memories, which have the same values from now on, as long as the alias lives."""
         self._links = [(memory, other) for memory, other in self._links if other() is not None]
         self._links.append((source, weakref.ref(alias)))
 
@@ -305,7 +306,7 @@ class History:
         return fake
 
     def forget(self) -> None:
-        """The end of the capture: hold nothing any more."""
+        """Forget everything at the end of the capture."""
         self._links.clear()
         self._kept.clear()
         self._apart.clear()

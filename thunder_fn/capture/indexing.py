@@ -19,7 +19,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """`x[index]`."""
+    """Index a tensor: `x[index]`."""
     index = _with_numbers(index)
     placed = _in_front(x, index)
     if placed is None:

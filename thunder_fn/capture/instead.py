@@ -96,7 +96,7 @@ def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -
 
 
 def _are_traced(data: Any, numbers: list[Any]) -> bool:
-    """A few numbers, some of which a trace does not know."""
+    """Test for a few numbers, some of which a trace does not know."""
     is_traced = any(isinstance(number, (Tensor, *Sym)) for number in numbers)
     return is_traced and len(numbers) <= MAX_LISTED and not isinstance(data, Tensor)
 
@@ -128,7 +128,7 @@ MAX_LISTED = 64
 
 
 def can_be_listed(x: Tensor) -> bool:
-    """A tensor of a few numbers, each of which can be a symbol."""
+    """Test for a tensor of a few numbers, each of which can be a symbol."""
     sizes = [size if type(size) is int else math.inf for size in x.shape]
     return math.prod(sizes) <= MAX_LISTED and not x.dtype.is_complex and x.dtype != torch.bool
 
@@ -141,7 +141,7 @@ HAS_NUMBERS: dict[Any, Callable[[Tensor], bool]] = {
 
 
 def tolist(x: Tensor) -> Any:
-    """The numbers, each found in data."""
+    """The numbers, each an unbacked one."""
     return list(map(tolist, x.unbind(0))) if x.dim() else x.item()
 
 
@@ -152,7 +152,7 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
         return torch.as_strided(x, size, stride, storage_offset)
     if (
         base is None
-        or x.dtype is not base.dtype  # whose elements the numbers count
+        or x.dtype is not base.dtype  # the numbers count the base's elements
         or not internals.have_one_memory(x, base)
         or _have_other_histories(recorder, x, base)
     ):
@@ -168,13 +168,13 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
 def _check_layout(recorder: Recorder, x: Tensor) -> None:
     """Refuse addresses in the memory of a tensor with gaps that was written to, whose value in the trace has none."""
     if recorder.var_of(x) is not None and internals.is_laid_out_anew(x):
-        what = "as_strided of a tensor with gaps between its elements that the function wrote to"
+        what = "as_strided was called on a tensor with gaps between its elements that the function wrote to"
         fix = "Call as_strided before the write, or write to the tensor that has the memory."
         raise UnsupportedCall(located(what, source=recorder.where() if recorder.where is not None else None, fix=fix))
 
 
 def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:
-    """Autograd follows one of two tracers and not the other."""
+    """Test whether autograd follows one of two tracers and not the other."""
     first, second = recorder.var_of(view), recorder.var_of(base)
     if first is None or second is None or view.requires_grad != base.requires_grad:
         return True
@@ -191,16 +191,16 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
     if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
         raise UnsupportedCall(
             located(
-                "`register_hook` on a tensor whose gradient is computed after the traced function has ended",
+                "`register_hook` was called on a tensor whose gradient is computed after the traced function has ended",
                 source=recorder.source,
-                fix="Say what happens to the gradient with `custom_vjp` of the identity, or a `torch.autograd.Function`.",
+                fix="Change the gradient with `custom_vjp` of the identity, or a `torch.autograd.Function`.",
             )
         )
     return Tensor.register_hook(x, hook)
 
 
 def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
-    """Autograd goes from the tensor on to one that the traced function got from outside."""
+    """Test whether autograd goes from the tensor on to one that the traced function got from outside."""
     given = {var.index for var in recorder.inputs} | {constant.var.index for constant in recorder.constants}
     root = internals.node_of(x)
     nodes = internals.nodes_behind([root]) | {root}
@@ -216,7 +216,7 @@ def _engine(*args: Any, **options: Any) -> Any:
 def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a graph of their own.
 
-    What a transform is called on, outside any other trace, may ask for gradients through such a graph: it is a linear map.
+    An outermost transform may ask for gradients through such a graph: it is a linear map.
 
     Raises:
         UnsupportedCall: the gradient would go on into such a graph otherwise.
@@ -368,7 +368,7 @@ VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
     )
     if change is not None
 }
-"""`x.transpose_(0, 1)` and its like: x becomes a view of the tensor that it was, of which others may be views too.
+"""`x.transpose_(0, 1)` and its like: x becomes a view of its old tensor, which others may view too.
 
 A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which want it as it was.
 """
@@ -393,7 +393,7 @@ def _saved_tensors_hooks(self: Any) -> None:
     else:
         raise UnsupportedCall(
             located(
-                "`saved_tensors_hooks` inside a traced function that is differentiated, whose backward would not run them",
+                "`saved_tensors_hooks` are used in a traced function that is differentiated; its backward would not run them",
                 source=recorder.where() if recorder.where is not None else None,
                 fix="Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks around the traced function.",
             )

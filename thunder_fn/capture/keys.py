@@ -1,7 +1,8 @@
 """Explicit random keys, `torch.func._random`, as equations.
 
-A key says which numbers are drawn, so these equations are pure: equal ones are merged, a checkpoint may run them again,
-and a batch of keys draws what each key draws alone. PyTorch fills a tensor in place; in a trace the numbers are a new one.
+A key says which numbers are drawn, so these equations are pure. Equal ones are merged, a checkpoint may run them
+again, and a batch of keys draws what each key draws alone. PyTorch fills a tensor in place; in a trace the numbers
+are a new one.
 
 PyTorch has keys since 2.12, and kernels for them on CUDA devices.
 """
@@ -56,7 +57,7 @@ def _batched_draw(
 
 
 def _define(name: str, kernel: str) -> None:
-    """A function of keys as PyTorch has it."""
+    """Define a function of keys as PyTorch has it."""
     overload: Any = getattr(aten, kernel).default
     own: Any = getattr(torch.ops.thunder_fn, name).default
     _library.impl(name, lambda key, number: overload(key, number), "CompositeExplicitAutograd")

@@ -1,4 +1,5 @@
-"""Values that depend on nothing from outside: what a function makes of sizes and numbers alone, such as a mask of ones.
+"""Values that depend on nothing from outside: a function makes them of sizes and numbers alone, such as a mask of
+ones.
 
 Python may ask for them while it is traced, as eager code does: they are the same in every call. Such a value is computed when
 it is asked for, from the equations recorded so far.
@@ -55,7 +56,7 @@ def _values(recorder: Recorder, wanted: list[Var]) -> list[torch.Tensor] | None:
 
 
 def _is_known(leaf: Leaf) -> bool:
-    """An op of PyTorch's that draws nothing, on numbers without symbols."""
+    """Test for an op of PyTorch's that draws nothing, on numbers without symbols."""
     if leaf.op.kind != "leaf" or ops.is_random(leaf.op) or ops.changes_the_world(leaf):
         return False
     return not _has_symbols((leaf.args, tuple(value for _, value in leaf.kwargs)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.trace import Arg, Literal, TensorType, Var, type_of_value
 
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
 
 aten = torch.ops.aten
-FACTORS = ("aten._linalg_det.default", "aten._linalg_slogdet.default", "aten._linalg_solve_ex.default")
-ADDRESSES = ("aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default")
-READS_MEMORY = {
-    "aten._embedding_bag.default": (1, 2),
-    "aten._embedding_bag_forward_only.default": (1, 2),
-    "aten._pdist_forward.default": (0,),
-    "aten.median.dim": (0,),
-    "aten.nanmedian.dim": (0,),
-    "aten._weight_norm_interface.default": (0, 1),
-    "aten._weight_norm_interface_backward.default": (0, 1, 2, 3),
-}
-"""Ops that read arguments, by position, as if they were contiguous."""
-
 READS_OUTPUT = "aten._scaled_dot_product_efficient_attention_backward.default"
 
 HIDDEN = ops.leaf(aten.as_strided_copy.default)
@@ -50,16 +37,16 @@ def with_plain_layout(
     recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> tuple[Var, ...] | None:
     """Record an op that looks at layout; the variables of its results. None if it can be recorded as it is."""
-    if name in FACTORS:
+    if name in facts.FACTORS:
         return _factor(recorder, name, args, kwargs, result)
-    if name in READS_MEMORY:
+    if name in facts.READ_AS_CONTIGUOUS:
         return _on_clones(recorder, name, args, kwargs, result)
     if name == READS_OUTPUT:
         return _with_output_as_computed(recorder, args, kwargs, result)
     if name == "aten.view_as_complex.default":
         base = _clone(recorder, recorder.read(args[0]), args[0].shape, args[0])
         return (_emit(recorder, aten.view_as_complex.default, (base,), result.shape, result),)
-    if name in ADDRESSES and args[0].numel() and not _is_plain(recorder, args):
+    if name in facts.ADDRESSES and args[0].numel() and not _is_plain(recorder, args):
         found = _scatter(recorder, *args) if "scatter" in name else _gather(recorder, *args)
         return found or _record_as_is(recorder, args, result)
     return None
@@ -121,7 +108,7 @@ def _on_clones(
 ) -> tuple[Var, ...]:
     """An op that reads some arguments as memory: PyTorch's callers make them contiguous, and a trace does it always."""
     new = [recorder.encode(arg) for arg in args]
-    for position in READS_MEMORY[name]:
+    for position in facts.READ_AS_CONTIGUOUS[name]:
         var = new[position]
         if isinstance(var, Var):
             new[position] = _clone(recorder, var, args[position].shape, args[position])

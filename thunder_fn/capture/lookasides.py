@@ -1,8 +1,9 @@
 """Lookasides: inside a capture, calls of a function go to another one.
 
-A Python function may have been imported under any name, so what is replaced is its code: while some capture runs, the
-function is a short trampoline to a dispatcher, which calls the replacement in threads that capture and a copy of the
-original in all others. Calls that were under way go on undisturbed. With the last capture the code comes back.
+A Python function may have been imported under any name, so its code is replaced. While some capture runs, the
+function is a short trampoline to a dispatcher. The dispatcher calls the replacement in threads that capture, and a
+copy of the original in all others. Calls that were under way go on undisturbed. With the last capture the code comes
+back.
 
 Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves (`scopes.py`) and are diverted
 there. Other functions of C, such as `math.sqrt` and `print`, what `functools.cache` and `functools.partial` make, and cached
@@ -13,7 +14,6 @@ properties are replaced where modules and classes have them, for as long as a ca
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import threading
 import types
@@ -27,6 +27,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.trampolines import copy_of, trampoline_code
 from thunder_fn.errors import LookasideError, kind_of
+from thunder_fn.garbage import referrers
 from thunder_fn.text import shown
 
 Function = Callable[..., Any]
@@ -40,12 +41,13 @@ class Lookaside:
     Law: outside a capture, and in other threads, `fn` is what it was.
 
     Args:
-        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is `x.add(y)`; an
-            operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a builtin, a function with a
-            cache or a `functools.partial` that modules or classes have by name, as `math.sqrt` and `print`: calls that look it up
-            there are diverted, in users' code, not in libraries. What a cache holds is neither asked nor changed.
-        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn` inside it goes to
-            the original, in a generator's steps too.
+        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is
+            `x.add(y)`; an operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a
+            builtin, a function with a cache or a `functools.partial` that modules or classes have by name, as
+            `math.sqrt` and `print`: calls that look it up there are diverted, in users' code, not in libraries.
+            Values in a cache are neither read nor changed.
+        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn`
+            inside it goes to the original, in a generator's steps too.
     """
 
     fn: Any
@@ -88,7 +90,7 @@ def is_by_name(fn: Any) -> bool:
 
 
 def _is_method(fn: Any) -> bool:
-    """A method of tensors written in C."""
+    """Test for a method of tensors written in C."""
     kinds = types.MethodDescriptorType | types.WrapperDescriptorType
     return isinstance(fn, kinds) and internals.is_tensor_type(fn.__objclass__)
 
@@ -99,7 +101,7 @@ def _places(fn: Any) -> list[tuple[Any, str]]:
         id(vars(module)): module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)
     }
     found = internals.patched_places(fn)
-    for holder in gc.get_referrers(fn):
+    for holder in referrers(fn):
         owners = [modules[id(holder)]] if id(holder) in modules else _classes(holder)
         found += [(owner, name) for owner in owners for name, value in list(vars(owner).items()) if value is fn]
     return found
@@ -109,7 +111,7 @@ def _classes(holder: Any) -> list[Any]:
     """The class whose attributes a dictionary has."""
     if not isinstance(holder, dict) or "__module__" not in holder:
         return []
-    return [one for one in gc.get_referrers(holder) if isinstance(one, type) and "__module__" in vars(one)]
+    return [one for one in referrers(holder) if isinstance(one, type) and "__module__" in vars(one)]
 
 
 def same_function(fn: Function) -> object:
@@ -164,7 +166,7 @@ def replacement(fn: Any) -> Function | None:
 
 @contextmanager
 def _inside(fn: Any) -> Generator[None]:
-    """A call of fn goes to the original."""
+    """Let calls of fn inside go to the original."""
     token = _running.set((*_running.get(), fn))
     try:
         yield
@@ -193,7 +195,7 @@ def _stepwise(generator: Generator[Any, Any, Any], fn: Any) -> Generator[Any, An
 
 @contextmanager
 def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
-    """The captures inside, in this thread, use these lookasides."""
+    """Use these lookasides in the captures inside, in this thread."""
     token = _chosen.set({**_chosen.get(), **{name: one for one in given for name in internals.arrives_as(one.fn)}})
     try:
         yield
@@ -265,7 +267,7 @@ def _by_name(fn: Any) -> internals.Patch:
         if isinstance(fn, functools.cached_property):
             return _Property(fn)
         dispatch: Any = _dispatching(fn, before)
-        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # which has no `self`
+        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # it has no `self`
         return staticmethod(dispatch) if is_unbound else dispatch
 
     with _lock:
@@ -365,7 +367,7 @@ class _Trampoline:
             return self.replacements.index(lookaside.replace_with)
 
     def in_dynamo(self, *args: Any, **kwargs: Any) -> Any:
-        """The call as Dynamo inlines it, which knows no context variables: what is inside is counted."""
+        """The call as Dynamo inlines it, which knows no context variables: nested calls are counted."""
         place = self.place()
         if place < 0 or self.depth[0]:
             return self.copy(*args, **kwargs)
@@ -399,7 +401,7 @@ _numbered: list[_Trampoline] = []
 
 
 def is_diverted(fn: types.FunctionType) -> bool:
-    """The function's code is, or was, exchanged for a trampoline."""
+    """Test whether the function's code is, or was, exchanged for a trampoline."""
     return fn in _trampolines
 
 

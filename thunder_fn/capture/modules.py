@@ -29,7 +29,7 @@ _CONTAINERS = (list, dict, set, deque, OrderedDict)
 
 
 TRACING = threading.RLock()
-"""Held while modules hold tracers. Who reads modules to pass their tensors on takes it too."""
+"""Held while modules hold tracers. Code that reads modules to pass their tensors on takes it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Rebound:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """An attribute of a module, and what it was bound to: tensors, plain values, or a tree of them."""
+    """An attribute of a module, and its new value: tensors, plain values, or a tree of them."""
 
     module: torch.nn.Module
     section: str
@@ -62,7 +62,7 @@ class _State:
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture. Where it `is_exclusive`, no other thread captures modules until they are restored."""
+    """The modules of one capture. If it `is_exclusive`, no other thread captures modules until they are restored."""
 
     is_exclusive: bool = False
     states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)
@@ -105,7 +105,7 @@ class WatchedModules:
     ) -> list[Assigned]:
         """Attributes of these modules that were bound, buffers among them; each holds again what it held.
 
-        `written` are those that were set, maybe to what they were.
+        `written` are those that were set, maybe to their old values.
         """
         found: list[Assigned] = []
         for state in (state for module, state in self.states.items() if module in modules):
@@ -167,7 +167,7 @@ def _current(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def holds_tracer(value: Any) -> bool:
-    """The value is a tracer or a pytree with one among its leaves."""
+    """Test whether the value is a tracer or a pytree with one among its leaves."""
     if value is None or isinstance(value, (str, int, float, torch.nn.Module)):
         return False
     return any(
@@ -180,7 +180,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.S
 
 
 def _is_assignable(value: Any) -> bool:
-    """Plain values, and tensors of the trace, alone or in a tree with plain values only."""
+    """Test for plain values, and tensors of the trace, alone or in a tree with plain values only."""
     if isinstance(value, (torch.nn.Module, *PLAIN)):
         return True
     if not holds_tracer(value):
@@ -197,8 +197,9 @@ def _is_rebound(before: Any, section: str, value: Any) -> TypeGuard[torch.Tensor
 
 
 def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
-    """The attribute is computed anew in each call: by a hook that holds its name, as those of `weight_norm` and
-    `torch.nn.utils.prune` do, or by an RNN from its parameters."""
+    """Test whether the attribute is computed anew in each call: by a hook that holds its name, as those of
+    `weight_norm` and `torch.nn.utils.prune` do, or by an RNN from its parameters.
+    """
     return name.startswith("_flat_weight") or any(
         isinstance(value, str) and value == name
         for hook in internals.forward_pre_hooks(module)

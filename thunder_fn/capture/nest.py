@@ -1,9 +1,9 @@
 """Nesting: a pure function from the recorder's tree of scopes to a nested trace.
 
-Each scope becomes a composite whose inputs are what it uses and did not define and whose outputs are its results and
-whatever else later equations use. Equal bodies become one object.
+Each scope becomes a composite. Its inputs are the variables that it uses and did not define; its outputs are its
+results and whatever else later equations use. Equal bodies become one object.
 
-A composite keeps the full name of the user's call where its arguments and results are those of the call, so executors
+A composite keeps the full name of the user's call where its arguments and results are those of the call. So executors
 may claim it by signature. Otherwise it has the short name and takes the variables that it reads: transforms call
 their own versions so.
 """
@@ -295,7 +295,7 @@ def _within(equations: Iterable[Equation]) -> Iterator[Equation]:
 
 
 def _says_nothing(scope: Scope, equation: Equation) -> bool:
-    """A torch function that is one ATen op: `torch.mul` is `aten.mul`."""
+    """Test for a torch function that is one ATen op: `torch.mul` is `aten.mul`."""
     if scope.kind != "function" or equation.op.kind != "leaf":
         return False
     short = scope.name.rsplit(".", 1)[-1]
@@ -303,7 +303,9 @@ def _says_nothing(scope: Scope, equation: Equation) -> bool:
 
 
 def _is_faithful(scope: Scope, imports: dict[int, Var], exports: dict[int, Var], live: set[int]) -> bool:
-    """The equation can be written as the user's call: same arguments, and its outputs are the call's results."""
+    """Test whether the equation can be written as the user's call: same arguments, and its outputs are the call's
+    results.
+    """
     if scope.args is None or scope.results is None:
         return False
     given = {var.index for var in _arguments(scope)}

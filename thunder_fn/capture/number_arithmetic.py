@@ -1,8 +1,8 @@
 """Arithmetic, comparisons and `math` on symbolic numbers, as Python has them.
 
-What Python would raise is raised, and that it is not raised is a decision: `a // b` asks whether `b == 0`, and
-`math.sqrt(a)` whether `a < 0`. Floats are computed step by step (`thunder_fn.floats`). Where an operand is infinite,
-not a number or the zero with a sign, of which no algebra is known, the symbols beside it stand for their numbers.
+Errors of Python are raised, and their absence is a decision: `a // b` asks whether `b == 0`, and `math.sqrt(a)`
+whether `a < 0`. Floats are computed step by step (`thunder_fn.floats`). No algebra is known of infinities, NaN and
+the negative zero, so the symbols beside such an operand stand for their numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def arithmetic(name: str, a: Any, b: Any) -> Any:
     if _is_singular(a) or _is_singular(b):
         return _PYTHON[name](concrete(a), concrete(b))
     if name in _DIVISIONS and _holds(b, lambda: b == 0):
-        return _PYTHON[name](type(concrete(a))(1), concrete(b))  # which raises
+        return _PYTHON[name](type(concrete(a))(1), concrete(b))  # raises
     if name in ("lshift", "rshift") and _holds(b, lambda: b < 0):
         return _PYTHON[name](1, -1)
     if name == "truediv" and not _is_float(a) and not _is_float(b) and not (_is_natural(a) and _is_natural(b)):
@@ -70,7 +70,7 @@ def _class(value: Any) -> type:
 def _of_floats(name: str, a: Any, b: Any) -> Any:
     """A step of float arithmetic; symbols stand for their numbers where it could leave the floats."""
     if name not in STEPS:
-        return _PYTHON[name](concrete(a), concrete(b))  # which raises
+        return _PYTHON[name](concrete(a), concrete(b))  # raises
     if name == "pow":
         a, b = _power_operands(a, b)
         if not isinstance(a, Sym) and not isinstance(b, Sym):
@@ -89,7 +89,7 @@ def _computed(expr: Any, name: str, a: Any, b: Any) -> Any:
 
 
 def _is_natural(value: Any) -> bool:
-    """An int that is known not to be negative, as sizes are."""
+    """Test for an int that is known not to be negative, as sizes are."""
     return bool(value.node.expr.is_nonnegative) if isinstance(value, Sym) else value >= 0
 
 
@@ -115,7 +115,7 @@ def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _is_between(value: Any, low: float, high: float | None) -> bool:
-    """A decision; what depends on data is taken to be."""
+    """Decide that a number lies between two; a number that depends on data is taken to do so."""
     return _hint(value) is None or (bool(value > low) and (high is None or bool(value < high)))
 
 
@@ -136,7 +136,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "
 
 
 def _number(value: Any) -> Any:
-    """An operand, bools as ints; None for what is no real number."""
+    """An operand, bools as ints; None for anything but a real number."""
     if isinstance(value, (bool, torch.SymBool)):
         return int(bool(value))
     return value if isinstance(value, (int, float, *Sym)) else None
@@ -147,17 +147,17 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_singular(value: Any) -> bool:
-    """A float of which there is no algebra."""
+    """Test for a float of which there is no algebra."""
     return not isinstance(value, Sym) and isinstance(value, float) and not is_plain(value)
 
 
 def is_plain(value: float) -> bool:
-    """A float that a symbol can stand for: finite, and not the zero with a sign, which equals the other one."""
+    """Test for a float that a symbol can stand for: finite, and not the zero with a sign, which equals the other one."""
     return math.isfinite(value) and (value != 0 or math.copysign(1, value) > 0)
 
 
 def _is_inexact(a: Any, b: Any) -> bool:
-    """An int that no float is, beside a symbolic float."""
+    """Test for an int that no float is, beside a symbolic float."""
     return isinstance(b, torch.SymFloat) and not isinstance(a, Sym) and isinstance(a, int) and abs(a) >= 2**53
 
 
@@ -166,12 +166,12 @@ def _hint(value: Any) -> Any:
 
 
 def is_found_in_data(value: Any) -> bool:
-    """A symbolic number or bool of which only the program's data says what it is."""
+    """Test for a symbolic number or bool whose value only the program's data says."""
     return isinstance(value, (*Sym, torch.SymBool)) and value.node.hint is None
 
 
 def _holds(value: Any, question: Callable[[], Any]) -> bool:
-    """The answer to a question; what depends on data is not asked, the program raises where it does not hold."""
+    """Answer a question; an unbacked one is not asked, and the program raises where it does not hold."""
     return False if _hint(value) is None else bool(question())
 
 

@@ -114,7 +114,7 @@ def _strides(tensor: torch.Tensor, shape: Sequence[Dim], index: int, places: dic
 def strides_of(
     pattern: Sequence[int | None], shape: Sequence[Dim], unexplained: Callable[[int], Dim]
 ) -> tuple[Dim, ...]:
-    """The strides that a pattern says for these sizes; what it does not say of a dim, `unexplained` does."""
+    """The strides that a pattern says for these sizes; `unexplained` has the strides that it does not explain."""
     found: dict[int, Dim] = {}
 
     def stride(dim: int) -> Dim:
@@ -136,7 +136,7 @@ def _product(a: Dim, b: Dim) -> Dim:
 
 
 def is_number(leaf: Any) -> bool:
-    """A number that a symbol can stand for. PyTorch's expressions hold ints below 2**62."""
+    """Test for a number that a symbol can stand for. PyTorch's expressions hold ints below 2**62."""
     return (type(leaf) is int and -(2**62) < leaf < 2**62) or (type(leaf) is float and is_plain(leaf))
 
 

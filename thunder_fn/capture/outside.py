@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
-import gc
 import inspect
 import operator
 import os
@@ -35,12 +34,13 @@ from thunder_fn.capture.expressions import Reading, Source, reading, text
 from thunder_fn.capture.frames import is_import, is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.lookasides import is_diverted
 from thunder_fn.capture.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, fields_of, seen
+from thunder_fn.garbage import referrers
 
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
 
 _WRITES = frozenset(("append", "add", "extend", "appendleft", "get", "clear"))
-"""Methods of containers that do not look at what is there, and `get`, which is an item."""
+"""Methods of containers that do not look at the content, and `get`, which is an item."""
 
 _NO_READS = frozenset(("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc"))
 """Modules whose functions look at no attributes of an object that they are given, or call its methods, whose frames are seen."""
@@ -53,7 +53,7 @@ _DEEP = 6
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """A read: its kind, what was asked, the value, and how a user writes it."""
+    """A read: its kind, the question, the value, and a user's way to write it."""
 
     kind: str
     holder: Any
@@ -75,10 +75,11 @@ class Constant:
 
 
 def constant(value: Any) -> Any:
-    """The value itself, baked into the program of the traced function in which this is called.
+    """Bake a value into the program of the traced function in which this is called.
 
-    A jitted function is traced again when a value that it reads from outside changes. A value in `constant(...)` is not looked
-    at: the function keeps what it was at the trace. It may be what cannot be guarded, such as a large NumPy array.
+    A jitted function is traced again when a value that it reads from outside changes. A value in `constant(...)` is
+    not looked at: the function keeps the value of the trace. It may be what cannot be guarded, such as a large NumPy
+    array.
 
     Law: ``constant(value) is value``.
 
@@ -121,7 +122,7 @@ def look(kind: str, holder: Any, key: Any) -> Any:
 
 
 def is_same(now: Any, then: Any, kind: str = "") -> bool:
-    """An edge's value is what it was: an object by identity, plain data by value and type."""
+    """Test whether an edge's value is the old one: an object by identity, plain data by value and type."""
     if now is then:
         return True
     if kind == "content":
@@ -193,7 +194,9 @@ class Watch:
     # ---- what the frames tell ----
 
     def started(self, frame: types.FrameType) -> None:
-        """Look at what a frame can reach, before it changes anything. What an import runs is no part of the function."""
+        """Look at what a frame can reach, before it changes anything. Code that an import runs is no part of the
+        function.
+        """
         code = frame.f_code
         if self.importing is None and is_import(frame):
             self.importing = frame
@@ -207,7 +210,7 @@ class Watch:
         self.evaluate(mine, mine.reading.uses)
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
-        """Look again, at what its locals are now."""
+        """Look again, at the present values of its locals."""
         if self.importing is not None:
             self.importing = None if self.importing is frame else self.importing
             return
@@ -257,7 +260,7 @@ class Watch:
         return value
 
     def reach_function(self, function: types.FunctionType, path: str, depth: int) -> None:
-        """A function counts with its code and defaults; its cells count when it runs."""
+        """Reach a function, by its code and defaults; its cells count when it runs."""
         self.functions.setdefault(id(function.__code__), []).append(function)
         file = function.__code__.co_filename
         if is_user_file(file) and not is_library(file) and not is_diverted(function):
@@ -275,7 +278,7 @@ class Watch:
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
 
     def reach_class(self, cls: type) -> None:
-        """The methods of a class are known by their code."""
+        """Reach a class, whose methods are known by their code."""
         for base in cls.__mro__[:-1]:
             for item in () if base.__module__.startswith(("torch.", "builtins")) else base.__dict__.values():
                 item = getattr(item, "__func__", getattr(item, "fget", getattr(item, "func", item)))
@@ -284,7 +287,7 @@ class Watch:
                     item = getattr(item, "__wrapped__", None)
 
     def is_outside(self, value: Any) -> bool:
-        """The value was not made by the traced function."""
+        """Test whether the value was not made by the traced function."""
         return isinstance(value, types.ModuleType) or id(value) in self.outside
 
     def path(self, value: Any, otherwise: str) -> str:
@@ -312,7 +315,7 @@ class Watch:
                     self.content(item, path)
 
     def fields(self, value: Any, path: str) -> None:
-        """Code that is not seen may read any attribute of an object."""
+        """Reach the attributes of an object, any of which unseen code may read."""
         found = None if isinstance(value, _NO_FIELDS) or callable(value) else fields_of(value)
         if found is None or _is_ours(type(value).__module__):
             return
@@ -321,7 +324,7 @@ class Watch:
             self.reach(item, path)
 
     def array(self, value: Any, path: str) -> None:
-        """An array of NumPy is compared by content, if it is small."""
+        """Compare an array of NumPy by content, if it is small."""
         if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
             self.outside.setdefault(id(value), (value, path))
             if value.nbytes <= MAX_ARRAY_BYTES:
@@ -342,7 +345,7 @@ class Watch:
     # ---- evaluating ----
 
     def evaluate(self, frame: Frame, uses: dict[Source, int]) -> None:
-        """Cross all edges that the code of a frame can cross, with what its locals are."""
+        """Cross all edges that the code of a frame can cross, with the present values of its locals."""
         key = self.relevant(frame)
         if key is not None and key in self.done:  # a frame like one that has been looked at
             return
@@ -385,7 +388,7 @@ class Watch:
         return id(frame.code), frozenset(found)
 
     def is_data(self, value: Any) -> bool:
-        """Plain data or a tensor, which lead to nothing else."""
+        """Test for plain data or a tensor, which lead to nothing else."""
         cls = type(value)
         found = self.data.get(cls)
         if found is None:
@@ -411,7 +414,7 @@ class Watch:
         return found
 
     def method(self, frame: Frame) -> None:
-        """The frame runs a method of an object from outside: that its class has it, counts."""
+        """Note that the frame runs a method of an object from outside, which its class has to keep."""
         names = frame.code.co_varnames
         if not frame.code.co_argcount or not names:
             return
@@ -444,7 +447,7 @@ class Watch:
         return RULES[source[0]](self, source, frame, memo)
 
     def const_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """A constant."""
+        """The value of a constant."""
         return iter(source[1:])
 
     def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
@@ -472,7 +475,7 @@ class Watch:
         return iter(())
 
     def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """All of what an expression gives counts."""
+        """All of an expression's value counts."""
         for value in self.value(source[1], frame, memo):
             if not self.is_data(value):
                 self.whole(value, text(source[1]))
@@ -539,7 +542,7 @@ class Watch:
         return iter(())
 
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """A global, or what is built in."""
+        """A global, or a builtin."""
         name = source[1]
         if name not in frame.globals:
             builtins = frame.globals.get("__builtins__")
@@ -586,13 +589,15 @@ class Watch:
             self.attribute_of_class(callee, "__call__")
 
     def attribute_of_class(self, value: Any, name: str) -> None:
-        """A method that its class has for an operator counts."""
+        """Note a method that its class has for an operator."""
         cls = type(value)
         if isinstance(look("class", cls, name), types.FunctionType) and not _is_ours(cls.__module__):
             self.edge("class", cls, name, f"{cls.__name__}.{name}")
 
     def unseen(self, value: Any, path: str, frame: Frame) -> None:
-        """Code that is not seen reads an object. One that has no attributes for Python to see is taken as a constant."""
+        """Reach an object that unseen code reads. One that has no attributes for Python to see is taken as a
+        constant.
+        """
         self.fields(value, path)
         if is_opaque(value):
             self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
@@ -730,7 +735,7 @@ class Watch:
                 yield self.reach(found, path)
 
     def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Iterator[Any]:
-        """The state of a module is guarded as a whole; what its class has is an edge."""
+        """The state of a module is guarded as a whole; an attribute of its class is an edge."""
         held = value.__dict__
         for section in (held, held["_parameters"], held["_buffers"], held["_modules"]):
             if name in section:
@@ -757,12 +762,12 @@ class Watch:
     # ---- the end ----
 
     def finish(self) -> None:
-        """Look for the functions of frames whose cells no known path led to. Forget everything but what was found."""
+        """Look for the functions of frames whose cells no known path led to. Forget everything but the findings."""
         for held, name, path in self.late:
             self.edge("key", held, name, path)
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
         codes = [frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))]
-        for function in gc.get_referrers(*codes) if codes else ():
+        for function in referrers(*codes) if codes else ():
             if isinstance(function, types.FunctionType) and id(function.__code__) in lost:
                 self.functions.setdefault(id(function.__code__), []).append(function)
         self.done.clear()
@@ -842,7 +847,7 @@ def _given_back(frame: Frame, callees: list[Any]) -> Iterator[Any]:
 
 
 def _is_lasting(value: Any) -> bool:
-    """A class or function of a module, which was not made by the traced function."""
+    """Test for a class or function of a module, which was not made by the traced function."""
     return isinstance(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
 
 
@@ -852,7 +857,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _is_ours(module: Any) -> bool:
-    """A class of PyTorch's or ours, whose objects are machinery."""
+    """Test for a class of PyTorch's or ours, whose objects are machinery."""
     return (
         isinstance(module, str)
         and module.partition(".")[0] in ("thunder_fn", "torch", "logging")
@@ -870,7 +875,7 @@ def _is_python(found: Any) -> bool:
 
 
 def _is_seen(found: Any) -> bool:
-    """Frames of a method are seen."""
+    """Test whether frames of a method are seen."""
     return isinstance(found, types.FunctionType) and is_watched(found.__code__, found.__globals__.get("__name__"))
 
 
@@ -895,7 +900,7 @@ def _found(value: Any, name: str) -> Any:
 
 
 def _is_unseen(callee: Any) -> bool:
-    """A call goes to code whose frames are not seen, and that may read what it is given."""
+    """Test whether a call goes to code whose frames are not seen, and that may read its arguments."""
     while isinstance(callee, (types.MethodType, functools.partial)):
         callee = callee.__func__ if isinstance(callee, types.MethodType) else callee.func
     if id(callee) in _HARMLESS or callee is constant:
@@ -914,7 +919,7 @@ def _is_unseen(callee: Any) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """An object may change, and has nothing that could be compared."""
+    """Test whether an object may change, and has nothing that could be compared."""
     if isinstance(value, (*_NO_FIELDS, *CONTAINERS)) or type(value) is object or callable(value):
         return False
     module = type(value).__module__

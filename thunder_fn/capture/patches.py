@@ -115,7 +115,7 @@ _calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEE
 
 
 def module_scopes() -> AbstractContextManager[None]:
-    """Calls of modules become scopes, in captures; other threads see no difference. Undone with the last capture."""
+    """Make calls of modules scopes, in captures; other threads see no difference. Undone with the last capture."""
     return _calls.applied()
 
 
@@ -123,7 +123,7 @@ def module_scopes() -> AbstractContextManager[None]:
 
 
 def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """An optimizer from outside would keep tracers as its state."""
+    """Refuse an optimizer from outside, which would keep tracers as its state."""
     recorder = current()
     if recorder is None:
         return

@@ -1,9 +1,10 @@
 """The state of PyTorch in this process that no call is checked for, unless a traced function asks for it.
 
-Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call (`torch_internals/guards.py`).
-The number of threads, inference mode, which backends may be used and how are state too; a function that asks for one of them
-is traced for the answer. Who asks by a name bound before, as `from torch import get_num_threads` binds one, is not seen.
-A lookaside of such a function answers in its place: the state is not asked, and nothing is noted.
+Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call
+(`torch_internals/guards.py`). The number of threads, inference mode and the flags of backends are state too. A
+function that asks for one of them is traced for the answer. A question by a name bound before, as by `from torch
+import get_num_threads`, is not seen. A lookaside of such a function answers in its place: the state is not asked, and
+nothing is noted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Properties of tensors that are no part of a type: a traced function that reads one is traced for what it found.
 
-Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Whether a tensor is a
-leaf, where it begins in its storage, or which attributes it has is looked at in the calls of programs only whose function asked
-for it: a read is a condition of the trace (`Read`). What cannot be answered while tracing is refused.
+Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Other
+properties, such as `is_leaf`, the storage offset or attributes, are looked at only in calls of programs whose
+function asked for them. A read is a condition of the trace (`Read`). Questions that cannot be answered while tracing
+are refused.
 
 `tests/unit/test_cache_properties.py` has a row for everything that PyTorch's tensors have.
 """
@@ -31,7 +32,7 @@ class Read:
     """The traced function read a property of an input of the trace, by index, of a closed-over tensor, or, where that is None,
     of the process, and found this.
 
-    `find` gives what there is of it now, to be compared with `found`.
+    `find` reads it now, for comparison with `found`.
     """
 
     tensor: int | Tensor | None
@@ -66,7 +67,7 @@ class Properties:
     found_in_process: dict[str, tuple[Callable[[], Any], Any]] = field(default_factory=dict)
 
     def take(self, tensor: Tensor, tracer: Tensor, *, is_same: bool) -> None:
-        """A tracer stands for a tensor from outside."""
+        """Note that a tracer stands for a tensor from outside."""
         self.given[id(tracer)] = tracer, tensor, is_same
         if is_same and tensor.__class__ is not Tensor:
             internals.attributes(tracer)["outside_class"] = tensor.__class__
@@ -83,7 +84,7 @@ class Properties:
     def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
         """Read a property of a tensor from outside, on which the trace depends from now on.
 
-        Of what was computed around this capture there is nothing to depend on.
+        Nothing can depend on values that were computed around this capture.
         """
         known = self.given.get(id(tensor))
         outer, tensor = self.recorder.outer, tensor if known is None else known[1]
@@ -114,7 +115,7 @@ class Properties:
             return ()
         for tensor, name, *_ in list(self.found.values()):
             if name == "type" and (id(tensor) in positions or self.recorder.knows(tensor)):
-                del self.found[id(tensor), name]  # which calls are checked for, since the trace computes with it
+                del self.found[id(tensor), name]  # calls are checked for it anyway: the trace computes with it
         of_tensors = (Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values())
         of_process = (Read(None, name, find, found) for name, (find, found) in self.found_in_process.items())
         return *of_tensors, *of_process
@@ -160,7 +161,7 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
 
 
 def check_type(recorder: Recorder, tensor: Any) -> None:
-    """The function asks for a part of the type of a tensor from outside, with which it may never compute."""
+    """Note that the function asks for a part of the type of a tensor from outside, with which it may never compute."""
     if not isinstance(tensor, Tensor) or isinstance(tensor, internals.Tracer) or is_wrapped(tensor):
         return
     if not internals.is_below_tracers(tensor, recorder.mode):

@@ -1,10 +1,10 @@
 """Symbols as the numbers that user code takes them for.
 
-PyTorch's symbolic numbers are no ints to Python: `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and a
-dict does not take them as keys. Code that asks such things would silently do something else than it does with the
-number. `Int`, `Float` and `Bool` answer as ints, floats and bools do; where only a number can answer, such as for a
-hash, they stand for it from then on, which is a decision of the trace like any other. PyTorch's own code sees what it
-knows. What they compute is in `number_arithmetic.py`.
+PyTorch's symbolic numbers are no ints to Python. `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and
+a dict does not take them as keys. Code that asks such things would silently do something else than it does with the
+number. `Int`, `Float` and `Bool` answer as ints, floats and bools do. If only a number can answer, such as for a
+hash, they stand for it from then on. That is a decision of the trace like any other. PyTorch's own code sees what it
+knows. Their arithmetic is in `number_arithmetic.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _knows_symbols(file: str) -> bool:
 
 
 def _asked_by_user(depth: int = 2) -> bool:
-    """The code that asks is neither PyTorch's nor ours."""
+    """Test that the code that asks is neither PyTorch's nor ours."""
     return not _knows_symbols(sys._getframe(depth).f_code.co_filename)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -89,7 +89,7 @@ class Float(torch.SymFloat):
 
 
 class Bool(torch.SymBool):
-    """A symbolic bool: what a comparison of symbolic numbers gives."""
+    """A symbolic bool: the result of comparing symbolic numbers."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -123,7 +123,7 @@ def _unary(method: Callable[..., Any]) -> Callable[..., Any]:
 def _binary(
     compute: Callable[[str, Any, Any], Any], name: str, otherwise: Callable[..., Any] | None, *, is_mirrored: bool
 ) -> Callable[..., Any]:
-    """An operator of a class; what other operands than numbers make of it is up to the class before it."""
+    """An operator of a class; other operands than numbers are up to the class before it."""
 
     def operate(self: Any, other: Any, *rest: Any) -> Any:
         if rest:
@@ -160,7 +160,7 @@ def _decided(name: str) -> Callable[..., Any]:
 
 
 def _part(name: str, number: type) -> Any:
-    """A part of a number: the number itself, or what it is for all of them."""
+    """A part of a number: the number itself, or a constant for all of them."""
     value = getattr(number(1), name)
     own = name in ("real", "numerator")
     return property(lambda self: (int(bool(self)) if number is bool else self) if own else type(value)(value))

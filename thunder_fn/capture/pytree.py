@@ -194,7 +194,7 @@ _objects: tuple[type, ...] = ()
 def register_object(*classes: type) -> None:
     """Take objects of these classes, and of classes derived from them, apart by their attributes.
 
-    A jitted module that is called with one, such as a cache of keys and values, assigns to it what the module did.
+    A jitted module that is called with one, such as a cache of keys and values, assigns the module's changes to it.
     """
     global _objects
     with _lock:
@@ -222,7 +222,7 @@ def nodes_in(tree: Any) -> list[Any]:
 
 
 def is_node(value: Any) -> bool:
-    """The value is no leaf."""
+    """Test whether the value is no leaf."""
     return not optree.all_leaves([value], namespace=NAMESPACE)
 
 

@@ -1,7 +1,7 @@
 """Reads of module attributes by a capture.
 
-A program depends on the plain attributes that the traced code asked for (`training`, `self.p`, `self.config`), and on no
-others: a counter that a training loop keeps on its model is not a reason to trace again.
+A program depends on the plain attributes that the traced code asked for (`training`, `self.p`, `self.config`), and on
+no others. A counter that a training loop keeps on its model is not a reason to trace again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tracked:
 def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     """Track the attributes, other than tensors, that are read and written inside, in this thread.
 
-    What the code inside reads and then changes itself is another one in the next call: no call finds what is noted of it.
+    An attribute that the code inside reads and then changes differs in the next call: no call matches its note.
     Values are described to a depth: 0 leaves what objects and containers hold to others.
     """
     found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
@@ -161,7 +161,9 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
 
 
 def holds_tensor(value: Any, depth: int) -> bool:
-    """The value is a tensor or a container of some: data of a computation, and nothing that decides on it."""
+    """Test whether the value is a tensor or a container of some: data of a computation, and nothing that decides on
+    it.
+    """
     if isinstance(value, torch.Tensor):
         return True
     if depth == 0 or not isinstance(value, CONTAINERS) or len(items := content_of(value)) > LONG:
@@ -221,7 +223,7 @@ class Items:
 
 
 def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """The containers that decide what `seen` says of a value."""
+    """The containers that decide on the answer of `seen` about a value."""
     if isinstance(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return
     if isinstance(value, CONTAINERS):

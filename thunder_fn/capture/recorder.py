@@ -1,4 +1,4 @@
-"""The recorder: what PyTorch does below autograd, as a tree of scopes with leaf records in them.
+"""The recorder: PyTorch's ops below autograd, as a tree of scopes with leaf records in them.
 
 Three mechanisms of PyTorch stack up, outermost first:
 
@@ -134,7 +134,7 @@ class Recorder:
 
     @contextmanager
     def running(self, *around: AbstractContextManager[Any]) -> Generator[None]:
-        """PyTorch's modes around the traced function, and then `around`.
+        """Enter PyTorch's modes around the traced function, and then `around`.
 
         A derived rule is the same whoever asks: with gradients on and without autocast.
         """
@@ -161,7 +161,7 @@ class Recorder:
             self._close()
 
     def _close(self) -> None:
-        """The end: tracers that are still alive become values that say so when used, and nothing is held any more."""
+        """Close: tracers that are still alive become values that say so when used, and nothing is held any more."""
         for reference in self._tracers:
             tracer = reference()
             if type(tracer) is internals.Tracer:
@@ -219,7 +219,7 @@ class Recorder:
         return as_python(self.mode.size(symbol))
 
     def identify(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
-        """The tensor, though the function closes over it, is the input that this tracer stands for."""
+        """Take the tensor, though the function closes over it, for the input that this tracer stands for."""
         var = self.var_of(tracer)
         if var is not None:
             self._lifted[id(tensor)] = (tensor, tracer, var)
@@ -279,7 +279,7 @@ class Recorder:
         return id(tensor) in self._made
 
     def owns(self, tracer: torch.Tensor) -> bool:
-        """The tracer was made by this recorder."""
+        """Test whether the tracer was made by this recorder."""
         if isinstance(tracer, EscapedValue):
             raise escaped_error()
         return internals.fake_mode_of(tracer) is self.mode
@@ -311,9 +311,9 @@ class Recorder:
         return tracer, var
 
     def _under_bits(self, memory: torch.Tensor, var: Var, views: Sequence[Any], is_leaf: bool) -> torch.Tensor:
-        """A tracer of a tensor with a conjugate or negative bit: a view of what lies in the memory, as the tensor is one.
+        """A tracer of a tensor with a conjugate or negative bit: a view of the memory, as the tensor is one.
 
-        Its variable is the value, without a bit; what lies in the memory is computed from that.
+        Its variable is the value, without a bit; the content of the memory is computed from that.
         """
         found: list[Leaf | Scope] = []
         value = var
@@ -382,14 +382,14 @@ class Recorder:
         return attribute(self, tracer, name)
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """The trace computes with this tensor from outside."""
+        """Test whether the trace computes with this tensor from outside."""
         return id(tensor) in self._lifted
 
     def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise higher_order_error(func, args, self.source)
 
     def _record_physical(self, name: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """Values in a trace have no conjugate or negative bit; twice is not at all."""
+        """Record a change of bits: values in a trace have no conjugate or negative bit; twice is not at all."""
         if not isinstance(tensor, torch.Tensor):  # a number
             value = (-tensor if name == "aten.neg.default" else tensor.conjugate(),)
             self._record(ops.leaf(ops.aten.scalar_tensor.default), value, {}, result)
@@ -402,7 +402,7 @@ class Recorder:
         self._undone[self._vars[id(result)][1].index, name] = before
 
     def _bind_fresh(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """A tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
+        """Bind a tensor that the function makes from Python data, as by `torch.tensor([1, 2])`."""
         known = self._vars.get(id(tensor))
         self.know(result, known[1] if known is not None else self.constant(tensor, owned=True))
 
@@ -435,7 +435,7 @@ class Recorder:
         self.history.recorded(leaf)
 
     def append(self, leaf: Leaf) -> None:
-        """A leaf is recorded; sizes and numbers that it finds in data are known from now on."""
+        """Append a leaf; the unbacked sizes and numbers that it finds are known from now on."""
         self.scope.items.append(leaf)
         if self.symbolic:
             self.decisions.recorded(leaf)
@@ -447,7 +447,7 @@ class Recorder:
             self.history.bound(var)
 
     def know(self, fake: torch.Tensor, var: Var) -> None:
-        """`fake` is what `var` stands for, whose history is known."""
+        """`fake` stands for `var`, whose history is known."""
         self._vars[id(fake)] = (fake, var)
 
     def known(self, fake: torch.Tensor) -> Var:

@@ -39,7 +39,7 @@ MEMORY: dict[Any, str] = {
 
 
 def data_dependent_error(func: Any, error: Exception | None, source: Source | None) -> Exception:
-    """The error for Python code that needs to know what is in a tensor."""
+    """The error for Python code that needs the values in a tensor."""
     name = getattr(func, "__name__", str(func))
     if isinstance(error, internals.NEEDS_A_NUMBER) and name not in PYTHON_NUMBERS:
         return decision_error(error, source)
@@ -66,7 +66,7 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
 
 
 def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
-    """The error for Python code that asks about a size or number that is found in data."""
+    """The error for Python code that asks about an unbacked size or number."""
     asked = Expr(error.cond)
     what = f"whether {asked}" if asked.kind is bool else f"which number {asked} is"
     fix = "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`."

@@ -35,7 +35,7 @@ _fused: ContextVar[bool] = ContextVar("thunder_fn_fused", default=False)
 
 @contextmanager
 def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
-    """Rewrite what is captured inside; None for not at all."""
+    """Rewrite captures inside; None for not at all."""
     token = _rewrite.set(rewrite)
     try:
         yield
@@ -45,7 +45,7 @@ def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
 
 @contextmanager
 def to_be_fused(flag: bool) -> Generator[None]:
-    """Say whether an executor that fuses will run what is captured inside; derivatives choose by that what they keep."""
+    """Say whether an executor that fuses will run the captures inside; derivatives choose their residuals by that."""
     token = _fused.set(flag)
     try:
         yield
@@ -54,7 +54,7 @@ def to_be_fused(flag: bool) -> Generator[None]:
 
 
 def is_to_be_fused() -> bool:
-    """Tell whether an executor will fuse what is captured here."""
+    """Tell whether an executor will fuse the present capture."""
     return _fused.get()
 
 

@@ -1,8 +1,8 @@
 """Numbers that PyTorch would read out of a tensor.
 
-Eager PyTorch takes a tensor of one element where an op wants a number, `p.addcdiv_(m, v, value=step_size)`, by reading
-it; other functions look at values to check them or on the way to a result of a known shape. A tracer has no value to
-read; the same formula without reading needs none.
+Eager PyTorch takes a tensor of one element where an op wants a number, `p.addcdiv_(m, v, value=step_size)`, by
+reading it. Other functions look at values to check them or on the way to a result of a known shape. A tracer has no
+value to read; the same formula without reading needs none.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ WITHOUT_VALUES: dict[str, Callable[..., Tensor]] = {
 
 
 def with_tensor_scalars(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function that does what `func` does without reading values; None if this call does not read any."""
+    """A function that computes `func` without reading values; None if this call does not read any."""
     name = getattr(func, "__name__", "")
     if name in WITHOUT_VALUES and func in (getattr(torch, name), getattr(Tensor, name, None)):
         return WITHOUT_VALUES[name]

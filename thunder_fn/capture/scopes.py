@@ -250,7 +250,9 @@ def _lift(recorder: Recorder, value: Any) -> Any:
 
 
 def _as_given(result: Any, given: Any, lifted: Any) -> Any:
-    """The user's own tensor where a call returns its argument: after `self.state += x` the attribute is what it was."""
+    """The user's own tensor where a call returns its argument: after `self.state += x` the attribute is the same
+    object.
+    """
     if not lifted or result is not lifted[0] or result is given[0] or not isinstance(result, Tensor):
         return result
     own = given[0]
@@ -348,7 +350,7 @@ def function_name(func: Any) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def is_internal(file: str) -> bool:
-    """A file of PyTorch, Python or this package, except those of the package that are programs of their own."""
+    """Test for a file of PyTorch, Python or this package, except those of the package that are programs of their own."""
     if file.startswith(_STDLIB):
         return "site-packages" not in file
     return file.startswith((_TORCH, _HERE, "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
@@ -369,7 +371,7 @@ def user_source(recorder: Recorder | None = None) -> Source | None:
 
 
 def composite(f: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one equation of the trace, whose body is what it does.
+    """Make a function one equation of the trace, with the function's own equations as its body.
 
     Law: ``trace(composite(f), x)`` evaluates as ``trace(f, x)``.
 

@@ -1,8 +1,8 @@
 """The state of the default random number generator as equations.
 
-`torch.manual_seed(42)` inside a traced function seeds the generator when the trace runs, at that place among the random
-ops. `get_rng_state` and `set_rng_state` are recorded where a state is set back after numbers have been drawn, as
-`torch.random.fork_rng` does it; where none have been drawn there is nothing to set back.
+`torch.manual_seed(42)` inside a traced function seeds the generator when the trace runs, at that place among the
+random ops. `get_rng_state` and `set_rng_state` are recorded where a state is set back after numbers have been drawn,
+as `torch.random.fork_rng` does it. If none have been drawn there is nothing to set back.
 """
 
 from __future__ import annotations

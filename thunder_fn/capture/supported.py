@@ -61,13 +61,13 @@ def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) 
 
 
 def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
-    """Refuse what an op makes if it has no type.
+    """Refuse a result of an op that has no type.
 
     Raises:
         UnsupportedCall: a result is sparse, nested or quantized.
     """
     has_types = all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor))
-    if not has_types or op.name.startswith("aten.quantize_per"):  # whose fake results look like plain tensors
+    if not has_types or op.name.startswith("aten.quantize_per"):  # their fake results look like plain tensors
         raise UnsupportedCall(
             located(
                 f"{op} makes a sparse, nested or quantized tensor, "
@@ -93,7 +93,7 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """A torch.func wrapper: made inside the traced function, it stays as it is."""
+    """Test for a torch.func wrapper: made inside the traced function, it stays as it is."""
     return internals.is_functorch_wrapped(tensor)
 
 

@@ -1,13 +1,14 @@
-"""Functions that are made of code: what takes the place of a function whose calls go elsewhere."""
+"""Functions made of code objects, which take the place of functions whose calls go elsewhere."""
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import Any
 
 
 def copy_of(fn: types.FunctionType) -> types.FunctionType:
-    """The same function, whose code stays when that of the first is exchanged."""
+    """Copy a function, so that its code stays when that of the first is exchanged."""
     copy = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
@@ -35,4 +36,9 @@ def trampoline_code(code: types.CodeType, module: str, number: int) -> types.Cod
     names: dict[str, Any] = {}
     exec(compile(text, code.co_filename, "exec"), names)
     made: types.CodeType = names["outer"](*cells).__code__
-    return made.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno)
+    kind = code.co_flags & _KINDS  # a mark only: the function's own code makes the generator
+    return made.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno, co_flags=made.co_flags | kind)
+
+
+_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Flags of code that a function's new code must share with the old, says Python 3.13."""

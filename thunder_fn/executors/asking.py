@@ -67,8 +67,8 @@ def _occurrences(trace: Trace, known: dict[Trace, Counter[Trace]]) -> Counter[Tr
 
 
 def autocasts(equation: Equation) -> bool:
-    """PyTorch's autocast, where it is on, would change what the equation computes."""
+    """Test whether PyTorch's autocast, where it is on, would change what the equation computes."""
     if equation.op.kind != "leaf":
         return bool(equation.bodies)
-    name = equation.op.name.split(".")[1]
-    return any(name in internals.autocast_ops(device) for device in ("cpu", "cuda"))
+    namespace, name, _ = equation.op.name.split(".")
+    return namespace == "aten" and any(name in internals.autocast_ops(device) for device in ("cpu", "cuda"))

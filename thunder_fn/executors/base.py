@@ -8,8 +8,8 @@ gave them. An executor answers an equation with one of
     Fuse()               the equation may be part of a region, a closed trace that the executor compiles as one
     Refused(reason)      it is left to the next executor, and unfolded where nobody takes it
 
-Answers are functions of the equation alone. Registering on an executor changes what it answers from then on; `frozen`
-is the executor as it is now, the value that programs are made with.
+Answers are functions of the equation alone. Registering on an executor changes its answers from then on. `frozen` is
+the executor as it is now, the value that programs are made with.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Watcher(Protocol):
     """An object made with an executor's registrations, which is made anew when they change."""
 
     def clear(self) -> None:
-        """Forget what was made."""
+        """Forget everything made."""
         ...
 
 
@@ -166,7 +166,7 @@ class Executor:
 
     @property
     def claims(self) -> bool:
-        """The executor may take something; others only run whole programs."""
+        """Tell whether the executor may take something; others only run whole programs."""
         return type(self).answer is not Executor.answer
 
     def answer(self, equation: Equation) -> Answer:
@@ -198,7 +198,7 @@ class Executor:
     def register(self, rules: Mapping[Key, Any]) -> None:
         """Enter rules, in place of those of the same keys; functions that were made with the old ones are traced again."""
         if self.is_frozen:
-            raise ExecutorError(f"the executor {self.name} is frozen in a program; register on the one that it is of")
+            raise ExecutorError(f"the executor {self.name} is frozen in a program; register on the original")
         with self._lock:
             self.rules = MappingProxyType({**self.rules, **rules})
             self._value = None
@@ -343,7 +343,7 @@ class FusionExecutor(Executor):
         return ()
 
     def is_worth(self, region: Trace) -> bool:
-        """The region has enough ops that compute something to be compiled."""
+        """Test whether the region has enough ops that compute something to be compiled."""
         return sum(size_of(equation) for equation in region.equations if not ops.is_view(equation.op)) >= self.min_size
 
     def fuse(self, region: Trace) -> RunFunction:
@@ -374,13 +374,13 @@ class FusionExecutor(Executor):
         return CheckedRegion(f"{self.name}: the region {region.name}", run, region) if self.is_checked else run
 
     def has_fuel(self, region: Trace) -> bool:
-        """The region is one of those that are compiled. It counts as one from here on."""
+        """Test whether the region is one of those that are compiled. It counts as one from here on."""
         self.taken.append(region)
         return self.fuel is None or len(self.taken) <= self.fuel
 
 
 def any_fuses(executors: Iterable[Executor]) -> bool:
-    """One of the executors compiles regions."""
+    """Test whether one of the executors compiles regions."""
     return any(isinstance(executor, FusionExecutor) for executor in executors)
 
 

@@ -1,15 +1,15 @@
 """Claiming: who runs which part of a trace.
 
 The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
-unfolded, down to ATen leaves and structured ops, which the torch executor runs. What comes out is a trace again:
-everything that an executor other than torch runs is one composite in it, so that `evaluate` says what it has to compute.
+unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again.
+Everything that an executor other than torch runs is one composite in it, so `evaluate` specifies it.
 
     myex::multimul                  an equation that an executor computes
     inductor::inductor_fusion_0     a region
 
-A call of a jitted function that was given executors of its own is claimed by those, and nobody else sees inside.
-A composite that occurs more than once and is large is claimed on its own, so that the regions in it are equal wherever
-it occurs, and are compiled once.
+A call of a jitted function that was given executors of its own is claimed by those, and nobody else sees inside. A
+large composite that occurs more than once is claimed on its own. So the regions in it are equal wherever it occurs,
+and are compiled once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Claimed:
 
     @property
     def replaced(self) -> tuple[Decision, ...]:
-        """Equations for which an executor computes what it says itself."""
+        """Equations that an executor computes by the name's own meaning."""
         return tuple(decision for decision in self.log if decision.how == INSTEAD)
 
     def claim_of(self, equation: Equation) -> Claim:
@@ -113,9 +113,9 @@ def claim(
     Law: ``evaluate(claim(t, executors).trace, xs)`` is bitwise ``evaluate(t, xs)``.
 
     Args:
-        executors: in order of priority. What none of them takes is left to the torch executor.
-        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. What
-            overwrites some elements of such an input is no part of a region.
+        executors: in order of priority. The torch executor runs the rest.
+        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. An
+            equation that overwrites some elements of such an input is no part of a region.
         below_autograd: the results need no gradient.
 
     Raises:
@@ -125,7 +125,7 @@ def claim(
 
 
 class _Claiming:
-    """One claiming: what was decided so far."""
+    """One claiming: the decisions so far."""
 
     def __init__(self, executors: tuple[Executor, ...], below_autograd: bool) -> None:
         self.executors = tuple(executor for executor in executors if executor.claims)
@@ -205,7 +205,7 @@ class _Claiming:
         return self.parts[key]
 
     def with_executors(self, executors: tuple[Executor, ...]) -> _Claiming:
-        """The same claiming, where other executors are asked."""
+        """Claim with other executors."""
         self.know(executors)
         inner = _Claiming(executors, self.below_autograd)
         inner.claims, inner.log, inner.by_name = self.claims, self.log, self.by_name

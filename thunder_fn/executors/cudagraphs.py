@@ -1,10 +1,10 @@
 """cudagraphs: a whole program as one CUDA graph.
 
-The first call runs the program some times, records it on input buffers that stay where they are, and later calls copy
+The first call runs the program some times, and records it on input buffers that stay where they are. Later calls copy
 their inputs into the buffers, replay, and hand out copies of the results. Nothing of it holds on to an argument.
 
-A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a warning.
-What has run: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
+A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a
+warning. Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -27,14 +27,14 @@ Run = Callable[..., tuple[Any, ...]]
 
 
 class Recording(Protocol):
-    """The abilities of a device: run a function once and replay what it did, on the same memory."""
+    """The abilities of a device: run a function once and replay its launches, on the same memory."""
 
     def missing(self) -> str | None:
         """The reason why there is no such device, None if there is one."""
         ...
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """The tensor is where it can be recorded."""
+        """Test whether the tensor is where it can be recorded."""
         ...
 
     def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
@@ -52,7 +52,7 @@ class CudaRecording:
         return None if torch.cuda.is_available() else "there is no CUDA device"
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """The tensor is where it can be recorded."""
+        """Test whether the tensor is where it can be recorded."""
         return tensor.is_cuda
 
     def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:

@@ -33,7 +33,7 @@ class Decision:
 
 
 def how(answer: Answer) -> str:
-    """Describe in words what an executor does, or why it does not."""
+    """Describe in words the executor's decision, or its reason to refuse."""
     match answer:
         case Run(name):
             return f"runs it as {name}"

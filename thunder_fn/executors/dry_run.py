@@ -18,7 +18,8 @@ from thunder_fn.trace import Equation, Trace
 class HasDryRun(Protocol):
     """A compiled region that can say what it allocates.
 
-    Law: on tensors without values `dry_run` allocates, keeps and frees what a call does on those with.
+    Law: on tensors without values `dry_run` allocates, keeps and frees the same memory as a call on tensors with
+    values.
     """
 
     def dry_run(self, *inputs: Any) -> tuple[Any, ...]:
@@ -33,7 +34,7 @@ def dry_run_of(
 
     It may write to the operands that it is `given`, by place.
 
-    None for what is not PyTorch calls to the last, such as an operator's `fn`: nobody knows what that does.
+    None for code that is not PyTorch calls to the last, such as an operator's `fn`: its effect is unknown.
     """
     claim = claimed.claim_of(equation)
     region = claim.closed_region

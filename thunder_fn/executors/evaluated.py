@@ -35,7 +35,7 @@ def run_compiled(
 ) -> Callable[..., Any]:
     """A structured op's evaluation rule, its bodies lowered when they are first run.
 
-    Where bodies read symbols from outside, their values are the first argument.
+    If bodies read symbols from outside, their values are the first argument.
     """
 
     def run(values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,7 +51,7 @@ def run_compiled(
 def _body_function(
     body: Trace, executors: tuple[Executor, ...], values: Mapping[Any, Any]
 ) -> Callable[..., tuple[Any, ...]]:
-    """The body's program, given what its symbols are."""
+    """The body's program, given the values of its symbols."""
     if not values:
         return _lower_body(body, executors)
     closed, numbers = close_symbols(body)
@@ -72,7 +72,7 @@ def compiled_region(claim: Claim) -> RunFunction:
     assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
     try:
         return executor.compiled(region)
-    except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
+    except Exception as error:  # noqa: BLE001  # the program runs without the compiler
         return not_compiled(executor, region, claim.name, error)
 
 

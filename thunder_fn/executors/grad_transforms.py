@@ -6,9 +6,9 @@
         put_grads((a, b), (b * g, a * g))
         return out
 
-The function is captured once with cotangents as further inputs, and cut in two: what depends on a cotangent is the
-backward. The op becomes a `custom_vjp` equation with that rule, before any transform sees it; lowering takes it away again
-where nobody asked for a gradient.
+The function is captured once with cotangents as further inputs, and cut in two: the equations that depend on a
+cotangent are the backward. The op becomes a `custom_vjp` equation with that rule, before any transform sees it;
+lowering takes it away again where nobody asked for a gradient.
 
 Source: `get_grad` and `put_grad` are lightning-thunder's.
 """
@@ -150,7 +150,7 @@ Transform = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class DerivedRule:
-    """A grad transform cut in two, and what it says nothing about.
+    """A grad transform cut in two, and the gradients that it says nothing about.
 
     `put` says for each operand whether the transform gives its gradient, zero included; `asked` says for each output
     whether it asks for its cotangent.

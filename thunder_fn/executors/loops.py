@@ -11,8 +11,8 @@
             v1 = v5
         return (v1, stack(y0))
 
-A body stands in the function itself, so a step of a loop calls nothing but its ops. What is the same in every step is
-computed in front of the loop, and a step may compute in the memory of a carry that nobody else holds.
+A body stands in the function itself, so a step of a loop calls nothing but its ops. Invariants are computed in front
+of the loop, and a step may compute in the memory of a carry that nobody else holds.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _compiled(writer: FunctionWriter, equation: Equation, bodies: Sequence[Claim
 
 
 def _takes(fusion: FusionExecutor, bodies: Sequence[Claimed]) -> bool:
-    """Each equation is in a region of the executor, or might be."""
+    """Test whether each equation is in a region of the executor, or might be."""
 
     def takes(body: Claimed, equation: Equation) -> bool:
         if equation.op.kind == "composite":
@@ -126,7 +126,7 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
 
 
 def _stack(writer: FunctionWriter, name: str, type: Type, loop: Loop) -> str:
-    """The stack of what the steps gave, empty where there was none."""
+    """The stack of the steps' results, empty if there was no step."""
     text = f"{writer.bind(torch.stack, 'stack', torch.stack)}({name}{'[::-1]' if loop.reverse else ''})"
     if isinstance(loop.length, int) or is_positive(loop.length) or not isinstance(type, TensorType):
         return text
@@ -160,7 +160,7 @@ def _clone(writer: FunctionWriter) -> str:
 
 
 def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False) -> tuple[Claimed, Claimed]:
-    """A body in two: what is the same in every step, from the consts, and the step, which takes that after them.
+    """A body in two: the invariants, from the consts, and the step, which takes these after them.
 
     Args:
         only_views: leave ops that compute something in the step, since there may be no step.

@@ -10,7 +10,7 @@ from thunder_fn.trace import Source, Trace
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A composite that begins: what it is, where if that is new, and how deep it is."""
+    """A composite that begins: its name, its user's line if that is new, and its depth."""
 
     text: str
     source: Source | None
@@ -20,7 +20,7 @@ class Note:
         return f"{'  ' * self.depth}{self.text}" + (f" ({self.source.module})" if self.source is not None else "")
 
     def inside(self, call: Source | None) -> Note:
-        """The same in a part that is unfolded in place of a call."""
+        """The note in a part that is unfolded in place of a call."""
         return Note(self.text, self.source and self.source.called_from(call), self.depth + 1)
 
 
@@ -40,6 +40,6 @@ class Part:
         return Part(trace, notes)
 
     def reordered(self, trace: Trace, firsts: tuple[int, ...]) -> Part:
-        """The notes of what begins with an equation that is still first; the others are inside regions."""
+        """The notes of composites that begin with an equation that is still first; the others are inside regions."""
         places = {first: place for place, first in enumerate(firsts)}
         return Part(trace, {places[at]: found for at, found in self.notes.items() if at in places})

@@ -1,7 +1,7 @@
 """Numbers beside tensors: `x + 1` makes a tensor of 1 at every call, which costs more than a small addition.
 
-Where it makes no difference to any bit, a program holds that tensor: beside a float32 or float64 tensor on the CPU, an
-elementwise op converts the number to the tensor's dtype before it computes, and so does this.
+A program holds that tensor if this changes no bit. Beside a float32 or float64 tensor on the CPU, an elementwise op
+converts the number to the tensor's dtype before it computes, and so does this.
 """
 
 from __future__ import annotations

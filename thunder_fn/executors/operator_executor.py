@@ -123,7 +123,7 @@ class OperatorExecutor(Executor):
         execution_transform: Function | None = None,
         grad_transform: Function | None = None,
     ) -> None:
-        """Say how this executor computes an op that is there already. What was said of it before is forgotten.
+        """Say how this executor computes an op that is there already. An earlier registration is forgotten.
 
         Args:
             op: a torch function, an ATen op, a `@composite` function, a module class, an operator, or the name of one. A

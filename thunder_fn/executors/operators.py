@@ -1,8 +1,8 @@
 """Operators that an executor brings.
 
-An operator is a function that is recorded as one equation, a composite named `executor::operator`. Its body is what
-`like` does, so every transform and every other executor knows what it computes; `fn` is how its own executor computes
-it. The body of an operator with `meta` only is one opaque call of `fn`. Rules that an operator brings are in its body
+An operator is a function that is recorded as one equation, a composite named `executor::operator`. Its body is the
+trace of `like`, so every transform and every other executor knows its meaning. Its own executor computes it by `fn`.
+The body of an operator with `meta` only is one opaque call of `fn`. Rules that an operator brings are in its body
 too, as custom_vjp, custom_jvp and custom_vmap equations.
 """
 
@@ -47,7 +47,7 @@ _running: ContextVar[frozenset[tuple[Any, Rule]]] = ContextVar("thunder_fn_opera
 
 @contextmanager
 def _in_rule_of(operator: Operator, rule: Rule) -> Generator[None]:
-    """Call the operator inside without this rule: it is what the rule is made of."""
+    """Call the operator inside without this rule, which is made of it."""
     pair: tuple[Any, Rule] = (operator, rule)
     token = _running.set(_running.get() | {pair})
     try:
@@ -289,7 +289,7 @@ class _FnCall:
         return self.name
 
     def run(self, *operands: Any) -> tuple[Any, ...]:
-        """fn's tensors."""
+        """Call fn, and return its tensors."""
         args, kwargs = pytree.unflatten(self.spec, _filled(self.layout, self.spec, operands).leaves)
         return self.operator.runner.run(args, kwargs, self.types)
 

@@ -4,8 +4,8 @@ Regions are convex: no way leads out of a region and back in, so that a region c
 equation joins the latest region unless something outside that depends on the region lies between; then it begins the
 next one. So no two regions could be one, and values are made about where the program makes them.
 
-A program may *give* a region what the region reads last and nothing else shows; what is given is part of the region's
-job, so equal regions are given the same.
+A program may *give* a region what the region reads last and nothing else shows. The given places are part of the
+region's job, so equal regions are given the same.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _close(
 
 
 def _order(trace: Trace, group_of: dict[int, Group]) -> list[Group]:
-    """Groups and single equations so that each comes after what it reads, otherwise in program order."""
+    """Groups and single equations so that each comes after its operands, otherwise in program order."""
     maker: dict[int, Group] = {}
     items: dict[Group, None] = {}
     for position, equation in enumerate(trace.equations):

@@ -1,4 +1,4 @@
-"""Executors by name: a convenience. What a function runs on are the values that `jit` was given."""
+"""Executors by name: a convenience. A function runs on the values that `jit` was given."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Reuse of memory: equations that may overwrite an operand instead of filling new memory.
 
-A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds the equations whose
-first operand is not needed any more, lives in memory that nobody else can see, and whose op has an in-place form with
-bitwise equal results; and the operands of regions that are so, whose memory a compiler may write results to. Everything
-else here is the alias analysis that this needs.
+A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds equations with two
+properties: their first operand is not needed any more and lies in memory that nobody else sees, and their op has an
+in-place form with bitwise equal results. It also finds such operands of regions, whose memory a compiler may write
+results to. Everything else here is the alias analysis that this needs.
 """
 
 from __future__ import annotations
@@ -15,33 +15,13 @@ from functools import cache, cached_property
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, cut, map_arg, num_vars
-
-# fmt: off
-COPY_THEN_WRITE = frozenset((
-    "index_put", "index_add", "scatter", "scatter_add", "index_copy", "index_fill",
-))
-"""Ops that give their first operand with some elements overwritten, and have a form that overwrites them there."""
-_ALLOCATES = COPY_THEN_WRITE | frozenset((
-    "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward",
-    "native_layer_norm", "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward",
-    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "sum", "mean",
-    "amax", "amin", "prod", "cumsum", "var", "logsumexp", "gather", "embedding", "embedding_dense_backward",
-    "index", "index_select", "cat", "stack", "clone", "_to_copy", "full", "zeros", "ones", "empty",
-    "arange", "new_zeros", "new_full", "new_ones", "full_like", "zeros_like", "ones_like",
-    "nll_loss_forward", "nll_loss_backward", "slice_backward", "select_backward",
-))
-# fmt: on
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
 """To copy a value that nobody needs any more is to do nothing."""
-
-
-_RESHAPES = frozenset(("reshape", "view", "permute", "transpose", "t", "unsqueeze", "squeeze", "detach", "alias"))
-"""Views of every element of their first operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +78,7 @@ def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
 def _buffers_of_results(
     equation: Equation, region: Trace, inside: Aliases, buffers: Sequence[frozenset[int]]
 ) -> list[frozenset[int]]:
-    """The buffers of a region's results: what lies in an input lies where its operand does."""
+    """The buffers of a region's results: a result in an input's memory lies where its operand does."""
     outside = {place: buffers[var.index] for place, var in enumerate(equation.operands)}
     found = list[frozenset[int]]()
     for var, atom in zip(equation.outputs, region.outputs, strict=True):
@@ -110,19 +90,21 @@ def _buffers_of_results(
 
 @cache
 def is_fresh(op: Op) -> bool:
-    """The op's results are dense memory that it has just allocated, each its own. A list: schemas do not tell."""
+    """Test whether the op's results are dense memory that it has just allocated, each its own. A list: schemas do not
+    tell.
+    """
     if op.kind != "leaf" or ops.is_view(op) or ops.is_effectful(op):
         return False
     overload = ops.overload(op)
     if overload.namespace != "aten" or internals.is_decomposed(overload):
         return False
-    return torch.Tag.pointwise in overload.tags or op.name.split(".")[1] in _ALLOCATES
+    return torch.Tag.pointwise in overload.tags or op in facts.ALLOCATES
 
 
 @cache
 def is_reshape(op: Op) -> bool:
-    """The op shows every element of its first operand, in memory of it or in a copy."""
-    return op.kind == "leaf" and op.name.startswith("aten.") and op.name.split(".")[1] in _RESHAPES
+    """Test whether the op shows every element of its first operand, in memory of it or in a copy."""
+    return op in facts.RESHAPES or op in facts.ALIASES
 
 
 @cache
@@ -131,7 +113,7 @@ def in_place(op: Op) -> Op | None:
     if op.kind != "leaf" or not is_fresh(op) or ops.is_random(op):
         return None
     namespace, name, variant = op.name.split(".")
-    if torch.Tag.pointwise not in ops.overload(op).tags and name not in COPY_THEN_WRITE:
+    if torch.Tag.pointwise not in ops.overload(op).tags and op not in facts.SOME_OVERWRITTEN:
         return None
     try:
         written = Op("leaf", f"{namespace}.{name}_.{variant}")
@@ -173,7 +155,7 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
 
 
 def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
-    """The second operand was made by a pointwise op that takes the first one first, and has its type."""
+    """Test whether the second operand was made by a pointwise op that takes the first one first, and has its type."""
     if len(copy.args) != 2 or not all(isinstance(arg, Var) for arg in copy.args):
         return False
     target, source = copy.operands
@@ -222,8 +204,8 @@ def plan_reuse(
 ) -> Reuse:
     """The equations that may run in place.
 
-    Law: running them so changes no output's bits, and no memory but that of donated and written variables. A region may
-    do anything with what it is given but keep it: a result that it writes there is in nobody else's memory.
+    Law: running them so changes no output's bits, and no memory but that of donated and written variables. A region
+    may do anything with given memory but keep it: a result that it writes there is in nobody else's memory.
 
     Args:
         trace: leaves, structured ops, and composites that executors run.
@@ -307,7 +289,7 @@ def _has_dims(var: Var) -> bool:
 
 
 def _has_form(equation: Equation) -> bool:
-    """The op has an in-place form that fits these operands: one tensor of the result's type, first."""
+    """Test whether the op has an in-place form that fits these operands: one tensor of the result's type, first."""
     if len(equation.outputs) != 1 or not equation.args or not isinstance(equation.args[0], Var):
         return False
     source, target = equation.args[0], equation.outputs[0]
@@ -318,16 +300,18 @@ def _has_form(equation: Equation) -> bool:
     if in_place(equation.op) is None:
         return False
     repeats = sum(var == source for var in equation.operands)
-    return repeats == 1 or equation.op.name.split(".")[1] not in COPY_THEN_WRITE
+    return repeats == 1 or equation.op not in facts.SOME_OVERWRITTEN
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Every element has a place of its own and there are no gaps: what a donated or written tensor must be."""
+    """Test that every element has a place of its own and that there are no gaps: what a donated or written tensor
+    must be.
+    """
     return is_dense_layout(tensor.shape, tensor.stride())
 
 
 def is_dense_layout(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """The same for a tensor with these sizes and strides."""
+    """Test the same for a tensor with these sizes and strides."""
     step = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != step:

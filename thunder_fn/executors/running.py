@@ -1,4 +1,4 @@
-"""Running the functions of operators: their results are what was promised, or the error says who broke the promise."""
+"""Calls of operators' functions: results are the promised ones, or the error says who broke the promise."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRegion:
-    """A run of what an executor made of a region; it returns what the region says, or the error names the user's
+    """A run of an executor's function for a region; it returns what the region says, or the error names the user's
     line.
     """
 
@@ -115,11 +115,11 @@ class CheckedRegion:
             return tuple(results)
         found = f"({', '.join(map(_told, results))})" if isinstance(results, tuple | list) else _told(results)
         what = f"{self.name} returned {found}, but its outputs are ({', '.join(map(str, types))})"
-        fix = "What `fuse` makes returns a tuple of tensors of the dtypes and shapes of the region's outputs."
+        fix = "Let the function that `fuse` makes return a tuple of tensors of the region's dtypes and shapes."
         raise ExecutorError(located(what, source=source, fix=fix))
 
     def donating(self, places: tuple[int, ...]) -> CheckedRegion:
-        """The same that may write its results over these inputs."""
+        """The function that may write its results over these inputs."""
         return replace(self, run=donating(self.run, places))
 
 
@@ -195,7 +195,7 @@ def _fits(value: torch.Tensor, type: Type) -> bool:
 
 
 def _is(value: Any, type: Type) -> bool:
-    """A result of a region is of its type; what is no tensor has nothing to be looked at."""
+    """Test that a result of a region is of its type; anything but a tensor passes."""
     return not isinstance(type, TensorType) or (isinstance(value, torch.Tensor) and _fits(value, type))
 
 

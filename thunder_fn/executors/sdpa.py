@@ -5,7 +5,7 @@
 PyTorch chooses among its kernels at every call, and says nothing. Here the choice is data: `choose_kernel` looks at types
 only, and the program shows what it said. Gradients are those of PyTorch's function, which record the fused backward.
 
-What has run: the CPU kernels. The choice for CUDA is tested as a function of types.
+Tested: the CPU kernels. The choice for CUDA is tested as a function of types.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
 """

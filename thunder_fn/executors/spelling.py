@@ -1,8 +1,8 @@
 """Spelling of an equation as a call that Python makes fast.
 
-`torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated code.
-A C-bound function of the op's name is used where it reaches the dispatcher with the very overload and arguments that
-the equation has, which is tried out, once for each distinct call, without running any kernel.
+`torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated
+code. A C-bound function of the op's name is used if it reaches the dispatcher with the very overload and arguments of
+the equation. That is tried once for each distinct call, without running any kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thunder_fn.trace import Arg, Literal, Op, TensorType, Type, Var
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A function that computes an op: what it is called, where it is from, and whether its lists may be tuples."""
+    """A function that computes an op: its name, its module, and whether its lists may be tuples."""
 
     name: str
     home: str
@@ -105,7 +105,7 @@ def _value(arg: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """The same arguments: the same tensor objects, equal numbers of equal types, lists or tuples alike."""
+    """Compare arguments: the same tensor objects, equal numbers of equal types, lists or tuples alike."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return a is b
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):

@@ -32,8 +32,6 @@ Run = Callable[..., tuple[Any, ...]]
 SWITCH = "THUNDER_FN_CHECK"
 MAGIC = 0x5A
 """The bytes of integers that nobody wrote, and of canaries."""
-EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
-"""Ops of ATen whose results nobody has written."""
 _GUARD = 64
 """Elements before and behind a buffer that nobody may write to."""
 _BUFFERS: ContextVar[list[torch.Tensor] | None] = ContextVar("thunder_fn_buffers", default=None)
@@ -41,7 +39,7 @@ _BUFFERS: ContextVar[list[torch.Tensor] | None] = ContextVar("thunder_fn_buffers
 
 
 def is_on() -> bool:
-    """The mode is on for what is made from now on."""
+    """Test whether the mode is on for code made from now on."""
     return os.environ.get(SWITCH) == "1"
 
 
@@ -137,7 +135,7 @@ def _check_layouts(what: str, values: Sequence[Any], layouts: Sequence[Any]) -> 
 
 
 def spoil_given(given: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Fill what was given and does not lie in the memory of an output."""
+    """Fill given memory that is not that of an output."""
     places = {value.untyped_storage().data_ptr() for value in outputs if isinstance(value, torch.Tensor)}
     for value in given:
         if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in places:

@@ -1,9 +1,9 @@
 """Calling a program with values that nobody else holds, so that each is freed when the program has read it last.
 
-A caller of `run(*values)` holds the values until the call returns. A program that is made to be taken from has a second
-entry, a function of one list, which it empties before it begins; in between it deletes each value after its last use. So has
-a compiled region, to which a program hands over what is large and read there last. Handing over frees memory early; what
-a region is also *given* (`reuse.py`) it may write its results to.
+A caller of `run(*values)` holds the values until the call returns. A program that is made to be taken from has a
+second entry, a function of one list, which it empties before it begins. It deletes each value after its last use. So
+has a compiled region, to which a program hands over large values that are read there last. Handing over frees memory
+early; a region may write its results to memory that it is also *given* (`reuse.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Run = Callable[..., tuple[Any, ...]]
 TEXT = "_taken"
 """The key, in the context of a program or compiled region that is made to be taken from, of its text."""
 WORTH_BYTES = 1 << 20
-"""A program hands a region over what the region reads last, if it is so much."""
+"""A program hands a region over the values that the region reads last, from so many bytes on."""
 
 
 def is_worth_handing_over(variables: Iterable[Var]) -> bool:
@@ -42,7 +42,7 @@ def taken_from(run: types.FunctionType, text: str) -> types.FunctionType:
 
 
 def take(run: Run, box: list[Any]) -> tuple[Any, ...]:
-    """`run(*box)`, after which the box is empty. What wraps a program says with a method `take` how it does that."""
+    """`run(*box)`, after which the box is empty. A wrapper of a program has a method `take` that does it."""
     own = getattr(run, "take", None)
     if own is not None:
         return own(box)

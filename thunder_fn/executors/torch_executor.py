@@ -7,8 +7,9 @@
         del v2
         return (v3,)
 
-Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and choices
-are functions in front (`loops.py`). What another executor takes is one call, and what it computes is written below it:
+Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and
+choices are functions in front (`loops.py`). A claim of another executor is one call, with its meaning written below
+it:
 
     (v2, v3) = multimul(v0, v1, 0, 0)  # f32[2, 2] by myex
         # def multimul(v0, v1): ...
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.executors import spoiling
@@ -52,8 +53,9 @@ BELOW_AUTOGRAD_FROM = 12
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs: a function of the trace's inputs, the text that it was made from, what was claimed, and what
-    it does with memory that nobody needs. `meaning` is what it was lowered from."""
+    """A program that runs: a function of the trace's inputs, its text, the claims, and the plan for memory that
+    nobody needs. `meaning` is the trace from which it was lowered.
+    """
 
     text: str
     run: Callable[..., tuple[Any, ...]]
@@ -241,7 +243,7 @@ class _Emitter:
         parts = [self.arg(arg, spelling) for arg in equation.args]
         parts += [f"{key}={self.arg(arg, spelling)}" for key, arg in equation.kwargs]
         call = f"{self.function(spelling)}({', '.join(parts)})"
-        if spoiling.is_on() and op.name.split(".")[1] in spoiling.EMPTY:
+        if spoiling.is_on() and op in facts.EMPTY:
             call = f"{self.bind(spoiling.spoil, 'spoil', spoiling.spoil)}({call})"
         return self.assign(equation, call)
 
@@ -254,7 +256,7 @@ class _Emitter:
         return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
     def claim(self, equation: Equation, given: bool, donated: tuple[int, ...]) -> tuple[str, str]:
-        """A call of what an executor runs, on what is `given` in a list or by its arguments, and who it is."""
+        """A call of an executor's function, with arguments in a list or one by one, and the executor's name."""
         claim = self.claimed.claim_of(equation)
         run = donating(claim.run or compiled_region(claim), donated)
         name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)
@@ -403,6 +405,6 @@ class FunctionWriter:
 
 
 def _is_long(trace: Trace) -> bool:
-    """The program makes so many calls that running below autograd pays."""
+    """Test whether the program makes so many calls that running below autograd pays."""
     is_loop = (equation.op.kind == "structured" and equation.bodies for equation in trace.equations)
     return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)

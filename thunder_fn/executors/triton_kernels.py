@@ -135,7 +135,7 @@ def rms_norm_forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple
 
 
 def rms_norm_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """The gradient of x. That of the weight is a matrix product's work, and is left to PyTorch."""
+    """The gradient of x. The weight's gradient is a matrix product's work, and is left to PyTorch."""
     x, (rows, columns), out = x.contiguous(), x.shape, torch.empty_like(x.contiguous())
     _rms_norm_backward_kernel[(rows,)](grad.contiguous(), x, weight.contiguous(), rstd, out, columns, BLOCK=BLOCK)
     return out

@@ -2,7 +2,7 @@
 
 On a GPU they run the kernels of `triton_kernels.py`; on CPU, or without triton, what they mean in PyTorch.
 
-What has run: everything on CPU, so the claims, the derivatives and the meaning of the operators, and the kernels in
+Tested: everything on CPU, so the claims, the derivatives and the meaning of the operators, and the kernels in
 Triton's interpreter. README says what has run on a GPU.
 """
 

@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thunder_fn import ops
-from thunder_fn.executors.reuse import COPY_THEN_WRITE
+from thunder_fn import facts, ops
 from thunder_fn.trace import Atom, Equation, TensorType, Trace, Var
 
 Written = tuple[tuple[int, int], ...]
@@ -92,11 +91,11 @@ def _path_to(trace: Trace, atom: Atom, makers: Mapping[int, int]) -> _Path | Non
 
 
 def _overwrites(equation: Equation) -> bool:
-    """The equation gives its first operand with other elements here and there, and that is large."""
-    if equation.op.kind != "leaf" or not equation.op.name.startswith("aten."):
+    """Test whether the equation gives its first operand with other elements here and there, and that is large."""
+    if equation.op not in facts.SOME_OVERWRITTEN:
         return False
     type = equation.outputs[0].type
-    if equation.op.name.split(".")[1] not in COPY_THEN_WRITE or equation.operands[0].type != type:
+    if equation.operands[0].type != type:
         return False
     assert isinstance(type, TensorType), "these ops give a tensor"
     sizes = [size for size in type.shape if isinstance(size, int)]

@@ -1,19 +1,20 @@
 """verify: a program that runs beside `evaluate`, and names the first equation that is farther off than it may be.
 
-Each call of an executor is given the values that the program has there, and so is `evaluate` of what it stands for; so is
-each call in a step of a loop or in a branch, and then the loop or choice as a whole, as the program runs it. Only the equation
-that is wrong is named, not those that follow from it.
+Each call of an executor is given the values that the program has there, and so is `evaluate` of its meaning. The same
+holds for each call in a step of a loop or in a branch, and then for the loop or choice as a whole, as the program
+runs it. Only the equation that is wrong is named, not those that follow from it.
 
-How far off is too far, by the label and by the dtype of a result, relative to the element or to the mean of all:
+The tolerance, by the label and by the dtype of a result, relative to the element or to the mean of all:
 
                           float64   float32   float16   bfloat16
     bitwise               0         0         0         0
     reassociating         1e-12     1e-5      5e-3      4e-2
     precision-changing    1e-5      1e-2      1e-2      4e-2
 
-An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. Where a result
-hangs on the last bits of its operands, as a difference of nearly equal numbers does, no order of computing it is right and the
-others wrong: it may also be off by some times what the last bit of each operand does to it, 16 times, of halves twice.
+An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. A
+result may hang on the last bits of its operands, as a difference of nearly equal numbers does. No order of computing
+it is right then, so it may also be off by some times what the last bit of each operand does to it, 16 times, of
+halves twice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import facts
 from thunder_fn.constraints import close_symbols
 from thunder_fn.derive import alone
 from thunder_fn.errors import VerificationError
@@ -32,7 +34,6 @@ from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.evaluated import compiled_region
 from thunder_fn.executors.matching import located_in, python_value
 from thunder_fn.executors.running import Runner
-from thunder_fn.executors.spoiling import EMPTY
 from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
@@ -201,9 +202,7 @@ def _check(
     for position, (one, other) in enumerate(zip(found, wanted, strict=True)):
         difference = divergence(one, other, label, _at(position, lambda: sensitivity(meaning, operands)))
         if difference is not None and position not in chance:
-            what = (
-                f"verify: output {position} of {who} is farther from what it means than {label!r} allows: {difference}"
-            )
+            what = f"verify: output {position} of {who} is farther from its meaning than {label!r} allows: {difference}"
             raise VerificationError(located_in(what, equation))
 
 
@@ -230,19 +229,12 @@ def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -
         if difference is not None and position not in chance:
             names = dict.fromkeys(f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced)
             raise VerificationError(
-                f"verify: output {position} of the program {claimed.trace.name} is farther from what it means than {label!r} "
+                f"verify: output {position} of the program {claimed.trace.name} is farther from its meaning than {label!r} "
                 f"allows: {difference}\nEach call is right, so an execution transform computes something else: {', '.join(names)}"
             )
 
 
 # ---- memory that nobody wrote ----
-
-_WRITES_ALL_OF_FIRST = frozenset((
-    "copy", "fill", "zero", "bernoulli", "uniform", "normal_functional", "normal", "exponential", "geometric", "cauchy",
-    "log_normal", "random", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
-    "new_ones", "new_full", *EMPTY,
-))  # fmt: skip
-"""Ops that take no values from their first operand, only its type and layout. `bernoulli` does so with a number only."""
 
 
 def unwritten_outputs(trace: Trace, given: Collection[int] = ()) -> set[int]:
@@ -263,14 +255,9 @@ def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
         return [equation.outputs[place] for place in unwritten_outputs(equation.body, read)]
     if equation.op.kind == "structured":
         return equation.outputs if read or any(map(unwritten_outputs, equation.bodies)) else ()
-    namespace, _, rest = equation.op.name.partition(".")
-    name, _, overload = rest.partition(".")
-    if namespace != "aten":
-        return equation.outputs if read else ()
-    if name in EMPTY:
+    if equation.op in facts.EMPTY:
         return equation.outputs
-    is_first = bool(equation.args) and isinstance(equation.args[0], Var)
-    if is_first and name in _WRITES_ALL_OF_FIRST and (name, overload) != ("bernoulli", "default"):
+    if equation.op in facts.OVERWRITES and equation.args and isinstance(equation.args[0], Var):
         first = equation.args[0]
         read = [place for place, var in enumerate(equation.operands) if var.index in found and var != first]
     return equation.outputs if read else ()

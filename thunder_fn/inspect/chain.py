@@ -1,6 +1,6 @@
 """The chain of traces from capture through every transform to the programs that run.
 
-Nothing is rebuilt for show: the chain is what `jit` makes of a call, told by `capture.watching` as it is made.
+Nothing is rebuilt for show: the chain has the traces of a `jit` call, told by `capture.watching` as they are made.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ _COUNTS = ("added", "removed", "changed")
 def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     """The traces of `jit(f)(*args, **kwargs)`, from capture through every transform to the programs. Nothing is run.
 
-    Where an argument requires a gradient, the forward and the backward of the split are steps, and both programs.
+    If an argument requires a gradient, the forward and the backward of the split are steps, and both programs.
 
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s options are its own.
@@ -223,7 +223,7 @@ class _Assembly:
         return len(self.steps) - 1
 
     def captured(self, trace: Trace) -> None:
-        """A capture: a step, unless it only calls what the step before has made."""
+        """Add a capture as a step, unless it only calls the result of the step before."""
         if id(trace) in self.places:
             return
         flat, at = flatten(trace), self.time_of(trace)
@@ -241,7 +241,7 @@ class _Assembly:
     def origin(self, flat: Flat) -> tuple[int | None, tuple[tuple[int, int], ...]]:
         """The latest step whose trace is called in this one, and which of their values are equal.
 
-        A trace that was replayed op by op has no call; then a transform's of the same inputs is what was replayed.
+        A trace that was replayed op by op has no call; then a transform's of the same inputs is the replayed one.
         """
         for position in reversed(range(len(self.steps))):
             known = self.steps[position]
@@ -263,7 +263,7 @@ class _Assembly:
             self.add(event.how, "transform", event.trace, event.at, before=self.places[id(event.of)])
 
     def lowered(self, trace: Trace) -> None:
-        """The programs, and the two halves that they are made of where there is a gradient to ask for."""
+        """Add the programs, and the two halves that they are made of where there is a gradient to ask for."""
         last, bridge = self.places[id(trace)], self.entry.bridge
         program = self.entry.stages[-1]
         assert isinstance(program, Program), "the last stage"

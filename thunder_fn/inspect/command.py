@@ -30,7 +30,7 @@ REPORTS: dict[str, Callable[..., Any]] = {"chain": chain, "memory": memory, "res
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse the command line and write what was asked for. The exit code."""
+    """Parse the command line and write the report. The exit code."""
     parser = argparse.ArgumentParser(prog="python -m thunder_fn inspect", description=__doc__)
     parser.add_argument("function", metavar="FILE:FUNCTION", help="returns (f, args) or (f, args, kwargs)")
     parser.add_argument("--out", type=Path, metavar="PAGE", help="where the page goes; NAME.html if left out")

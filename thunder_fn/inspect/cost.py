@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.inspect.chain import Chain, chain
 from thunder_fn.inspect.machines import Machine, known_machine
 from thunder_fn.inspect.tables import bytes_text, count_text, plain, rich_table
@@ -45,19 +45,20 @@ class Cost:
 
 
 FREE = Cost()
+_COPIES = facts.MOVES | facts.GATHERS
 _FREE = ("aten.reshape.default", "_c10d_functional.wait_tensor.default")
 COLLECTIVES = ("_c10d_functional.", "_dtensor.", "c10d_functional.")
 
 
 def is_collective(name: str) -> bool:
-    """The op of this name moves values between ranks."""
+    """Test whether the op of this name moves values between ranks."""
     return name.startswith(COLLECTIVES) and not name.endswith("wait_tensor.default")
 
 
 def cost_of(equation: Equation) -> Cost:
     """The cost of an equation. Views are free; a pointwise op or a sum is one operation for each element.
 
-    A composite costs what is in it, a loop its body for each step that is known of, a choice the dearest branch.
+    A composite costs its body, a loop its body for each known step, a choice the dearest branch.
     """
     if equation.op.kind != "leaf":
         return _cost_of_bodies(equation)
@@ -71,30 +72,12 @@ def cost_of(equation: Equation) -> Cost:
 
 
 def _elements(equation: Equation) -> int:
-    """The elements of the largest floating operand or result: what one operation for each makes."""
+    """The elements of the largest floating operand or result, one operation for each."""
     values = (*equation.operands, *equation.outputs)
     types = [var.type for var in values if isinstance(var.type, TensorType)]
     floating = [type for type in types if type.dtype.is_floating_point or type.dtype.is_complex]
-    is_copy = equation.op.name.split(".")[1] in _MOVES or not equation.operands
+    is_copy = equation.op in _COPIES or not equation.operands
     return 0 if is_copy else max((bytes_of(type) // type.dtype.itemsize for type in floating), default=0)
-
-
-_MOVES = frozenset(
-    (
-        "clone",
-        "copy",
-        "_to_copy",
-        "cat",
-        "stack",
-        "embedding",
-        "index",
-        "gather",
-        "index_select",
-        "index_put",
-        "slice_scatter",
-    )
-)
-"""Ops that move values and compute none."""
 
 
 def _cost_of_bodies(equation: Equation) -> Cost:
@@ -151,7 +134,7 @@ class CostReport:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         total = self.total
         text = f"cost of {self.function}: {count_text(total.flops)} FLOP, {bytes_text(total.num_bytes)} moved"
         if total.sent:
@@ -162,7 +145,7 @@ class CostReport:
         return escaped(text)
 
     def rows(self, limit: int = 20) -> list[tuple[str, ...]]:
-        """The table: op, times, FLOP, bytes, FLOP/byte, and what limits it where peaks are known."""
+        """The table: op, times, FLOP, bytes, FLOP/byte, and the limiting peak where peaks are known."""
         return [
             (
                 name,

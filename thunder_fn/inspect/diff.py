@@ -1,8 +1,9 @@
 """The difference of two traces, equation by equation, whatever composites they are folded into.
 
-Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value numbering).
-What is left is paired by what it looks like: op, arguments and user's line first, then op and line, then op and operands.
-So a change near the inputs leaves everything that follows from it paired, and says which of it has changed itself.
+Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value
+numbering). The rest is paired by its looks: op, arguments and user's line first, then op and line, then op and
+operands. So a change near the inputs leaves everything that follows from it paired, and says which of it has changed
+itself.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def _shape(leaf: Leaf) -> tuple[Any, ...]:
 
 
 def _equal_bodies(before: Leaf, after: Leaf) -> bool:
-    """The bodies of a loop or a choice are the same, whatever is folded in them."""
+    """Test whether the bodies of a loop or a choice are the same, whatever is folded in them."""
     mine, its = before.equation.bodies, after.equation.bodies
     return mine == its or tuple(map(inline, mine)) == tuple(map(inline, its))
 
@@ -281,7 +282,7 @@ def _lines(found: Diff, context: int) -> list[tuple[str, str]]:
 
 
 def _shortened(lines: list[tuple[str, str]], context: int) -> list[tuple[str, str]]:
-    """Long runs of what is the same, left out."""
+    """Long runs of equal lines, left out."""
     kept = [False] * len(lines)
     for position, (mark, _) in enumerate(lines):
         if mark != " ":

@@ -1,8 +1,8 @@
 """A chain as the compact data that the page reads.
 
-Everything that repeats is in a table and has a number there: types, ops, sources, modules, costs, claims, and bodies,
-which are as shared in the data as they are in the traces. The page unfolds them the way `flat.py` does, so leaves and
-values have the same numbers on both sides.
+Everything that repeats is in a table and has a number there: types, ops, sources, modules, costs, claims and bodies.
+Bodies are as shared in the data as they are in the traces. The page unfolds them the way `flat.py` does, so leaves
+and values have the same numbers on both sides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A trace with its composites unfolded: the equations in the order in which they run, and where each one stands.
 
-Values are numbered through all bodies: a composite's results are what its body returns, so nothing has two numbers.
+Values are numbered through all bodies: a composite's results are its body's, so nothing has two numbers.
 """
 
 from __future__ import annotations

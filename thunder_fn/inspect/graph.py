@@ -53,8 +53,8 @@ class _Box:
 def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Picture:
     """A trace, or that of `f(*args, **kwargs)`, as a picture; composites are boxes.
 
-    Of a trace of more than 2,000 equations, those of a module that follow each other are one box, of whatever depth makes
-    at most so many; where there are no modules, equal runs of equations are.
+    In a trace of more than 2,000 equations, consecutive equations of a module are one box, at a depth that gives at
+    most so many. Without modules, equal runs of equations are boxes.
 
     Raises:
         MissingExtra: igraph is not installed.

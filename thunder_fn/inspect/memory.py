@@ -2,13 +2,13 @@
 
 A program is run on tensors without values, which share storages as real ones do, so views and copies are told apart
 by PyTorch itself. A storage lives from the equation that makes it to the last one that reads it, which is where the
-program deletes it; what runs in place makes none. Inputs are the caller's and are counted apart.
+program deletes it. Equations in place make none. Inputs are the caller's and are counted apart.
 
     memory of step: peak 17.6 MiB at equation 146 of 452 (aten.gelu_backward.default in blocks.0); residuals ...
 
-What runs inside an equation and is given back is its scratch: what oneDNN is known to need, what a loop's step needs, and
-what a compiled region allocates, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's
-operator among it, nobody knows; the summary says how often. How far the computed peak is from the measured one is tested
+Memory allocated and given back inside an equation is its scratch: that of oneDNN, of a loop's step, and of a compiled
+region, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's operator among
+it, nobody knows; the summary says how often. A test compares the computed peak with the measured one
 (`tests/unit/test_inspect_memory.py`).
 """
 
@@ -108,7 +108,7 @@ class Memory:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         if not self.names:
             return escaped(f"memory of {self.function}: nothing runs")
         at = self.peak_at
@@ -171,7 +171,7 @@ def _line(source: Source | None) -> str:
 def memory(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory:
     """The memory that `jit(f)(*args, **kwargs)` takes, over its program. Nothing is run.
 
-    Where an argument requires a gradient the backward follows the forward on the same axis.
+    If an argument requires a gradient the backward follows the forward on the same axis.
 
     Law: on the CPU the peak is within 10% of the measured one, on the GPT and the CNN of the tests.
 
@@ -210,7 +210,7 @@ def memory_of(found: Chain) -> Memory:
 
 
 def _modules(found: Chain, step: Step) -> tuple[str, ...]:
-    """The module of each equation of a program: what the modules of its leaves have in common."""
+    """The module of each equation of a program: the common part of its leaves' modules."""
     inside: list[list[str]] = [[] for _ in step.trace.equations]
     for leaf, module in zip(step.flat.leaves, found.modules(found.steps.index(step)), strict=True):
         inside[leaf.path[0]].append(module)

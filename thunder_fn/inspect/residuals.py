@@ -30,12 +30,12 @@ class Residuals:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         size = bytes_text(self.num_bytes)
         return escaped(f"residuals of {self.function}: {len(self.residuals)}, {size} beside the arguments")
 
     def rows(self, limit: int = 40) -> list[tuple[str, ...]]:
-        """The table, largest first: its size, and what it takes of its own."""
+        """The table, largest first: size, and memory of its own."""
         ordered = sorted(self.residuals, key=lambda one: -one.num_bytes)
         rows = [(*_sizes([one]), str(one.type), one.reason, *_where(one)) for one in ordered[:limit]]
         rest = ordered[limit:]

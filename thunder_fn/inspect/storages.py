@@ -26,9 +26,9 @@ WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
 class Buffer:
     """A piece of memory: made at an equation, freed after another one (one past the last if it outlives the program).
 
-    `what` says what fills it: an op's name, or "argument x". `kind` is "input" for what the caller holds, "residual" for
-    what is kept for the backward, "output" for what is returned, "scratch" for what an equation needs while it runs,
-    "intermediate" for the rest.
+    `what` names the maker of its content: an op's name, or "argument x". `kind` is "input" for what the caller holds,
+    "residual" for what is kept for the backward, "output" for what is returned, "scratch" for what an equation needs
+    while it runs, "intermediate" for the rest.
     """
 
     born: int
@@ -87,7 +87,7 @@ class Run:
         return {storage for storage in found if storage is not None}
 
     def bind(self, var: Var, value: Any, at: int, kind: str, what: str, equation: Equation | None = None) -> None:
-        """A variable's value, and its storage if that is new."""
+        """Bind a variable's value, and its storage if that is new."""
         self.env.append(value)
         if not isinstance(value, torch.Tensor):
             return

@@ -23,7 +23,7 @@ def plain(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Any:
-    """The same as a table of `rich`."""
+    """Render as a table of `rich`."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -40,12 +40,12 @@ def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
 
 
 def _is_numeric(column: Sequence[str]) -> bool:
-    """Below its name, the column has numbers and nothing else."""
+    """Test that the column has numbers below its name and nothing else."""
     return all(not cell or cell[0].isdigit() or cell[0] in "-." for cell in column[1:]) and any(column[1:])
 
 
 def bytes_text(count: float) -> str:
-    """`1.5 MiB`."""
+    """Write bytes such as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,11 +1,11 @@
 """autocast: a trace whose ops run in lower precision where a policy says so.
 
-The policy is asked about each equation, about a composite before what is in it. Its answer casts the arguments; what a
-composite with an answer does is not asked about. Everything else takes its arguments as they come, so types change
+The policy is asked about each equation, about a composite before its body. Its answer casts the arguments; the body
+of a composite with an answer is not asked about. Everything else takes its arguments as they come, so types change
 along the way: ops promote as PyTorch's do.
 
-A `torch.autocast` region, or what an autocast inside has made, stays as it is: the innermost decides.
-What enters and leaves a loop or a custom rule keeps its type, and bodies are cast inside.
+A `torch.autocast` region, or the result of an autocast inside, stays as it is: the innermost decides. Values that
+enter and leave a loop or a custom rule keep their types, and bodies are cast inside.
 
 This interpreter serves policies of users and transforms of traces. Under PyTorch's own policy `api/autocast.py`
 traces the function with autocast on, because only the dispatcher knows how functions made of other ops are cast.
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.capture.autocast_regions import is_region
 from thunder_fn.check import fake_result_types
 from thunder_fn.derive import alone
@@ -33,15 +33,6 @@ from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBu
 
 Policy = Callable[[Equation], Any]
 
-MIXED = frozenset(
-    f"aten.{name}.default"
-    for name in (
-        *("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"),
-        *("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional"),
-    )
-)
-"""Ops that are not pointwise and take arguments of several precisions: the parameters may be wider than the input."""
-
 
 @memo(1024)
 def autocast(trace: Trace, dtype: torch.dtype, policy: Policy) -> Trace:
@@ -52,7 +43,7 @@ def autocast(trace: Trace, dtype: torch.dtype, policy: Policy) -> Trace:
     Args:
         dtype: the lower precision.
         policy: answers "lower", "float32", "promote" (the widest of the arguments) or None for each equation. None
-            for a composite asks about what is in it.
+            for a composite asks about its body.
 
     Raises:
         AutocastError: the policy answers something else.
@@ -123,7 +114,7 @@ class _Casting:
         if _same_types(equation, operands):
             return self._add(equation, operands, tuple(var.type for var in equation.outputs))
         is_backward = "_backward." in equation.op.name  # its kernel takes one precision, whatever its types promise
-        if equation.op.name not in MIXED and (is_backward or not ops.is_pointwise(equation.op)):
+        if equation.op not in facts.PARAMETERS_MAY_BE_WIDER and (is_backward or not ops.is_pointwise(equation.op)):
             operands = self._answered(equation, operands, "promote")
         types = None if is_backward and _is_mixed(operands) else _result_types(equation, operands)
         if types is None:  # the op does not take these types: it gets those that it had
@@ -195,7 +186,7 @@ def ask(policy: Policy, equation: Equation) -> Answer:
 
 
 def _is_mixed(operands: tuple[Atom, ...]) -> bool:
-    """float64, which autocast lets be, beside a lower precision."""
+    """Test for float64, which autocast lets be, beside a lower precision."""
     types = (type_of(atom) for atom in operands)
     return len({type.dtype for type in types if isinstance(type, TensorType) and type.dtype.is_floating_point}) > 1
 

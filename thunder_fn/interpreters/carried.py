@@ -1,4 +1,4 @@
-"""Numbers that a forward finds in data, carried to a backward that runs as a program of its own."""
+"""Unbacked numbers of a forward, carried to a backward that runs as a program of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool
 def self_contained(split: Split) -> Split:
     """The split with a residual for each number from data that its backward uses and that no size tells it.
 
-    Law: forward and backward give what those of the split do, wherever the backward runs.
+    Law: forward and backward compute the same as those of the split, wherever the backward runs.
     """
     found = finders(split.forward)
     numbers = [Expr(symbol) for symbol in unbound_symbols(split.backward) if symbol in found]

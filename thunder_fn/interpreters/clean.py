@@ -11,7 +11,7 @@ from thunder_fn.trace import Trace
 
 @memo(1024)
 def simplify(trace: Trace) -> Trace:
-    """Drop what is not needed, compute equal things once, fold constants, drop copies and other no-ops.
+    """Drop dead equations, compute equal ones once, fold constants, drop copies and other no-ops.
 
     Law: same values, bitwise; idempotent; never more equations. Checkpoints still compute again, random numbers are
     drawn as before, and outputs share no memory that they did not share.

@@ -61,7 +61,7 @@ def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Put the inputs' sizes in place of the symbols; then do the same with each size that an equation finds in data."""
+    """Put the inputs' sizes in place of the symbols; then do the same with each unbacked size that an equation finds."""
     trace = specialize(trace, bind(trace.inputs, inputs))
     _check_inputs(trace, inputs)
     env: list[Any] = [
@@ -155,7 +155,7 @@ def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:
 
 
 def _fits(type_: Type, value: Any) -> bool:
-    """Tensors must have the dtype and the static sizes of the type; symbolic sizes fit whatever they meet."""
+    """Test that a tensor has the dtype and the static sizes of the type; symbolic sizes fit whatever they meet."""
     if not isinstance(type_, TensorType):
         return not isinstance(value, torch.Tensor)
     if not isinstance(value, torch.Tensor) or value.dtype != type_.dtype or value.dim() != len(type_.shape):

@@ -1,4 +1,4 @@
-"""Constant folding: what depends on nothing but the trace's own small constants is computed once, now."""
+"""Constant folding: equations that depend on nothing but the trace's own small constants are computed once, now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
     """Replace equations on owned constants and literals by their results, in bodies too.
 
     Law: same values, bitwise; idempotent. Closed-over tensors of the user's are never read, as they may change;
-    random numbers are never drawn. What is returned is computed each time, so that nobody can write to a constant.
+    random numbers are never drawn. Results are computed each time, so that nobody can write to a constant.
     """
     foldable = _foldable(trace, limit_bytes)
     kept = [_with_folded_bodies(e, limit_bytes) for e in trace.equations if not _is_folded(e, foldable)]

@@ -1,10 +1,10 @@
 """Evaluating an equation where PyTorch's autograd or torch.func looks on: its rule is the derivative.
 
-A custom rule is not what autograd would find by looking at the body, so the equation runs as one node whose forward and
-backward are its split. Where a derivative of that backward may be taken, the residuals that no operand and no output
-holds are computed again from the operands, so that autograd sees where they come from; with the same random numbers.
+Autograd would not find a custom rule by looking at the body. So the equation runs as one node whose forward and
+backward are its split. If a derivative of that backward may be taken, the residuals that no operand and no output
+holds are computed again from the operands, with the same random numbers. So autograd sees where they come from.
 
-Collectives run so, too: what their backward sends is an equation, which an error can name.
+Collectives run so, too: their backward sends by an equation, which an error can name.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Rule:
 
     @property
     def sees_absent(self) -> bool:
-        """The rule tells a cotangent that is absent from zeros (`set_materialize_grads(False)`)."""
+        """Test whether the rule tells a cotangent that is absent from zeros (`set_materialize_grads(False)`)."""
         literals = (arg.value for _, arg in self.equation.kwargs if isinstance(arg, Literal))
         return any("absent" in getattr(value, "asks", ()) for value in literals)
 

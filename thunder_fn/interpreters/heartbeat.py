@@ -1,15 +1,16 @@
 """Heartbeats of ranks: when a collective fails, they tell which rank died or stays away.
 
-PyTorch's error names an address at best, and a time-out nobody. So each process that runs a collective has a thread that
-writes to the group's store, once a second, a number that grows and where its process is. A collective that fails looks at
-these: a rank whose number stands still is gone; one whose number grows but who is elsewhere keeps the others waiting.
+PyTorch's error names an address at best, and a time-out nobody. So each process that runs a collective has a thread
+that writes to the group's store once a second. It writes a number that grows, and where its process is. A collective
+that fails looks at these. A rank whose number stands still is gone. One whose number grows, but which is elsewhere,
+keeps the others waiting.
 
 PyTorch ends a wait, at the latest after the process group's time-out; so nothing hangs, and each rank raises on its own.
 
-Ranks that run different programs send each other what the others do not expect, for which gloo, whose tensors are on CPUs,
-aborts the process. So collectives are compared before they are sent: who comes first writes to the store what it sends, and who
-comes later sends the same or raises. Other backends only wait, and start a collective faster than the store answers: of these the
-first of each group are compared.
+Ranks that run different programs send each other unexpected data, for which gloo, whose tensors are on CPUs, aborts
+the process. So collectives are compared before they are sent. The first rank writes to the store what it sends, and
+later ones send the same or raise. Other backends only wait, and start a collective faster than the store answers: of
+these the first of each group are compared.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Heart:
         self.where, self.lock = COMPUTING, threading.Lock()
         self.thread: threading.Thread | None = None
         self.store: Any = None
-        self.stores = 0  # how many there were: a process group may be made again in the store of the one before
+        self.stores = 0  # their number: a process group may be made again in the store of the one before
         self.counts = Counter[str]()
         self.said: dict[str, str] = {}
         self.groups: dict[int, str] = {}  # of what is sent and not yet awaited
@@ -65,7 +66,7 @@ class _Heart:
                 self.thread.start()
 
     def end(self) -> None:
-        """The thread is over before Python is: one that comes back from the store after that would abort the process.
+        """End the thread before Python ends: one that comes back from the store after that would abort the process.
 
         So does a thread of a process group that lets go of the last collective's tensors then; it has a moment to do so now.
         """
@@ -206,7 +207,7 @@ def _absent(collective: str, group: str | None, error: Exception) -> str:
     except RuntimeError:
         return (
             "the group's store cannot be reached: the process that keeps it ended, which is rank 0 or the agent that started "
-            "the ranks, and without it nobody knows who else is there"
+            "the ranks, and without it the other ranks are unknown"
         )
     beats = list(zip(others, before, after, strict=True))
     gone = [rank for rank, then, now in beats if now is None or then == now]
@@ -233,7 +234,9 @@ def _is_on_cpu(var: Var) -> bool:
 
 
 def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
-    """A collective, the types of what is sent and the module whose parameters these are, as all ranks write it."""
+    """A collective, the types of the sent tensors and the module whose parameters these are, as all ranks write
+    it.
+    """
     name = equation.op.name.removesuffix(".default").rpartition(".")[2]
     reduction = "".join(f"({arg.value})" for arg in equation.args[1:2] if isinstance(arg, Literal) and name in REDUCING)
     place = f" for {equation.source.module}" if equation.source and equation.source.module else ""

@@ -169,7 +169,9 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
 
 
 def _saves_for_constants(single: Trace) -> bool:
-    """The parts of a backward take what the forward saved for constants; PyTorch's formula, which does not, wants numbers."""
+    """Test whether the parts of a backward take saved values for constants; PyTorch's formula, which does not, wants
+    numbers.
+    """
     return "_backward." in single.equations[0].op.name and finds_numbers(single)
 
 

@@ -1,8 +1,8 @@
 """Residuals that a backward computes again because that is cheaper than reading them.
 
-Where an executor fuses what works element by element, a value that such ops give from values which are read anyway costs
-less to compute again than to write and to read: a GELU that is written out keeps its input, and not the cube, the sums and the
-tanh that it is made of. Whatever else reads a value, as a matrix product does, finds it in memory: such values are kept.
+If an executor fuses pointwise ops, a value that such ops compute from values read anyway is cheaper to compute again
+than to write and read. A GELU that is written out keeps its input, and not the cube, the sums and the tanh inside.
+Values that another op reads, such as a matrix product, are kept.
 
 Source: min_cut_rematerialization_partition of functorch, which recomputes and keeps by the same two questions.
 """
@@ -12,22 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
 from thunder_fn.ir import Flow
 from thunder_fn.rules import Mask, Split, memo
 from thunder_fn.trace import Equation, Op, Trace, TraceBuilder, Var
-
-_MOVES = frozenset(("clone", "_to_copy", "contiguous", "cat", "stack", "constant_pad_nd", "_unsafe_view"))
-"""Ops that move elements, besides views."""
-_REDUCES = frozenset(
-    (
-        *("sum", "mean", "amax", "amin", "any", "all", "prod", "var", "var_mean", "std", "std_mean", "logsumexp"),
-        *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
-        *("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward"),
-    )
-)
-"""Ops that reduce, or are made of ops that do: compiled code reads their operands where it computes them."""
 
 
 def recomputable(trace: TraceBuilder, late: Collection[int], halves: Split, carried: Sequence[Var]) -> set[int]:
@@ -68,7 +57,7 @@ def _cone(index: int, known: Collection[int], makers: Mapping[int, Equation]) ->
 
 
 def is_cheap(equation: Equation) -> bool:
-    """The equation computes or moves single elements, and may do so again."""
+    """Test whether the equation computes or moves single elements, and may do so again."""
     if is_kept(equation) or makes_symbols(equation):
         return False
     match equation.op.kind:
@@ -87,7 +76,7 @@ def _is_cheap_body(trace: Trace) -> bool:
 
 @cache
 def _is_cheap_op(op: Op) -> bool:
-    return ops.is_pointwise(op) or ops.is_view(op) or ops.is_factory(op) or op.name.split(".")[1] in _MOVES
+    return ops.is_pointwise(op) or ops.is_view(op) or ops.is_factory(op) or op in facts.MOVES
 
 
 def _read_whole(equation: Equation, results: Mask) -> Mask:
@@ -107,4 +96,4 @@ READ_WHOLE = Flow(
 
 @cache
 def _is_fused(op: Op) -> bool:
-    return _is_cheap_op(op) or op.name.split(".")[1] in _REDUCES
+    return _is_cheap_op(op) or op in facts.REDUCES

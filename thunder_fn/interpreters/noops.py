@@ -1,7 +1,7 @@
-"""Drop equations that compute what they were given: copies of values that nobody can write to, reshapes to the same
+"""Drop equations that compute one of their operands: copies of values that nobody can write to, reshapes to the same
 shape, casts to the same dtype, products with one.
 
-A trace is pure, so a copy matters only where it leaves the trace: what is returned in memory of its own stays so. Only
+A trace is pure, so a copy matters only where it leaves the trace: results in memory of their own stay so. Only
 rewrites that keep every bit are here: `x + 0` is none, as it turns -0.0 into 0.0.
 """
 
@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.rules import memo
 from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, cut, map_arg
-
-LAYOUT_DEPENDENT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 
 Makers = dict[int, Equation]
 """The equation that binds each variable."""
@@ -53,7 +51,7 @@ def drop_noops(trace: Trace) -> Trace:
 
 
 def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
-    """A copy is not needed where it stays inside, or where its source is memory that nothing else leaves with."""
+    """Test that a copy is not needed: it stays inside, or its source is memory that nothing else leaves with."""
     if copy.index not in leaving:
         return True
     maker = makers.get(source.index)
@@ -68,7 +66,7 @@ def leaving_variables(trace: Trace) -> set[int]:
     found = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     for equation in reversed(trace.equations):
         shares = is_alias(equation.op) and any(var.index in found for var in equation.outputs)
-        if shares or (equation.op.kind == "leaf" and equation.op.name.split(".")[1] in LAYOUT_DEPENDENT):
+        if shares or equation.op in facts.ADDRESSES:
             found.update(var.index for var in equation.operands)
     return found
 

@@ -1,4 +1,4 @@
-"""Partial evaluation: split a trace by what is known first."""
+"""Partial evaluation: split a trace by the inputs that are known first."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 
 
 def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Split:
-    """The same as a split, which says where in the first part each residual is found."""
+    """Evaluate partially as a split, which says where in the first part each residual is found."""
     flat = dce(inline(trace))
     known = {var.index for var, flag in zip(flat.inputs, known_inputs, strict=True) if flag}
     known |= {constant.var.index for constant in flat.constants}
@@ -66,9 +66,9 @@ def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:
 
 
 def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
-    """A structured equation on some unknown operands: cut down to what is known without them, and to the rest.
+    """A structured equation on some unknown operands: cut down to its known part, and to the rest.
 
-    The rest computes again what it needs of the first half, unless the op says how to divide it.
+    The rest computes its operands of the first half again, unless the op says how to divide it.
     """
     if equation.op.kind != "structured":
         return [], [equation]

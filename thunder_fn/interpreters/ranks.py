@@ -100,7 +100,7 @@ def _run(equation: Equation, operands: list[list[Any]], partitions: Partitions) 
 
 
 def is_collective(equation: Equation) -> bool:
-    """The equation, or one in its bodies, talks to other ranks."""
+    """Test whether the equation, or one in its bodies, talks to other ranks."""
     return ops.is_collective(equation.op) or any(
         is_collective(inner) for body in equation.bodies for inner in body.equations
     )

@@ -4,11 +4,11 @@
     prepare: old parameters -> new parameters
     restore: new parameters -> old parameters
 
-Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the same
-values. A rewrite comes from a **Representation** of some parameters: into which parts each is taken, how the parts give
-it back, and which calls can work on the parts as they are (a linear layer on int8 weights, say). `represent` is the
-interpreter that carries representations through a trace, into bodies, to where they are used. What a rule computes may be
-represented, too (`Kept`): of the results of a column of a layer each rank has a share, until an op needs all of them.
+Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the
+same values. A rewrite comes from a **Representation** of some parameters: the parts of each, the way back from the
+parts, and the calls that can work on the parts as they are, such as a linear layer on int8 weights. `represent` is
+the interpreter that carries representations through a trace, into bodies, to where they are used. A rule's results
+may be represented, too (`Kept`): each rank has a share of a column layer's results, until an op needs all of them.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class _Walk:
         return tuple(None if is_constant and at in needed else one for at, (one, is_constant) in places)
 
     def note_decoded(self, equation: Equation, first: int, kept: Kept) -> None:
-        """A body decodes some of the operands, which begin with the first of its inputs."""
+        """Note that a body decodes some of the operands, which begin with the first of its inputs."""
         pairs = zip(equation.operands[first:], kept.decoded, strict=False)
         self.decoded_inside.update(var.index for var, flag in pairs if flag)
 
@@ -379,7 +379,7 @@ def _first_of_bodies(equation: Equation) -> int:
 
 
 def has_one_body(equation: Equation) -> bool:
-    """The equation is an op around one body on its operands: a checkpoint, or a call."""
+    """Test whether the equation is an op around one body on its operands: a checkpoint, or a call."""
     return PARTIAL_EVAL.find(equation.op) is not None
 
 

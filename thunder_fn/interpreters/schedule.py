@@ -1,13 +1,13 @@
 """The schedule of collectives: overlap, and a limit on the number in flight.
 
-A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move: gathers are
-sent in the order in which their results are used, each before the first wait at which fewer than so many are in flight; a wait,
-and what follows from collectives alone (a weight cut out of a bucket, its transpose), comes right before the first equation that
-reads it; a reduction is awaited before so many later ones are sent; and everything else stays in its order. All ranks schedule
-one trace in one way, so collectives meet.
+A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move.
+Gathers are sent in the order in which their results are used, each before the first wait at which fewer than so many
+are in flight. A wait comes right before the first equation that reads it, and so does what follows from collectives
+alone, such as a weight cut out of a bucket. A reduction is awaited before so many later ones are sent. Everything
+else stays in its order. All ranks schedule one trace in one way, so collectives meet.
 
-The backward of a ZeRO-3 block gathers again. Where it is scheduled the whole function is one checkpoint, whose backward is
-one body with all gathers in it: `InFlight` is what its policy does to that body.
+The backward of a ZeRO-3 block gathers again. If it is scheduled, the whole function is one checkpoint, whose backward
+is one body with all gathers in it. Its policy arranges that body by `InFlight`.
 
 Source: PyTorch FSDP, section 3.3 (arXiv:2304.11277).
 """
@@ -88,7 +88,7 @@ class _Schedule:
         self.gathering, self.reducing = list[int](), list[int]()
 
     def follow(self) -> dict[int, frozenset[int]]:
-        """Find what is computed from results of collectives alone, and from which."""
+        """Find the equations that depend on results of collectives alone, and on which."""
         found: dict[int, frozenset[int]] = {}
         for at, equation in enumerate(self.equations):
             needs = self.needs[at]
@@ -99,7 +99,7 @@ class _Schedule:
         return found
 
     def stays(self, at: int) -> bool:
-        """A collective, or an equation that draws random numbers or has an effect."""
+        """Test for a collective, or an equation that draws random numbers or has an effect."""
         equation = self.equations[at]
         return ops.is_collective(equation.op) or ops.changes_the_world(equation)
 
@@ -123,7 +123,7 @@ class _Schedule:
             yield from self.emit(at)
 
     def emit(self, at: int) -> Iterator[int]:
-        """An equation, after what it needs."""
+        """An equation, after its operands."""
         if at in self.done:
             return
         for need in self.needs[at]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.trace import Equation, TensorType, Trace, TraceBuilder
 
 TRANSPOSE = ops.leaf(ops.aten.t.default)
-_ALL_ELEMENTS = frozenset(("t", "transpose", "permute", "unsqueeze", "squeeze", "expand", "reshape"))
-"""Ops whose result has all elements of their operand, in another shape."""
+EXPAND = ops.leaf(ops.aten.expand.default)
 
 
 def transposed_matrices(trace: Trace) -> frozenset[int]:
@@ -24,10 +23,8 @@ def reshaped_inputs(forward: TraceBuilder) -> dict[int, Equation]:
     """The equations that give an input another shape, by result: the backward does it again, rather than be handed both."""
     known, found = {var.index for var in forward.inputs}, dict[int, Equation]()
     for equation in forward.equations:
-        if (
-            equation.op.kind == "leaf"
-            and equation.op.name.split(".")[1] in _ALL_ELEMENTS
-            and all(var.index in known for var in equation.operands)
+        if (equation.op in facts.RESHAPES or equation.op == EXPAND) and all(
+            var.index in known for var in equation.operands
         ):
             known.update(var.index for var in equation.outputs)
             found.update((var.index, equation) for var in equation.outputs)

@@ -15,7 +15,7 @@ from thunder_fn.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, 
 
 
 def dce(trace: Trace) -> Trace:
-    """Drop what no output needs, in bodies too.
+    """Drop equations that no output needs, in bodies too.
 
     Law: same values; idempotent; never more equations. Random and effectful equations stay.
     """
@@ -28,7 +28,7 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     outputs = tuple(atom for atom, flag in zip(trace.outputs, wanted, strict=True) if flag)
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
     kept: list[Equation] = []
-    found = {var.index for var in finders(trace).values()}  # which anything may read
+    found = {var.index for var in finders(trace).values()}  # anything may read these
     for equation in reversed(trace.equations):
         flags = tuple(var.index in need for var in equation.outputs)
         if any(var.index in found for var in equation.outputs):
@@ -103,14 +103,14 @@ def _body_is_kept(trace: Trace) -> bool:
 
 
 def is_kept(equation: Equation) -> bool:
-    """Dropping the equation would change the world: it draws random numbers or has an effect."""
+    """Test for an equation with an effect, which dce keeps: it draws random numbers or has a side effect."""
     if equation.op.kind == "leaf":
         return ops.draws(equation) or ops.is_effectful(equation.op)
     return any(_body_is_kept(body) for body in equation.bodies)
 
 
 def makes_symbols(equation: Equation) -> bool:
-    """A size or number of its results depends on data."""
+    """Test whether a size or number of its results depends on data."""
     return bool(made_by(equation))
 
 

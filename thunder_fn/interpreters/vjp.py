@@ -147,7 +147,7 @@ class _Backward:
         self.cotangents: dict[int, Atom] = {}
 
     def seed(self, atom: Atom, useful: bool) -> None:
-        """One more input of the backward: a cotangent that is given."""
+        """Add an input of the backward: a cotangent that is given."""
         given = self.builder.input(type_of_cotangent(atom))
         if useful:
             self.accumulate(atom, given)
@@ -158,7 +158,7 @@ class _Backward:
         self.cotangents[atom.index] = value if known is None else add(self.builder, known, value)
 
     def step(self, step: _Step) -> None:
-        """The backward of one equation."""
+        """Append the backward of one equation."""
         equation, split, builder = step.equation, step.split, self.builder
         wanted = [var for var, flag in zip(equation.outputs, step.outputs, strict=True) if flag]
         given = [self.cotangents.get(var.index) for var in wanted]

@@ -1,7 +1,7 @@
 """Batching: a trace on examples becomes a trace on batches.
 
 Leaf rules are derived from functorch's (`derive_vmap.py`); a composite's is its body's, once for each distinct body
-and question. Inside, a batched value has its batch dim first; what does not depend on the batch stays unbatched.
+and question. Inside, a batched value has its batch dim first; values that do not depend on the batch stay unbatched.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _batch_equation(
 
 
 def is_on_rows(equation: Equation, batched: Mask) -> bool:
-    """The equation is one of `ROWS`, and nothing but the rows is batched."""
+    """Test whether the equation is one of `ROWS`, and nothing but the rows is batched."""
     first = equation.args[0] if equation.args else dict(equation.kwargs).get(ROWS.get(equation.op.name, ""))
     return equation.op.name in ROWS and batched == tuple(var == first for var in equation.operands)
 

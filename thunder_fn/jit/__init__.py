@@ -130,35 +130,36 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
-    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether one is passed twice, other
-    arguments by type and value, but a size or number that changes between calls becomes a symbol of the program.
-    Tensors that f closes over are used by reference. Where another value that f reads from outside changes, such as a global
-    number or a module's `training`, f is traced again, and both programs are kept; `constant(value)` bakes it in. What f does to
-    Python's own objects, such as `print` or an attribute that it sets, it does when it is traced. Lists and dicts among the
-    arguments get what f puts into them or takes out; f has copies of other containers, such as dataclasses, and to change one
-    is an error.
+    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether one is passed
+    twice; other arguments by type and value. A size or number that changes between calls becomes a symbol of the
+    program. Tensors that f closes over are used by reference. If a value that f reads from outside changes, such as a
+    global number or a module's `training`, f is traced again. Both programs are kept. `constant(value)` bakes a value
+    in. Side effects on Python's own objects, such as `print` or an attribute that f sets, happen once, while tracing.
+    Lists and dicts among the arguments get what f puts into them or takes out. f has copies of other containers, such
+    as dataclasses, and to change one is an error.
 
     Args:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
         executors: what runs the program, in order of priority: values such as `OperatorExecutor("mine")` or names of
-            registered ones. What none of them takes, the torch executor runs.
-        numerics: how far results may be from eager's: executors labelled otherwise are left out, transforms refused, in jitted
-            functions that f calls too. `"bitwise"`, `"reassociating"` (sums and products in another order) or
-            `"precision-changing"`, which allows all.
+            registered ones. The torch executor runs the rest.
+        numerics: how far results may be from eager's: executors labelled otherwise are left out, transforms refused,
+            in jitted functions that f calls too. `"bitwise"`, `"reassociating"` (sums and products in another order)
+            or `"precision-changing"`, which allows all.
         verify: run every program beside `evaluate`, and raise a VerificationError that names the first equation whose
             executor is farther off than its label says. Slow.
         transforms: functions from Trace to Trace, applied in order to what was traced.
         lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to `replace_with`.
-        cache: `"constant values"` traces for the sizes and numbers at hand, and when some of them change, once more for
-            all values of these; `"symbolic values"` traces for all sizes and numbers at once. Decisions of f that depend
-            on them are checked, and f is traced again where they come out otherwise. `"same input"` checks nothing
-            after the first call, the caller promises that all arguments are alike; `"no caching"` traces every call.
-        dynamic: False traces `"constant values"` anew for every size and number. A dict says it by argument, which is a position
-            or a name: `{"x": {0: (2, 512), 1: True}, "n": False}` makes the first dim of x a symbol from the first call
-            on, between bounds, the second without, and n never. Programs are made knowing the bounds, `x.shape[0] < 1000`
-            is no question then; a call outside them gets a program of its own.
-        static_argnums: arguments that are baked in, by hash and equality. They can be any hashable value. Where f says how
-            its arguments are called, they are static when they are passed by name, too.
+        cache: `"constant values"` traces for the sizes and numbers at hand, and when some of them change, once more
+            for all values of these; `"symbolic values"` traces for all sizes and numbers at once. Decisions of f that
+            depend on them are checked, and f is traced again where they come out otherwise. `"same input"` checks
+            nothing after the first call, the caller promises that all arguments are alike; `"no caching"` traces
+            every call.
+        dynamic: False traces `"constant values"` anew for every size and number. A dict says it by argument, which is
+            a position or a name: `{"x": {0: (2, 512), 1: True}, "n": False}` makes the first dim of x a symbol from
+            the first call on, between bounds, the second without, and n never. Programs are made knowing the bounds,
+            `x.shape[0] < 1000` is no question then; a call outside them gets a program of its own.
+        static_argnums: arguments that are baked in, by hash and equality. They can be any hashable value. If f names
+            its arguments, they are static when they are passed by name, too.
         static_argnames: the same by name, keyword-only arguments among them.
         donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
 
@@ -278,7 +279,7 @@ def _execute(entry: Entry, call: Call) -> Any:
 def _jitted_of(f: Any) -> Jitted | None:
     """The jitted function behind what `jit` or a transform of it made; None for a module that has not been called.
 
-    What keeps one for itself, as rewritten functions and modules do, has it as the attribute `jitted`.
+    A function that keeps its own, as rewritten functions and modules do, has it as the attribute `jitted`.
     """
     if _modules().is_jitted(f):
         return _modules().latest_of(f)
@@ -339,7 +340,7 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
 def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClaimReport:
     """Report which executor takes which part of `f(*args, **kwargs)`, and why those that were asked before do not.
 
-    Nothing is run. Where an argument requires a gradient, the backward is part of the report.
+    Nothing is run. If an argument requires a gradient, the backward is part of the report.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
 """The bridge to PyTorch's autograd: results of a jitted function are differentiable by `loss.backward()`.
 
-A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's graph gets
-(`pieces.py`, `nodes.py`). Where the backward is to be differentiated itself (`create_graph=True`), the gradient is computed
-by a bridged trace of its own, made from the inputs, so that derivatives of any order are right.
+A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's
+graph gets (`pieces.py`, `nodes.py`). If the backward is to be differentiated itself (`create_graph=True`), a bridged
+trace of its own computes the gradient from the inputs. So derivatives of any order are right.
 
 That trace draws the random numbers of the forward again.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import facts, ops, torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import close_symbols, constraints_of
 from thunder_fn.derive_activity import activity
@@ -43,7 +43,7 @@ def bridge(
 ) -> Bridge | None:
     """The trace as a differentiable function of these tensors; None if no output depends on what requires grad.
 
-    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. Where none of them has a
+    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. If none of them has a
     gradient, as the statistics of a batch norm, autograd is not told of them: the tensors would require grad then.
 
     Law: the gradients that `backward` leaves are those of the function that was traced.
@@ -73,16 +73,8 @@ def bridge(
     return Bridge(trace, wanted, outputs, overwritten, executors, changed, moved) if any(outputs) else None
 
 
-_SPARSE = {
-    "aten.embedding.default": (4, "sparse"),
-    "aten._embedding_bag.default": (5, "sparse"),
-    "aten.gather.default": (None, "sparse_grad"),
-}
-"""Ops that may give their first operand a sparse gradient: the position and name of the argument that says so."""
-
-
 def check_dense(trace: Trace, wanted: Mask) -> None:
-    """No gradient would be sparse in eager code, for which a trace has no type.
+    """Check that no gradient would be sparse in eager code, for which a trace has no type.
 
     Raises:
         UnsupportedCall: one would; names the user's line.
@@ -90,8 +82,9 @@ def check_dense(trace: Trace, wanted: Mask) -> None:
     found = sparse_gradient(trace, wanted)
     if found is not None:
         name = found.op.name.split(".")[1].strip("_")
-        what = f"{name}: its gradient is sparse in eager code ({_SPARSE[found.op.name][1]}=True), and dense in a trace"
-        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of what is jitted."
+        _, option = facts.SPARSE_GRADIENT[found.op.name]
+        what = f"{name}: its gradient is sparse in eager code ({option}=True), and dense in a trace"
+        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of the jitted function."
         raise UnsupportedCall(located(what, source=found.source, fix=fix))
 
 
@@ -101,8 +94,8 @@ def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
     active = activity(trace, wanted)
     for equation in trace.equations:
         flags = tuple(active[var.index] for var in equation.operands)
-        if equation.op.name in _SPARSE and flags[0]:
-            place, name = _SPARSE[equation.op.name]
+        if equation.op.name in facts.SPARSE_GRADIENT and flags[0]:
+            place, name = facts.SPARSE_GRADIENT[equation.op.name]
             given = dict(equation.kwargs).get(name)
             if given is None and place is not None and place < len(equation.args):
                 given = equation.args[place]
@@ -118,12 +111,12 @@ def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
 def opened(trace: Trace, wanted: Mask) -> Trace:
     """The trace, with modules unfolded that give several results that autograd follows, and occur once.
 
-    What is computed of one of the results inside is then another node than what gives it.
+    Computations inside that read one of the results then belong to another node than its own.
     """
     active, times = activity(trace, wanted), Counter(equation.bodies for equation in trace.equations)
     inside = [
         equation.op.kind == "composite"
-        and not (ops.is_operator(equation.op) or "." in equation.op.name)  # which executors may claim whole
+        and not (ops.is_operator(equation.op) or "." in equation.op.name)  # executors may claim these whole
         and times[equation.bodies] == 1
         and sum(active[var.index] for var in equation.outputs) > 1
         for equation in trace.equations
@@ -177,8 +170,9 @@ class Bridge:
     """A trace, called under autograd.
 
     `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
-    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that require grad
-    and get a value that does: the backward reads what they were. `moved` are those of them that get another history too.
+    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that
+    require grad and get a value that does: the backward reads their old values. `moved` are those of them that get
+    another history too.
     """
 
     trace: Trace
@@ -247,7 +241,7 @@ class Bridge:
 
     @cached_property
     def inner_sizes(self) -> tuple[Expr, ...]:
-        """The symbolic sizes of what one piece gives another."""
+        """The symbolic sizes of the values on a piece's edges."""
         inner = self.pieces.edges[sum(self.active) :]
         return tuple(dict.fromkeys(size for type in inner for size in type.shape if isinstance(size, Expr)))
 
@@ -280,7 +274,7 @@ class Bridge:
 
     @cached_property
     def draws(self) -> bool:
-        """The forward draws random numbers."""
+        """Test whether the forward draws random numbers."""
         return ops.draws_within(self.trace)
 
     @cached_property
@@ -298,7 +292,9 @@ class Bridge:
 
     @cached_property
     def sees_absent(self) -> bool:
-        """A rule in the trace tells absent cotangents from zeros: the backward is one piece, made for those that are given."""
+        """Test whether a rule in the trace tells absent cotangents from zeros: the backward is one piece, made for
+        those that are given.
+        """
         return sum(self.active) > 1 and sees_absent_cotangents(self.trace)
 
     def narrowed(self, given: Mask) -> Bridge:

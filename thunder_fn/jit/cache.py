@@ -1,4 +1,4 @@
-"""The cache of a jitted function: bounded, thread-safe, and holding only what was built to the end."""
+"""The cache of a jitted function: bounded, thread-safe, and holding only complete programs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Cache:
         self.generation = 0
 
     def get(self, key: Hashable) -> tuple[Any, ...]:
-        """The programs for a key, one for each state of what the function reads from outside, the latest first."""
+        """The programs for a key, one for each state of the function's reads from outside, the latest first."""
         with self._lock:
             entries = self._entries.get(key, ())
             if entries:
@@ -99,7 +99,7 @@ class Cache:
             return entry
 
     def count_miss(self) -> None:
-        """A program was built and is not kept."""
+        """Count a program that was built and is not kept."""
         with self._lock:
             self._misses += 1
 
@@ -117,7 +117,7 @@ class Cache:
             return path
 
     def turn_to(self, path: CallPath) -> None:
-        """The path that a sketch led to has served a call. Where it is the last one again, that is tried first again."""
+        """Try the path that a sketch led to first in later calls: it has served a call."""
         first, *others = self.paths
         self.wanders = path is not first
         self.paths = (path, *others)

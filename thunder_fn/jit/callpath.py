@@ -8,8 +8,8 @@
         r0, = program(l0, l1)
         return r0
 
-What the prologue trace says is checked by PyTorch's C++ guards where they reach and by generated Python elsewhere:
-a generic flatten of a hundred tensors takes twice as long as all their checks.
+PyTorch's C++ guards check the prologue trace where they reach, generated Python does elsewhere. A generic flatten of
+a hundred tensors takes twice as long as all their checks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def skeleton(spec: pytree.PyTreeSpec) -> Structure:
 
 
 def is_plain(structure: Structure) -> bool:
-    """Only tuples, lists, dicts and None: what generated code takes apart itself."""
+    """Test for tuples, lists, dicts and None only, which generated code takes apart itself."""
     if isinstance(structure, Leaf) or structure is None:
         return True
     if type(structure) is dict:

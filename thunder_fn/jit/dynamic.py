@@ -28,7 +28,7 @@ RETRACES = 32
 
 
 class RetraceWarning(UserWarning):
-    """A function is traced again and again, since its sizes or numbers keep changing what it does."""
+    """A function is traced again and again, since its sizes or numbers keep changing its trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def build_for(
 def _with_symbols(f: Callable[..., Any], options: Options, family: Family, call: Call) -> Entry | None:
     """A program with symbols; None where nothing is dynamic.
 
-    Where f cannot be traced with symbols for numbers, it is without, and then without symbols for sizes.
+    If f cannot be traced with symbols for numbers, it is traced without, and then without symbols for sizes.
     """
     marks = marked(f, options.dynamic, call) if isinstance(options.dynamic, tuple) else Marked()
     every = options.cache == "symbolic values"

@@ -1,4 +1,4 @@
-"""explain_claims: which executor took what of a function, and why the others did not."""
+"""explain_claims: the claims of each executor on a function, and the reasons of the others to refuse."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ whose other places agree form a *class*, and its programs are the leaves of a tr
                0: program 2
                1: program 3
 
-A function that is traced asks the same first question whatever the numbers are, the same second one after the same
-answer, and so on, so what its traces decided makes a tree. Finding a program takes one look for each question on its
-way, however many programs there are.
+A traced function asks the same first question whatever the numbers are, the same second one after the same answer,
+and so on. So the decisions of its traces make a tree. Finding a program takes one look for each question on its way,
+however many programs there are.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ MAX_STATES = 8
 
 
 def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
-    """A new program in front of those that are for other values from outside, or other properties of tensors; what else was known
-    it replaces."""
+    """A new program in front of those that are for other values from outside, or other properties of tensors; it
+    replaces the others.
+    """
     kept = (other for other in known if not other.is_inside() or other.reads_match is not None)
     return program, *[*kept][: MAX_STATES - 1]
 
@@ -52,7 +53,7 @@ def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def places_of(call: Call) -> dict[Place, Any]:
-    """Every place of a call that can be dynamic, and what is there: sizes of arguments, ints and floats.
+    """Every place of a call that can be dynamic, and its value: sizes of arguments, ints and floats.
 
     Parameters of modules keep their sizes, and a bool has two values: a program for each is what a question would give.
     """
@@ -182,7 +183,7 @@ def followed(node: Any, values: Sequence[Any]) -> Any:
 
 
 def _asks(node: Any, decisions: Sequence[Decision]) -> bool:
-    """A tree asks these questions, as far as it goes the way of their answers."""
+    """Test whether a tree asks these questions, as far as it goes the way of their answers."""
     for decision in decisions:
         if node is None:
             return True
@@ -199,7 +200,7 @@ def question(names: tuple[str, ...], text: str) -> Callable[..., Any]:
 
 
 class Family:
-    """Calls that differ in sizes and numbers only: what is dynamic in them, and their programs."""
+    """Calls that differ in sizes and numbers only: their dynamic places, and their programs."""
 
     def __init__(self, call: Call) -> None:
         self.first = places_of(call)
@@ -229,12 +230,12 @@ class Family:
         return dict(zip(known.names, known.places, strict=True)) if known is not None else {}
 
     def traced(self, call: Call) -> None:
-        """A program has been made for a call."""
+        """Note that a program has been made for a call."""
         self.count += 1
         self.latest = places_of(call)
 
     def changed(self, call: Call) -> frozenset[Place]:
-        """The places that are not what they were in the family's first call."""
+        """The places whose values differ from those of the family's first call."""
         return frozenset(place for place, value in places_of(call).items() if value != self.first[place])
 
     def insert(

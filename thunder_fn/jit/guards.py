@@ -58,7 +58,7 @@ def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trustin
 
 
 def _outside(entry: Entry, names: Namespace) -> Iterator[str]:
-    """Lines that return MISS where what the function reads from outside has changed."""
+    """Lines that return MISS where a read from outside has changed."""
     if entry.outside is None:
         return
     conditions = " and ".join(f"({condition})" for condition in entry.outside.conditions(names))

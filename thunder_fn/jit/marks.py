@@ -3,8 +3,8 @@
     jit(f, dynamic={"x": {0: (2, 512)}, 1: True, "n": False})
 
 says that the first dim of x is a symbol from the first call on, that everything in the second argument is, and that n
-never is. A bound is the first question that is asked of a symbol: programs for calls within it are made knowing that
-they are, and decide nothing that follows from it; a call outside it is a miss and gets a program of its own.
+never is. A bound is the first question that is asked of a symbol. Programs for calls within it know this, and decide
+nothing that follows from it. A call outside it is a miss and gets a program of its own.
 """
 
 from __future__ import annotations
@@ -149,5 +149,5 @@ def _places(leaves: Sequence[Any], chosen: range, mark: Mark, key: int | str) ->
 
 
 def _is_whole(mark: Mark) -> bool:
-    """The mark is for all of an argument, not for some dims of its tensors."""
+    """Test whether the mark is for all of an argument, not for some dims of its tensors."""
     return isinstance(mark, bool) or (len(mark) == 2 and not isinstance(mark[0], tuple))

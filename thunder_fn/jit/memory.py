@@ -1,4 +1,4 @@
-"""Donated and mutated tensors: whose memory a program may write to, and what becomes of what was given away."""
+"""Donated and mutated tensors: memory that a program may write to, and the fate of donated tensors."""
 
 from __future__ import annotations
 

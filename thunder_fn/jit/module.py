@@ -1,8 +1,8 @@
 """jit of a module: a module of the same class on the same state, whose `forward` is jitted.
 
-The jitted module and the module that was given share their `__dict__`, so whatever is done to one, by an optimizer, a
-`load_state_dict`, a hook or an assignment, is done to the other. Parameters and buffers enter the program as inputs. The
-module's own hooks run around the program, as they do around any `forward`; those of its submodules are traced.
+The jitted module and the given one share their `__dict__`. So whatever an optimizer, a `load_state_dict`, a hook or
+an assignment does to one, it does to the other. Parameters and buffers enter the program as inputs. The module's own
+hooks run around the program, as they do around any `forward`; those of its submodules are traced.
 
 While the module is traced its real parameters stay in place and are recognised by identity, so `isinstance(p,
 nn.Parameter)` holds. Code that changes the class of the jitted module, such as `register_parametrization`, changes
@@ -45,7 +45,7 @@ VARIANTS = 16
 """The number of states of a module (train, eval, ...) that have programs at a time."""
 
 PATIENCE = 8
-"""A module that changes what it reads in so many calls is said to do so in all."""
+"""A module that changes a value that it reads in so many calls is said to do so in all."""
 
 COUNT_OUTSIDE = "Keep what changes in a buffer, which is a tensor, or outside of `forward`."
 """The fix that the warning proposes."""
@@ -55,7 +55,7 @@ OnReads = Callable[[Reads, str | None], None]
 
 
 class _Changed(ThunderError):
-    """The module is not what was called any more. The call begins again."""
+    """The module changed during the call. The call begins again."""
 
 
 class TracedForward:
@@ -109,9 +109,9 @@ def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
 class Assigning:
     """The result of a call that leaves something elsewhere too.
 
-    `states` are what the objects among its arguments hold after it, `attributes` what attributes of the module and its submodules
-    are bound to, plain ones too, with the submodule's number, the section of its `__dict__` and the name; `filled` what lists and
-    dicts among its arguments hold, where it filled them.
+    `states` are the contents of objects among its arguments after it. `attributes` are the new values of attributes
+    of the module and its submodules, plain ones too, with the submodule's number, the section of its `__dict__` and
+    the name. `filled` are the contents of lists and dicts that it filled.
     """
 
     result: Any
@@ -227,7 +227,7 @@ class ModuleJit:
 
     def _new_variant(self, layout: Layout) -> Variant:
         def on_reads(reads: Reads, changed: str | None) -> None:
-            """A capture depends on more: what was checked so far is not enough."""
+            """Note that a capture depends on more than was checked so far."""
             variant.reads = {**variant.reads, **reads}
             self.latest = None
             if changed is not None:
@@ -247,7 +247,7 @@ class ModuleJit:
         return f"the parameters, buffers, parts or hooks of {type(self.module).__name__} have changed"
 
     def counts(self, name: str) -> None:
-        """The traced code changed a plain attribute that it had read, so the next call is traced again."""
+        """Note that the traced code changed a plain attribute that it had read, so the next call is traced again."""
         if self.counting == PATIENCE:
             kind = type(self.module).__name__
             what = f"jit: {kind} changes its attribute {name!r} in each call, and is traced again for each value"
@@ -357,7 +357,7 @@ def jit_of(module: torch.nn.Module) -> ModuleJit:
 
 
 def is_jitted(module: Any) -> bool:
-    """The module was made by `jit`."""
+    """Test whether the module was made by `jit`."""
     return isinstance(module, torch.nn.Module) and isinstance(getattr(module, SLOT, None), ModuleJit)
 
 
@@ -402,8 +402,8 @@ def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:
 def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any], methods: Methods = ()) -> Any:
     """A module of the same class, on the same state, whose `forward` is what `make` makes of the module.
 
-    `make` is what is pickled and copied: what it makes is made again for the copy. It has the attributes `module`, and
-    `again`, which is `make`.
+    `make` is pickled and copied: its result is made again for the copy. It has the attributes `module`, and `again`,
+    which is `make`.
     """
     cls = _class_of(type(module), methods)
     wrapped = object.__new__(cls)  # a class may have a `__new__` of its own, as fx.GraphModule has

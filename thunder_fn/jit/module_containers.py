@@ -1,7 +1,8 @@
 """Lists and dicts among the arguments of a jitted function or module, which it may fill.
 
-What is traced has copies of them. What a copy holds in the end is a result, which the caller's own gets after each call. Other
-containers, such as dataclasses, are not written back, so to change one is an error; what `register_object` knows is.
+The traced function gets copies of them. The final content of a copy is a result, which the caller's own gets after
+each call. Other containers, such as dataclasses, are not written back, so to change one is an error; objects known to
+`register_object` are.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ Filled = tuple[tuple[int, Content], ...]
 
 @dataclass(frozen=True)
 class Filling:
-    """The result of a function that fills its arguments: `states` are what registered objects hold after it, `filled` what lists
-    and dicts do."""
+    """The result of a function that fills its arguments: `states` is the content of registered objects after it,
+    `filled` that of lists and dicts.
+    """
 
     result: Any
     states: tuple[Any, ...]
@@ -71,7 +73,7 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
 
 
 def _may_change(node: Any) -> bool:
-    """The node is a container that code can change, and no list or dict."""
+    """Test whether the node is a container that code can change, and no list or dict."""
     return (
         type(node) not in (*KINDS, type(None)) and not isinstance(node, (tuple, torch.Tensor)) and pytree.is_node(node)
     )
@@ -84,7 +86,7 @@ def _holds(node: Any) -> Any:
 
 
 def finish(result: Filling, args: Any, kwargs: Any) -> Any:
-    """The function's result, once the caller's containers hold what those do that it had."""
+    """The function's result, once the caller's containers have the content of the traced ones."""
     for value, state in zip(pytree.objects_in((args, kwargs)), result.states, strict=True):
         pytree.assign(value, state)
     fill((args, kwargs), result.filled)
@@ -123,7 +125,7 @@ def filled(before: Held) -> Filled:
 
 
 def fill(arguments: Any, changed: Filled) -> None:
-    """Let the containers among the caller's arguments hold what those hold that were traced."""
+    """Give the containers among the caller's arguments the content of those that were traced."""
     containers = containers_in(arguments) if changed else ()
     for number, content in changed:
         values = [containers[one.number] if isinstance(one, Argument) else one for one in content.values]

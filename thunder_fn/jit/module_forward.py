@@ -1,4 +1,4 @@
-"""The `forward` of a jitted module, which may be assigned another one, and wrappers around what it was."""
+"""The `forward` of a jitted module, which may be assigned another one, and wrappers around the old one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOT = "_thunder_fn_jit"
 class Forward:
     """The `forward` of a jitted module. Another one that is assigned to an instance is traced in its place.
 
-    What was `forward` before and is called by the new one, as wrappers do, is what it was then, and is traced with it.
+    The `forward` of before, which the new one may call as wrappers do, stays what it was then, and is traced with it.
     """
 
     def __init__(self, original: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ def _held(module: torch.nn.Module) -> Any:
 
 
 def _assigned(module: torch.nn.Module, assigned: Any) -> Any:
-    """The jitted module for as long as `assigned` is its forward, then what was assigned. A method if that is one."""
+    """The jitted module for as long as `assigned` is its forward, then the assigned one. A method if that is one."""
 
     def chosen() -> Any:
         return getattr(module, SLOT) if _held(module) is assigned else None

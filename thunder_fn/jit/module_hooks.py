@@ -1,8 +1,8 @@
 """Hooks of submodules: which a trace has, which it cannot have, and what they leave outside of it.
 
-Forward hooks are traced with the module. One that records what it sees (`seen.append(output)`) or counts does so in every
-call of eager code, and in a trace once, with tracers. So what hooks can reach is looked at before and after a trace: where
-one of them changed it, it is put back, and the module runs as it does without jit.
+Forward hooks are traced with the module. One that records what it sees (`seen.append(output)`) or counts does so in
+every call of eager code, and in a trace once, with tracers. So objects that hooks can reach are looked at before and
+after a trace. If a hook changed one, it is put back, and the module runs as it does without jit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DEPTH, _LONG = 4, 256
 
 
 class HookEffect(ThunderError):
-    """A hook changed what is outside of the trace, which is as it was again. Never seen by a user."""
+    """A hook changed objects outside of the trace, which are restored. Never seen by a user."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         super().__init__("a hook changes what is outside of the trace")
@@ -50,7 +50,7 @@ class Held:
     bindings: tuple[tuple[Callable[[], Any], Callable[[Any], None], Any], ...]
 
     def is_unchanged(self) -> bool:
-        """The containers hold the very things that they held, and the names are bound to them."""
+        """Test whether the containers hold the very things that they held, and the names are bound to them."""
         same = all(_items(container) == _items(before) for container, before in self.contents)
         return same and all(read() is before for read, _, before in self.bindings)
 
@@ -99,7 +99,7 @@ class HooksOutside:
     warned: bool = False
 
     def keep_from_tracing(self, layout: Layout) -> bool:
-        """The module has hooks that no trace has. Those that autograd runs are said once."""
+        """Tell whether the module has hooks that no trace has. Warns once of those that autograd runs."""
         if layout.hooks == self.effects:
             return True
         module, *children = layout.modules

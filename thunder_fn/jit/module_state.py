@@ -34,15 +34,16 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """A module as it is now: its layout, its distinct tensors, and the dicts that say so."""
+    """A module as it is now: its layout, its distinct tensors, and the dicts that say so: sections, and `__dict__`s."""
 
     layout: Layout
     tensors: tuple[Tensor, ...]
     dicts: tuple[dict[Any, Any], ...]
+    attributes: tuple[dict[str, Any], ...]
 
     @property
     def is_borrowed(self) -> bool:
-        """Other tensors stand in for its parameters, as in `functional_call`. They are not to be kept."""
+        """Test whether other tensors stand in for its parameters, as in `functional_call`. They are not to be kept."""
         sections = (module.__dict__["_parameters"].values() for module in self.layout.modules)
         found = (value for section in sections for value in section if value is not None)
         return not all(isinstance(value, torch.nn.Parameter) for value in found)
@@ -56,7 +57,7 @@ class Reading:
 
     @property
     def is_ready(self) -> bool:
-        """No lazy module waits for its first call."""
+        """Test whether no lazy module waits for its first call."""
         return not any(map(internals.is_uninitialized, self.tensors))
 
 
@@ -76,7 +77,7 @@ def read(module: torch.nn.Module) -> Reading:
     dicts: list[dict[Any, Any]] = [*internals.GLOBAL_HOOKS]
     for child in modules:
         held = child.__dict__
-        dicts += (held, held["_parameters"], held["_buffers"], held["_modules"])
+        dicts += (held["_parameters"], held["_buffers"], held["_modules"])
         if child is not module:  # its own hooks run around the program
             own = [held[name] for name in internals.HOOKS]
             dicts += own
@@ -89,9 +90,8 @@ def read(module: torch.nn.Module) -> Reading:
                     tensors.append(tensor)
                 places.append((name, None if tensor is None else numbers[id(tensor)]))
         places += [(name, None if part is None else -1) for name, part in held["_modules"].items()]
-    return Reading(
-        Layout(modules, tuple(map(type, modules)), tuple(places), tuple(hooks)), tuple(tensors), tuple(dicts)
-    )
+    layout = Layout(modules, tuple(map(type, modules)), tuple(places), tuple(hooks))
+    return Reading(layout, tuple(tensors), tuple(dicts), tuple(child.__dict__ for child in modules))
 
 
 def _refuse_scripts(module: torch.nn.Module) -> None:
@@ -109,7 +109,7 @@ def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:
 
 
 def matches(reads: Reads) -> bool:
-    """The attributes that were read hold what they held then."""
+    """Test whether the attributes that were read hold what they held then."""
     return all(seen(attribute(*key)) == value for key, value in reads.items())
 
 
@@ -141,10 +141,10 @@ def difference(before: Any, now: Any) -> str:
 def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[], bool]:
     """A quick check that the module is as it was read, and the attributes as they are now."""
     parts = {id(part): part for key in reads for part in parts_of(attribute(*key), depth)}
-    dicts = {
-        id(value): value for value in (*reading.dicts, *(part for part in parts.values() if isinstance(part, dict)))
-    }
-    dicts_match = internals.dict_guard(tuple(dicts.values()))
+    dicts = {id(value): value for value in reading.dicts}
+    inside = (part for part in parts.values() if isinstance(part, dict))  # also the attributes of objects
+    attributes = {id(value): value for value in (*reading.attributes, *inside) if id(value) not in dicts}
+    dicts_match = internals.dict_guard(tuple(dicts.values()), tuple(attributes.values()))
     if reading.is_parametrized:
         versions_match, dicts_match = dicts_match, lambda: not internals.is_caching() and versions_match()
     others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]

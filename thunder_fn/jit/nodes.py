@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
-"""A trace as a function of tensors that autograd follows, and what has to hold of the trace's symbols."""
+"""A trace as a function of tensors that autograd follows, and the constraints on the trace's symbols."""
 
 MAX_KNOWN = 16
 """The number of derivatives of one node that are remembered: by sizes, where their rules do not hold for all."""
@@ -136,7 +136,7 @@ class Node:
         return call(*tensors)
 
     def following(self, key: Any, gradient: Trace, tensors: tuple[Any, ...]) -> Following:
-        """The gradient as a function that autograd follows, and what of its symbols its rules were made for."""
+        """The gradient as a function that autograd follows, and the decisions about symbols that its rules need."""
         if key not in self.known:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
@@ -179,7 +179,7 @@ class _Call:
         return results
 
     def stand_in(self) -> None:
-        """Tensors of one element in place of what one piece gives another: autograd asks for their types only."""
+        """Put tensors of one element in place of the values on edges: autograd asks for their types only."""
         edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
         values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
         for edge in range(len(self.edges), len(edges)):
@@ -201,7 +201,7 @@ def call(bridge: Bridge, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _Function(torch.autograd.Function):
-    """A node. What it keeps between forward and backward is autograd's to keep and to free."""
+    """A node. Autograd keeps and frees the values that it keeps between forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, node: Node, run: _Call, *tensors: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -229,7 +229,7 @@ class _Function(torch.autograd.Function):
         saved = list[Any]()
         if followed or node.piece.residuals:
             saved += ctx.saved_tensors
-            ctx.maybe_clear_saved_tensors()  # where the graph is not retained, only this call holds them from here on
+            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now
         count = len(node.needed)
         inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
         saved.clear()
@@ -307,8 +307,8 @@ def _zeros(node: Node, place: int, shape: torch.Size) -> torch.Tensor:
 def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) -> tuple[Any, ...]:
     """The outputs, those that are views of nothing else that the caller has no longer views, and constants neither.
 
-    Autograd lets nobody change a view in place that such a function returns, since it does not know of what it is one.
-    A view of a result that requires grad would require it too.
+    Autograd lets nobody change a view in place that such a function returns, since it does not know its base. A view
+    of a result that requires grad would require it too.
     """
     tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
     owners = collections.Counter(map(internals.storage_id, tensors))
@@ -327,8 +327,8 @@ def _saved_inputs(
 ) -> tuple[list[torch.Tensor | None], dict[int, Any], list[tuple[torch.Tensor, int]]]:
     """The inputs that are needed, as autograd keeps them; those that it need not keep, by place; and whose version to check.
 
-    Autograd refuses a backward if a saved tensor was changed. What only a derivative of the backward reads may change
-    until there is one.
+    Autograd refuses a backward if a saved tensor was changed. Values that only a derivative of the backward reads may
+    change until there is one.
     """
     saved: list[torch.Tensor | None] = []
     others: dict[int, Any] = {}

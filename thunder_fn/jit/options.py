@@ -58,7 +58,7 @@ class Options:
 
     @property
     def is_dynamic(self) -> bool:
-        """A program may serve calls with other sizes and numbers."""
+        """Test whether a program may serve calls with other sizes and numbers."""
         return self.cache == "symbolic values" or (self.cache == "constant values" and self.dynamic is not False)
 
     def executors_of(self, trace: Trace) -> tuple[Executor, ...]:

@@ -1,4 +1,4 @@
-"""The guard of what a traced function reads from outside: the edges of its trace, as conditions of a call path.
+"""The guard of a traced function's reads from outside: the edges of its trace, as conditions of a call path.
 
     if not (get1("LR") is v2 and cell3.cell_contents is w4 and "k" not in dict5): return MISS
 
@@ -11,6 +11,7 @@ import operator
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class Outside:
 
     @property
     def may_fail(self) -> bool:
-        """Test whether some condition raises one of `FAILURES` where what it reads is gone."""
+        """Test whether some condition raises one of `FAILURES` where its object is gone."""
         return any(edge.kind in ("cell", "index", "attr") for edge in self.edges)
 
     def conditions(self, names: Namespace) -> Iterator[str]:
@@ -56,7 +57,7 @@ class Outside:
             yield f"{names.bind(module, 'module')}()"
 
     def change(self) -> tuple[str, Any, Any] | None:
-        """Describe what has changed since the trace: the path, the old and the new value."""
+        """Describe the change since the trace: the path, the old and the new value."""
         for edge in self.edges:
             now = look(edge.kind, edge.holder, edge.key)
             if is_same(now, edge.value, edge.kind):
@@ -153,7 +154,7 @@ def _quick(value: Any) -> Callable[[], bool]:
 class ModuleCheck:
     """A check of a module from outside. A change of something else in its dicts renews the quick check.
 
-    What objects among its attributes hold is found in the frames that read it.
+    The content of objects among its attributes is found in the frames that read it.
     """
 
     def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:
@@ -168,7 +169,7 @@ class ModuleCheck:
     def quick_check(self) -> Callable[[], bool]:
         """A check of the versions of its dicts."""
         own = tuple(self.module.__dict__[name] for name in internals.HOOKS)
-        reading = module_state.Reading(self.reading.layout, self.reading.tensors, (*self.reading.dicts, *own))
+        reading = replace(self.reading, dicts=(*self.reading.dicts, *own))
         return module_state.unchanged(reading, self.reads, 0)
 
     def __call__(self) -> bool:
@@ -181,7 +182,7 @@ class ModuleCheck:
         return True
 
     def change(self) -> str:
-        """Describe what has changed; empty if nothing has."""
+        """Describe the change; empty if nothing has changed."""
         now = module_state.read(self.module)
         if now.layout != self.reading.layout or self.own_hooks() != self.hooks:
             return f"the parts or hooks of {self.path} have changed"
@@ -198,7 +199,7 @@ class ModuleCheck:
 
 @contextmanager
 def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
-    """Watch f while it is traced inside. Afterwards the list has what it read from outside, if there is any.
+    """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there are any.
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large array.
@@ -224,7 +225,7 @@ def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
 
 
 def _is_settled(edge: Edge) -> bool:
-    """An edge that says no more than another one does."""
+    """Test for an edge that says no more than another one does."""
     return edge.kind == "attr" and edge.key == "__kwdefaults__" and edge.value is None
 
 

@@ -1,13 +1,15 @@
 """A backward in pieces, one for each node of autograd's graph.
 
-Eager code has a node for each op: `backward` of one result frees nothing that another one alone needs, and the gradient of a
-result by another, or its `grad`, can be asked for. Here a piece is all of the backward that depends on the same cotangents:
+Eager code has a node for each op. `backward` of one result frees nothing that another one alone needs, and one can
+ask for the gradient of a result by another, or for its `grad`. Here a piece is all of the backward that depends on
+the same cotangents:
 
     y = f(x); z = g(y)      {y, z}: f's backward, from y's cotangent        {z}: g's backward, which adds to y's cotangent
     y = f(x); z = g(x)      {y}: f's backward       {z}: g's backward       autograd adds up the gradients of x
 
-What goes from one piece to another is an edge. Where a piece's backward begins with sums of what others computed, autograd
-adds that up, with the cotangents that the caller gives. With one cotangent there is one piece, the whole backward.
+A value that goes from one piece to another is an edge. If a piece's backward begins with sums of other pieces'
+values, autograd adds these up, with the caller's cotangents. With one cotangent there is one piece, the whole
+backward.
 
 A composite is cut only if it is a module that occurs once, because equal layers share one body and one derivation.
 """
@@ -55,8 +57,8 @@ class Pieces:
 def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
     """The backward of a split in pieces; `whole`, in one.
 
-    Law: run one after the other, what is given to an edge or a gradient being added up, the pieces give the gradients
-    that the backward gives.
+    Law: run one after the other, the pieces give the gradients of the backward; values given to one edge or gradient
+    are added up.
     """
     cutting = _Cutting(split)
     if whole or len(cutting.cotangents) < 2 or any(map(makes_symbols, split.backward.equations)):
@@ -139,7 +141,7 @@ class _Cutting:
         return part.bit_count(), min(terms, default=self.first.get(part, end)), -part
 
     def find_parts(self) -> None:
-        """The part of each equation and of each variable, who reads it and who makes it."""
+        """Find the part of each equation and of each variable, its readers and its maker."""
         self.home = [0] * num_vars(self.trace)
         self.home[self.count : len(self.trace.inputs)] = (1 << bit for bit in range(len(self.cotangents)))
         self.readers: dict[int, list[Equation]] = {}
@@ -159,9 +161,10 @@ class _Cutting:
         self.returned = {atom.index for atom, _ in self.gradients if isinstance(atom, Var)}
 
     def find_sums(self) -> None:
-        """The additions that autograd makes, by their result, with their terms; those inside of longer ones are `inner`.
+        """Find the additions that autograd makes, by their result, with their terms; those inside of longer ones are
+        `inner`.
 
-        What they add up are other parts' values, and at most one cotangent of the caller's.
+        They add up values of other parts, and at most one cotangent of the caller's.
         """
         chains: dict[int, tuple[tuple[Var, ...], frozenset[int]]] = {}
         for equation in self.trace.equations:
@@ -191,22 +194,22 @@ class _Cutting:
                     self.home[given.index] = part
 
     def is_addition(self, equation: Equation) -> bool:
-        """The sum of two tensors of its own type, as autograd makes it."""
+        """Test for the sum of two tensors of its own type, as autograd makes it."""
         operands = equation.operands
         same = equation.op == _ADD and not equation.kwargs and len(operands) == 2
         return same and all(var.type == equation.outputs[0].type for var in operands)
 
     def is_read_once(self, var: Var) -> bool:
-        """One equation reads the variable, and no input has it as its gradient."""
+        """Test whether one equation reads the variable, and no input has it as its gradient."""
         return len(self.readers.get(var.index, ())) == 1 and var.index not in self.returned
 
     def passes(self, var: Var) -> bool:
-        """A sum that is an input's gradient and nothing else: its terms go there."""
+        """Test for a sum that is an input's gradient and nothing else: its terms go there."""
         alone = not self.readers.get(var.index)
         return alone and all(self.home[term.index] != self.home[var.index] for term in self.sums[var.index])
 
     def add_up(self, var: Var, part: int) -> None:
-        """An edge for a sum: that of the caller's cotangent, if it is a term."""
+        """Add an edge for a sum: that of the caller's cotangent, if it is a term."""
         if self.passes(var):
             return
         given = [term for term in self.sums[var.index] if self.home[term.index] == part]
@@ -217,7 +220,7 @@ class _Cutting:
                 self.give(term, Target("edge", edge))
 
     def cross(self, equation: Equation, part: int) -> None:
-        """An edge for each value that a part reads of another."""
+        """Add an edge for each value that a part reads of another."""
         known = {var for _, var in self.takes.get(part, ())}
         for var in dict.fromkeys(equation.operands):
             if self.home[var.index] not in (0, part) and var not in known:
@@ -238,7 +241,7 @@ class _Cutting:
             self.gives.setdefault(self.home[atom.index] if isinstance(atom, Var) else 0, []).append((atom, target))
 
     def piece(self, part: int) -> Piece:
-        """A part, and what it needs that depends on no cotangent, as a trace."""
+        """A part, with the equations that it needs and that depend on no cotangent, as a trace."""
         takes, gives = self.takes.get(part, []), self.gives.get(part, [])
         positions, read = self.needed([atom for atom, _ in gives], {var.index for _, var in takes})
         residuals = tuple(place for place in range(self.count) if place in read)
@@ -249,7 +252,7 @@ class _Cutting:
         return Piece(trace, residuals, tuple(edge for edge, _ in takes), tuple(target for _, target in gives))
 
     def needed(self, atoms: Sequence[Atom], known: Collection[int]) -> tuple[list[int], set[int]]:
-        """The positions of the equations that compute these from what is known, and the variables that are read."""
+        """The positions of the equations that compute these from known values, and the variables that are read."""
         pending = [atom.index for atom in atoms if isinstance(atom, Var)]
         positions, read = set[int](), set[int]()
         while pending:

@@ -51,11 +51,11 @@ class Entry:
     """A program for one kind of call.
 
     `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
-    program. `grads_match` says of the tensors whether the gradients are those that the function
-    read, None if it read none; `reads_match` says so of other properties. `outside` guards what it read from outside.
-    `clash` says whether a tensor that is written to may share memory with another, None if nothing is written; `check_clash`
-    raises if it does. Where places of the call are symbols, `symbolic` says which one each place has, and the program serves all
-    calls with these answers to `decisions`. `fills`: what `execute` gives is a `Filling`.
+    program. `grads_match` says of the tensors whether the gradients are those that the function read, None if it read
+    none; `reads_match` says so of other properties. `outside` guards what it read from outside. `clash` says whether
+    a tensor that is written to may share memory with another, None if nothing is written; `check_clash` raises if it
+    does. If places of the call are symbols, `symbolic` says which one each place has, and the program serves all
+    calls with these answers to `decisions`. `fills`: `execute` returns a `Filling`.
     """
 
     execute: Callable[..., Any]
@@ -79,15 +79,17 @@ class Entry:
         return [*(tensor for _, tensor in call.tensors), *(value_at(call.leaves, place) for _, place in extra)]
 
     def is_current(self) -> bool:
-        """The closed-over tensors still have the dtype, shape and requires_grad that they were traced with."""
+        """Test whether the closed-over tensors still have the dtype, shape and requires_grad that they were traced
+        with.
+        """
         return self.constants_match(*self.constants)
 
     def is_inside(self) -> bool:
-        """Test that what the function reads from outside is as it was."""
+        """Test that reads from outside give the old values."""
         return self.outside is None or self.outside.matches()
 
     def serves(self, call: Call) -> bool:
-        """A program that was found for a call is right for it: what it depends on besides is as it was."""
+        """Test whether a program that was found for a call is right for it: its other conditions hold."""
         tensors = [tensor for _, tensor in call.tensors]
         matches = (self.grads_match, self.reads_match)
         return self.is_inside() and self.is_current() and all(match(*tensors) for match in matches if match is not None)
@@ -105,7 +107,7 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
     numbers = symbolic.inputs if symbolic is not None else ()
 
     def as_far_as_it_got(captured: Captured) -> None:
-        """f raised: what it had changed by then is changed, and random numbers are drawn, as eager would have."""
+        """f raised: its changes until then are made, and random numbers are drawn, as in eager mode."""
         values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
         write_back(captured, tensors, evaluate(captured.trace, values))  # of no results
 
@@ -158,7 +160,7 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
 
 
 def reads_guard(reads: Sequence[Read]) -> Callable[..., bool]:
-    """A check of a call's tensors: the properties that were read are what they were."""
+    """A check of a call's tensors: the properties that were read have their old values."""
 
     def match(*tensors: torch.Tensor) -> bool:
         for read in reads:
@@ -209,13 +211,15 @@ def capture_call(
 
 
 def is_followed(captured: Captured) -> bool:
-    """Autograd follows results, though gradients are off: the function turns them on, and no transform ignores `no_grad`."""
+    """Test whether autograd follows results, though gradients are off: the function turns them on, and no transform
+    ignores `no_grad`.
+    """
     outer = current()
     return captured.follows and not torch.is_inference_mode_enabled() and (outer is None or outer.history.base_grad)
 
 
 def transformed(trace: Trace, options: Options) -> list[Trace]:
-    """The trace, then what each transform makes of the one before."""
+    """The trace, then the results of the transforms, one after the other."""
     traces = [trace]
     for transform in options.transforms:
         traces.append(_transformed(transform, traces[-1]))
@@ -226,7 +230,7 @@ def transformed(trace: Trace, options: Options) -> list[Trace]:
 def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
     """The trace with closed-over tensors as its last inputs, and those tensors.
 
-    What interpreters remember of it then keeps no tensor alive, and serves every function that closes over others.
+    Then no memo of it keeps a tensor alive, and memos serve every function that closes over others.
     """
     moved = tuple(constant for constant in trace.constants if not constant.owned)
     if not moved:

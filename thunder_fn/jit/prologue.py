@@ -10,7 +10,7 @@
         return ()
 
 Its ops are defined with `torch.library`, so the prologue evaluates like any trace and raises where a check fails.
-`guards.py` lowers it to PyTorch's C++ guards, with Python for what those do not reach.
+`guards.py` lowers it to PyTorch's C++ guards, with Python for the rest.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ Key = tuple[Any, ...]
 class Repeated:
     """Stand-in for a leaf that is the same tensor as another leaf, so that both are one input of the program.
 
-    Which arguments are the same tensor is part of the key. Transforms take arguments for different tensors, as
-    torch.func does.
+    Sameness of arguments is part of the key. Transforms take arguments for different tensors, as torch.func does.
     """
 
     name: str
@@ -111,7 +110,7 @@ for _name, _check in _CHECKS.items():
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-"""Functions are what they are: another one, be it of the same code, is another program."""
+"""Functions are compared by identity: another one, be it of the same code, is another program."""
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:

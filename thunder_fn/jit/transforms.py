@@ -2,8 +2,8 @@
 
     Transform(fuse_norms, name="fuse_norms", after=("quantize",), conflicts=("keep_norms",))
 
-Executors have the same traits. Transforms of the model come before those of the trace. What is related by neither keeps the
-order in which it was given.
+Executors have the same traits. Transforms of the model come before those of the trace. Things that no trait relates
+keep the order given.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class Transform:
         return self.fn(subject)
 
     def is_again(self, other: object) -> bool:
-        """The other is this transform, perhaps made anew: its function is the same, and so is all that is said of it."""
+        """Test whether the other is this transform, perhaps made anew: its function is the same, and so is all that
+        is said of it.
+        """
         if not isinstance(other, Transform) or same_function(self.fn) != same_function(other.fn):
             return False
         return all(getattr(self, trait) == getattr(other, trait) for trait in self.__slots__ if trait != "fn")
@@ -182,7 +184,7 @@ def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
 
 
 def _comes_first(first: HasTraits, second: HasTraits) -> bool:
-    """The traits of either, or what they are applied to, say that `first` is before `second`."""
+    """Test whether the traits of either, or their targets, say that `first` is before `second`."""
     return first is not second and (reason(first, second) is not None or _when(first) < _when(second))
 
 

@@ -1,4 +1,4 @@
-"""`python -m thunder_fn compile MODEL`: what a recipe makes of a model, with its ops, claims, memory and time.
+"""`python -m thunder_fn compile MODEL`: the report of a recipe on a model, with its ops, claims, memory and time.
 
 MODEL is a folder or JSON file with a configuration of transformers, for which a model with random weights is made, or
 `module:function`, a function that returns `(model, kwargs)`.
@@ -35,7 +35,9 @@ from thunder_fn.trace import Trace
 
 ROUNDS = 5
 COPIES = 4
-"""Room for so many times a model's parameters is asked for: gradients, and what is computed. A larger model is captured only."""
+"""Room for so many times a model's parameters is asked for: gradients, and intermediates. A larger model is captured
+only.
+"""
 SAMPLES = 16_000
 """The number of samples of sound: a second."""
 GIVE_A_FUNCTION = "Write a function that returns (model, kwargs), and give it as module:function."
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m thunder_fn compile",
-        description="What a recipe makes of a model, with its ops, claims, memory and time. "
+        description="Report the ops, claims, memory and time of a model under a recipe. "
         + (__doc__ or "").partition("\n\n")[2],
     )
     parser.add_argument("model", metavar="MODEL", help="a configuration of transformers, or module:function")

@@ -3,9 +3,9 @@
 Dynamo runs the bytecode, breaks graphs where it must and guards what it baked in. Its graphs consist of torch functions, so
 they are traced as any function is, composites included, and get the transforms and executors that were asked for.
 
-A model or function whose recipe wants no frontend is captured directly, as one trace. If that shows that it is no single trace,
-because it decides on values, draws Python's random numbers or calls what no trace can have, it goes through Dynamo from then on,
-with a warning.
+A model or function whose recipe wants no frontend is captured directly, as one trace. If it is no single trace,
+because it decides on values, draws Python's random numbers or makes calls that no trace can have, it goes through
+Dynamo from then on, with a warning.
 
 Dynamo can take over within the same call, because a capture that fails has changed no tensor and drawn no random
 number. Graphs enter through capture rather than `from_fx`: they consist of torch functions and so keep their
@@ -75,7 +75,7 @@ class _Backend:
 def _floats_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
     """Make inputs floats of which the graph reads nothing but the number, and say which they are.
 
-    Dynamo passes Python's floats as tensors, once they have changed. `jit` knows them as what they are.
+    Dynamo passes Python's floats as tensors, once they have changed. `jit` takes them for floats.
     """
     found: set[int] = set()
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -163,7 +163,8 @@ def _breaks(error: CaptureError, options: Options) -> bool:
 class BreakingJit(ModuleJit):
     """A jitted module that goes through Dynamo from the first call on in which it is found to be no single trace.
 
-    By then no tensor has been changed and no random number drawn; what else the function does in Python has been done once.
+    By then no tensor has been changed and no random number drawn; other side effects of the function have happened
+    once.
     """
 
     broken: DynamoForward | None = None
@@ -185,7 +186,7 @@ class BreakingJit(ModuleJit):
         return self.broken(*args, **kwargs)
 
     def counts(self, name: str) -> None:
-        """The traced code changed a plain attribute that it had read: where that goes on, Dynamo knows how to keep up."""
+        """Note that the traced code changed a plain attribute that it had read; if that goes on, Dynamo takes over."""
         if self.counting == PATIENCE and not _numbers_arguments(self.options):
             what = f"{type(self.module).__name__} changes its attribute {name!r} in each call"
             error = UnsupportedCall(located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE))
@@ -259,7 +260,7 @@ def _numbers_arguments(options: Options) -> bool:
 
 
 def _out_of_reach(options: Options) -> str | None:
-    """A lookaside that Dynamo cannot follow: it knows builtins by what they are, and generators only as they run."""
+    """A lookaside that Dynamo cannot follow: it knows builtins by identity, and generators only as they run."""
     for one in options.lookasides:
         if isinstance(one.fn, types.BuiltinFunctionType) and is_by_name(one.fn):
             return f"a lookaside of the builtin {one.fn.__name__}"

@@ -21,7 +21,7 @@ Choice = None | str | Recipe | Sequence["Recipe | str"]
 
 
 def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
-    """Make a model or function fast, with what this machine has and what the recipe knows about the model.
+    """Make a model or function fast, with this machine's executors and the recipe for the model.
 
     Law: ``compile(f)(*xs)`` is ``f(*xs)``, as exactly as the transforms and executors say that were chosen.
 

@@ -1,4 +1,4 @@
-"""An assembly as text: what `compile` would do with a model, in which order and why."""
+"""An assembly as text: the steps of `compile` with a model, in order and with reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes for Hugging Face's transformers: what each family needs, as a third party would write it.
+"""Recipes for Hugging Face's transformers: the needs of each family, as a third party would write them.
 
 transformers is imported when a recipe is used, never by `import thunder_fn`.
 """
@@ -115,13 +115,13 @@ class HuggingFace(Recipe):
     name = "hf-transformers"
     models = ("transformers.PreTrainedModel",)
     ways: ClassVar[tuple[tuple[str, Callable[..., Any]], ...]] = ()
-    """Functions of transformers that look whether they are compiled, and what they are in eager PyTorch."""
+    """Functions of transformers that look whether they are compiled, and their forms in eager PyTorch."""
 
     def __init__(self, as_eager: bool = False) -> None:
         self.as_eager = as_eager
 
     def validate(self, model: Any) -> None:
-        """The model is of the family."""
+        """Check that the model is of the family."""
         known = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__}
         if not known & set(self.models):
             wanted = " or ".join(self.models)
@@ -195,7 +195,7 @@ class Mamba(Decoder):
 def _with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A stack of layers that is given the mask of ones which eager transformers makes where it is given none.
 
-    Where it is compiled, these encoders forget to make it, and fail.
+    If transformers takes itself for compiled, these encoders forget to make it, and fail.
     """
 
     signature = inspect.signature(fn)

@@ -1,4 +1,6 @@
-"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. What cannot apply raises."""
+"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. A plugin that cannot apply
+raises.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ class Fp8(Quantize):
     name, scheme = "fp8", "fp8_dynamic"
 
     def validate(self, model: Any) -> None:
-        """The hardware multiplies e4m3 numbers with a scale for each row, and PyTorch's kernel takes a weight."""
+        """Check that the hardware multiplies e4m3 numbers with a scale for each row, and that PyTorch's kernel takes
+        a weight.
+        """
         fix = 'Quantise without: `quantize(model, "fp8")` stores eight bits on any machine.'
         matrices = self.matrices_of(model)
         device = matrices[0].device
@@ -200,7 +204,7 @@ class ReduceOverhead(Recipe):
         self.executor = executor
 
     def validate(self, model: Any) -> None:
-        """Programs can be recorded where the model is."""
+        """Check that programs can be recorded where the model is."""
         fix = "Leave reduce_overhead out on this machine."
         if (missing := self.executor.recording.missing()) is not None:
             raise RecipeError(located(f"reduce_overhead: {missing}", fix=fix))

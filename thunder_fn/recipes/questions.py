@@ -40,7 +40,7 @@ def check_names(cls: type) -> None:
             raise RecipeError(located(f"{cls.__name__}: `{name}` is not to be overridden", fix=fix))
         near = difflib.get_close_matches(name, QUESTIONS, n=1, cutoff=0.9)
         if near and name not in QUESTIONS:
-            raise RecipeError(f"{cls.__name__}: nobody asks for `{name}`; did you mean `{near[0]}`?")
+            raise RecipeError(f"{cls.__name__}: there is no question `{name}`; did you mean `{near[0]}`?")
 
 
 def answer(recipe: Any, question: str) -> Any:

@@ -1,4 +1,4 @@
-"""Recipes: what a model needs to be traced and run well, in one value that works for many models.
+"""Recipes: the needs of a model, to be traced and run well, in one value that works for many models.
 
     class Mine(Recipe):
         def __init__(self, fast: bool = False):
@@ -11,8 +11,8 @@
         def setup_executors(self):
             return ("inductor",) if self.fast else ()
 
-A recipe answers questions and changes nothing. Recipes add up: ``a + b`` answers with what a says and then what b says.
-Order among transforms and executors follows from their traits (`thunder_fn.jit.transforms`).
+A recipe answers questions and changes nothing. Recipes add up: ``a + b`` answers with the parts of a and then those
+of b. Order among transforms and executors follows from their traits (`thunder_fn.jit.transforms`).
 
 `a + b` is a flat tuple of parts, which makes addition associative. Recipes are frozen after `__init__`, so one object
 serves many models.
@@ -161,7 +161,7 @@ class Recipe(metaclass=_MadeOnce):
 
     @final
     def explain(self, model: Model) -> str:
-        """Explain what `compile` would do with the model, in which order and why, as text."""
+        """Explain the steps of `compile` with the model, in order and with reasons, as text."""
         return explain(self.assemble(model))
 
 

@@ -42,7 +42,7 @@ class Images(Recipe):
         self.channels_last = channels_last
 
     def validate(self, model: Any) -> None:
-        """The model is of the library, or derived from one that is."""
+        """Check that the model is of the library, or derived from one that is."""
         if not any(cls.__module__.partition(".")[0] == self.package for cls in type(model).__mro__):
             raise ValueError(f"the recipe {self.name} is for models of {self.package}, given {kind_of(model)}")
 

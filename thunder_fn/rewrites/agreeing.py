@@ -1,4 +1,5 @@
-"""Ranks that share parameters begin with the same ones: what each prepares is compared, through the store, before it is cut.
+"""Ranks that share parameters begin with the same ones: the parameters of each are compared, through the store,
+before they are cut.
 
 Otherwise a matrix would be put together of rows from different matrices, or replicas would never be equal, without a word.
 """
@@ -24,7 +25,7 @@ GENERATOR = "the state of torch's generator"
 
 
 def check_same(steps: Sequence[Any], given: Mapping[str, torch.Tensor], prepare: Trace) -> None:
-    """All ranks of the steps' groups prepare the same parameters by the same steps.
+    """Check that all ranks of the steps' groups prepare the same parameters by the same steps.
 
     Args:
         steps: whose groups are asked.

@@ -27,7 +27,7 @@ PACKAGE = "bitsandbytes"
 
 @cache
 def _executor() -> OperatorExecutor:
-    imported(PACKAGE)  # which registers its ops
+    imported(PACKAGE)  # the import registers its ops
     executor = executor_of(PACKAGE)
     matmul = executor.register_operator("nf4_matmul", like=nf4_linear, fn=_nf4)
     executor.register_implementation(nf4_linear, matmul, checker=suits)

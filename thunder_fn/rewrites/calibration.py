@@ -1,7 +1,8 @@
 """Static calibration: the steps of activations from sample inputs.
 
-A scheme such as `int8_static` has a part `input_scale` beside each weight's codes: the step of what the weight is multiplied
-with. It is NaN until samples were seen, so that what was never calibrated gives NaN and no plausible number.
+A scheme such as `int8_static` has a part `input_scale` beside each weight's codes: the step of the activations that
+the weight is multiplied with. It is NaN until samples were seen, so that an uncalibrated layer gives NaN and no
+plausible number.
 """
 
 from __future__ import annotations

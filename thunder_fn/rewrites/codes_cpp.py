@@ -1,7 +1,8 @@
 """The C++ of the executor codes: products with codes, and codes as floats.
 
-A codec decodes sixty-four codes at a time into four vectors of sixteen floats. Where two codes lie in a byte the first vector of
-thirty-two has the even columns and the second the odd ones: they come apart by a shift. Three functions are made of a codec:
+A codec decodes sixty-four codes at a time into four vectors of sixteen floats. If two codes lie in a byte, the first
+vector of thirty-two has the even columns and the second the odd ones: they come apart by a shift. Three functions are
+made of a codec:
 
 - `few` multiplies some rows of activations with codes that it decodes in registers, and writes nothing but results.
 - `many` decodes sixteen rows of weights into the processor's cache and multiplies all rows of activations with these; in

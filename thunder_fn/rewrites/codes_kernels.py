@@ -2,10 +2,10 @@
 
     q = tfn.quantize(tfn.jit(model), "nf4")        # this executor is one of q's
 
-Decoding in PyTorch's ops writes whole weights and reads them again, and has no fast way to look codes up on CPUs. The kernels
-(`codes_cpp.py`) read codes once: few rows of activations are multiplied with codes that are decoded in registers, some with
-a few rows of weights in the processor's cache; for many, weights are written, and PyTorch multiplies. Sums are those of float32;
-weights are in the dtype of the activations, as the composites mean.
+Decoding in PyTorch's ops writes whole weights and reads them again, and has no fast way to look codes up on CPUs. The
+kernels (`codes_cpp.py`) read codes once. Few rows of activations are multiplied with codes that are decoded in
+registers, more rows with a few rows of weights in the processor's cache. For many rows weights are written, and
+PyTorch multiplies. Sums are those of float32; weights are in the dtype of the activations, as the composites mean.
 
 The kernels are compiled when the first program is made that has a use for them, in a second or two, and kept on disk
 (`thunder_fn.executors.compiled`). Without a compiler this executor takes nothing.
@@ -202,7 +202,7 @@ def _suits_nf4(
     *,
     rows: int,
 ) -> bool:
-    """Blocks of weights end with rows."""
+    """Test that blocks of weights end with rows."""
     return x.shape[-1] % NF4_BLOCK == 0 and _runs("nf4", x.device, x.dtype)
 
 

@@ -1,8 +1,8 @@
 """Crossings of a layer's border whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
 
-`copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards; `share` takes apart
-forwards and puts together backwards, `gathered_dim` puts together forwards and takes apart backwards, for which nothing is
-sent: all ranks have one and the same gradient of what they all have.
+`copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards. `share` takes apart
+forwards and puts together backwards. `gathered_dim` puts together forwards and takes apart backwards; nothing is sent
+for that, since all ranks have the same gradient of a value that they all have.
 
 Source: Megatron-LM, section 3 (arXiv:1909.08053).
 """

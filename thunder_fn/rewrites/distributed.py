@@ -1,8 +1,8 @@
 """Parameters over many ranks: sharded (fsdp) or replicated (ddp), as rewrites.
 
-Every rank runs the same trace. Collectives are leaf ops of it, PyTorch's functional ones, so `grad` of an all-gather is a
-reduce-scatter by PyTorch's own formula, and what communicates when can be read in the trace. A block of a model is a
-composite, and where its parameters meet they are gathered together, in one collective (`units.py`).
+Every rank runs the same trace. Collectives are leaf ops of it, PyTorch's functional ones. So `grad` of an all-gather
+is a reduce-scatter by PyTorch's own formula, and the trace shows the order of all communication. A block of a model
+is a composite, and where its parameters meet they are gathered together, in one collective (`units.py`).
 
 Sources: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
 
@@ -85,7 +85,7 @@ def simulated(size: int) -> tuple[Group, ...]:
 
 
 def check_there(steps: Sequence[Any], what: str = "restore") -> None:
-    """The ranks of all steps are there, to talk to.
+    """Check that the ranks of all steps are there, to talk to.
 
     Raises:
         RewriteError: those of one are simulated.
@@ -93,13 +93,13 @@ def check_there(steps: Sequence[Any], what: str = "restore") -> None:
     for step in steps:
         group = getattr(step, "group", None)
         if isinstance(group, Group) and group.name.startswith(SIMULATED):
-            why = f"{what}: the {group.size} ranks of {type(step).__name__.lower()} are simulated, nobody answers"
+            why = f"{what}: the {group.size} ranks of {type(step).__name__.lower()} are simulated and cannot answer"
             trace = "restore" if what == "restore" else "compute"
             raise RewriteError(located(why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`."))
 
 
 def check_groups(steps: Sequence[Any], step: Any) -> None:
-    """The ranks of a step are those of no step before it.
+    """Check that the ranks of a step are those of no step before it.
 
     Raises:
         RewriteError: what one rank has, another has not: sharing it once more would mix up the ranks' parameters.

@@ -22,11 +22,11 @@ def quantize(
 ) -> Any:
     """Store weights as numbers of few bits.
 
-    Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding, and `restore` gives each
-    parameter back within the scheme's bound. Schemes that round activations too (`int8_dynamic`, `fp8_dynamic`) are off by
-    half a step of each row of them besides. Jitted functions run linear layers on codes with PyTorch's kernels where it
-    has fast ones (the executor `quantized`), and on CPUs, where a C++ compiler is found, with our own (`codes`), compiled
-    once and kept on disk; `jit(executors=["torch"])` and `numerics="bitwise"` do without either.
+    Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding, and `restore` gives
+    each parameter back within the scheme's bound. Schemes that round activations too (`int8_dynamic`, `fp8_dynamic`)
+    are off by half a step of each row of them besides. Jitted functions run linear layers on codes with PyTorch's
+    kernels where it has fast ones (the executor `quantized`). On CPUs with a C++ compiler they run our own (`codes`),
+    compiled once and kept on disk. `jit(executors=["torch"])` and `numerics="bitwise"` do without either.
 
     Args:
         f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or a `Rewrite`.

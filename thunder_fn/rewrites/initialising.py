@@ -32,7 +32,7 @@ def initialised(
 ) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
     """Yield the first values, by name, of each module that has parameters or buffers of its own, in order.
 
-    Law: drawn from the same generator, they are what `reset_parameters` of each module in order gives.
+    Law: drawn from the same generator, they are the values of `reset_parameters` of each module in order.
     """
     for path, child in module.named_modules():
         if not any(True for _ in (*child.parameters(recurse=False), *child.buffers(recurse=False))):

@@ -2,11 +2,11 @@
 
     v4 = _weight_int8pack_mm(v0, v1, v3)
 
-A composite such as `int8_linear` means decoding and multiplying. Where a kernel of PyTorch is there for the machine and the
-types, and is faster, this executor computes it so; anything else is left as it is. `quantize` of a jitted function adds
-the executor to those of the function. What suits is a function of types, so it is tested without the machine.
+A composite such as `int8_linear` means decoding and multiplying. If PyTorch has a faster kernel for the machine and
+the types, this executor calls it; anything else is left as it is. `quantize` of a jitted function adds the executor
+to those of the function. The choice is a function of types, so it is tested without the machine.
 
-What has run: the CPU's kernels, and `_scaled_mm` on a CPU, where it is slow and not chosen.
+Tested: the CPU's kernels, and `_scaled_mm` on a CPU, where it is slow and not chosen.
 
 Source: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml
 """
@@ -58,7 +58,7 @@ def on_rows(x: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 def suits_int8(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
-    """The kernel is vectorised for bf16 on CPUs, and reads rows in whole vectors."""
+    """Test for bf16 on CPUs, for which the kernel is vectorised, and rows in whole vectors."""
     rows, columns = values.shape
     few = 0 < row_count(x) <= FEW_ROWS
     return x.device.type == "cpu" and x.dtype == torch.bfloat16 and few and rows % 16 == 0 and columns % 64 == 0
@@ -76,8 +76,9 @@ EXECUTOR.register_implementation(int8_linear, checker=suits_int8, execution_tran
 
 
 def suits_int_mm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
-    """Integer matrix products. On a CPU of any shape, but PyTorch's sums of one product are wrong; on CUDA of more than 16
-    rows, and dims in eights."""
+    """Test for integer matrix products: on a CPU of any shape, but PyTorch's sums of one product are wrong; on CUDA
+    of more than 16 rows, and dims in eights.
+    """
     if x.device.type == "cuda":
         return row_count(x) > 16 and values.shape[0] % 8 == 0 and values.shape[1] % 8 == 0
     return x.device.type == "cpu" and row_count(x) > 0 and values.shape[1] > 1
@@ -174,7 +175,7 @@ EXECUTOR.register_implementation(int4_linear, checker=suits_int4, execution_tran
 
 
 def suits_scaled_mm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
-    """Tensor cores for e4m3, from compute capability 8.9 on; scales of rows from 9.0 on."""
+    """Test for tensor cores for e4m3: from compute capability 8.9 on, with scales of rows from 9.0 on."""
     if x.device.type != "cuda":
         return False
     capability = torch.cuda.get_device_capability(x.device)

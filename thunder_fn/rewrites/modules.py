@@ -34,8 +34,8 @@ class RewrittenModule(torch.nn.Module):
     """A module whose parameters are stored in another way. Made by `quantize` and its kin.
 
     `state_dict()` has the names, shapes and dtypes of the module that was given, and `load_state_dict` takes them.
-    `parts()` are the tensors as they are stored. What optimizers train are the adapters where there are any, otherwise
-    the parameters that are stored as they were.
+    `parts()` are the tensors as they are stored. Optimizers train the adapters where there are any, otherwise the
+    parameters that are stored as they were.
     """
 
     def __init__(
@@ -273,8 +273,8 @@ class RewrittenModule(torch.nn.Module):
         return destination
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Prepare and load parameters under the names and shapes of the module that was given. Adapters begin anew.
-        What `sharded_state_dict` gives is loaded as it is.
+        """Prepare and load parameters under the names and shapes of the module that was given. Adapters begin anew. A
+        state of `sharded_state_dict` is loaded as it is.
 
         Raises:
             RewriteError: under `strict`, names are missing or unknown; a shape is another.
@@ -285,7 +285,7 @@ class RewrittenModule(torch.nn.Module):
         return torch.nn.modules.module._IncompatibleKeys(missing, unknown)  # pyright: ignore[reportPrivateUsage]
 
     def _load(self, state: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-        """Take what fits, DTensors too; names that are missing, those that are unknown, and what has another shape."""
+        """Take the tensors that fit, DTensors too. Returns missing names, unknown ones, and those of other shapes."""
         split = split_of(self._layout)
         if state.keys() & set(split.names) - set(self._layout.names):
             return self._load_parts(split, state)
@@ -371,8 +371,9 @@ class RewrittenModule(torch.nn.Module):
         return self
 
     def _stored(self, layout: Layout, fn: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The parts that a layout has. What it has and this one has not, such as the bytes in which int4 weights of another
-        dtype are stored, is encoded anew."""
+        """The parts that a layout has. Parts that it has and this one has not, such as the bytes in which int4
+        weights of another dtype are stored, are encoded anew.
+        """
         parts, shapes = self.parts(), self._layout.part_shapes
         if shapes == layout.part_shapes:
             return dict(parts)

@@ -1,9 +1,9 @@
 """The state of an optimizer for parameters that ranks have shares of, as DTensors: saved and loaded beside the
 parameters.
 
-The form is PyTorch's (`torch.distributed.checkpoint.state_dict`): for each parameter by name what the optimizer keeps, and the
-options of each group. What has the shape of a parameter is cut as that is; numbers, such as the count of steps, are the same
-on all ranks.
+The form is PyTorch's (`torch.distributed.checkpoint.state_dict`): for each parameter by name what the optimizer
+keeps, and the options of each group. State in the shape of a parameter is cut like the parameter; numbers, such as
+the count of steps, are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def load_optimizer_state(parts: Prepared, optimizer: torch.optim.Optimizer, give
             value, held = theirs[name][key], optimizer.state[params[name]]
             if not hasattr(mine[name][key], "to_local"):
                 held[key] = value.clone() if isinstance(value, torch.Tensor) else value
-            elif value.to_local().data_ptr() != held[key].data_ptr():  # which `dcp.load` has read into
+            elif value.to_local().data_ptr() != held[key].data_ptr():  # `dcp.load` has read into it
                 whole = whole_tensor(value).reshape(static_shape(types[name])).to(types[name].dtype)
                 held[key].copy_(split.only((name,)).prepare({name: whole})[name])
     for group, options in zip(optimizer.param_groups, given["param_groups"], strict=True):
@@ -81,7 +81,7 @@ def _keys(state: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
 
 
 def _begin(optimizer: torch.optim.Optimizer) -> None:
-    """The state that an optimizer has before its first step, made by one in which nothing moves."""
+    """Make the state that an optimizer has before its first step, by a step in which nothing moves."""
     if optimizer.state:
         return
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]

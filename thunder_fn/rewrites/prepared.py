@@ -1,4 +1,4 @@
-"""Parameters as a rewrite stores them, by name, and what is known of how they were made."""
+"""Parameters as a rewrite stores them, by name, and facts about their preparation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Layout:
 
     @cached_property
     def decode(self) -> Trace:
-        """The parts to what computations see of the parameters, which need not be what is restored."""
+        """The parts to the parameters as computations see them, which need not be the restored ones."""
         builder = TraceBuilder("decode")
         return self.rewritten(builder.build(tuple(builder.input(type) for type in self.types))).compute
 
@@ -55,7 +55,7 @@ class Layout:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields: what follows from them is found again."""
+        """The fields: derived values are computed again."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def rewritten(self, trace: Trace) -> Rewrite:
@@ -150,7 +150,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         return first, {name: value for name, value in self.items() if name not in first}
 
     def replaced(self, *parts: Mapping[str, torch.Tensor]) -> Prepared:
-        """The same with other values for some parts.
+        """Replace the values of some parts.
 
         Raises:
             RewriteError: there is no part of a name.
@@ -174,7 +174,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         return self.layout.prepare(params).replaced(self.calibrated)
 
     def without_adapters(self) -> Prepared:
-        """The same with adapters that add nothing."""
+        """Replace adapters by some that add nothing."""
         return self.replaced({name: torch.zeros_like(v) for name, v in self.items() if name.endswith(ADAPTERS[1])})
 
     def with_step(self, step: Step) -> Prepared:
@@ -199,7 +199,7 @@ class Prepared(Mapping[str, torch.Tensor]):
     def unmerge(self, adapters: Mapping[str, torch.Tensor]) -> Prepared:
         """Adapters taken out of the matrices that `merge` added them to.
 
-        Law: ``merged.unmerge(adapters)`` is what was merged, up to rounding and, where matrices are codes, twice the
+        Law: ``merged.unmerge(adapters)`` is the original, up to rounding and, where matrices are codes, twice the
         scheme's bound.
         """
         negated = {name: -value if name.endswith(ADAPTERS[1]) else value for name, value in adapters.items()}
@@ -244,7 +244,7 @@ def moved_part(part: torch.Tensor, type: Any) -> torch.Tensor:
 
 
 def is_adapter(name: str) -> bool:
-    """The part is an adapter of `lora`."""
+    """Test whether the part is an adapter of `lora`."""
     return name.endswith(ADAPTERS)
 
 
@@ -260,7 +260,7 @@ optree.register_pytree_node(Prepared, _flatten, _unflatten, namespace=pytree.NAM
 
 
 def check_left(step: Step, done: Rewrite) -> None:
-    """A step that encodes weights finds some that are not codes yet.
+    """Check that a step that encodes weights finds some that are not codes yet.
 
     Raises:
         RewriteError: a filter's pattern, or the filter as a whole, chooses none.

@@ -49,8 +49,8 @@ class Rewritten(Transformed):
     options: Options | None = None
 
     def prepare(self, params: Any) -> Prepared:
-        """The parameters as this function takes them. No gradient flows back through it: what is trained are parts, which with
-        `quantize(training=True)` are the parameters as they were.
+        """The parameters as this function takes them. No gradient flows back through it: parts are trained, which
+        with `quantize(training=True)` are the parameters as they were.
 
         Args:
             params: a pytree of tensors, as the original function takes them first.
@@ -239,7 +239,7 @@ def rewritten(f: Any, step: Step) -> Any:
         return rewritten_module(f, step)
     if not callable(f):
         what = f"expected a function of (params, *inputs), a module or a Rewrite, given {kind_of(f)}: {shown(f, 60)}"
-        fix = "Of a trace whose first inputs are parameters `rewrites.identity(trace, names)` makes a Rewrite."
+        fix = "Use `rewrites.identity(trace, names)` for a trace whose first inputs are parameters."
         raise RewriteError(located(what, fix=fix if isinstance(f, Trace) else None))
     return Rewritten(f, (step,))
 

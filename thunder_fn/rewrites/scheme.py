@@ -32,7 +32,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "quantized"
 """The namespace of composites that work on codes. They bring the executors that have kernels for them."""
 INPUT_SCALE = "input_scale"
-"""The part that has the step of what a weight is multiplied with: it comes from samples, not from the weight."""
+"""The part that has the step of the activations that a weight is multiplied with: it comes from samples, not from the
+weight.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ def scales_of(amax: torch.Tensor, largest: float) -> torch.Tensor:
 
 
 def scales_in_bfloat16(scales: torch.Tensor) -> torch.Tensor:
-    """Steps in the precision in which PyTorch's kernels take them, rounded up. What then is out of reach is so by less than a
-    quarter of a step, and weights that were decoded have the steps that they had."""
+    """Steps in the precision in which PyTorch's kernels take them, rounded up. Values out of reach are so by less
+    than a quarter of a step, and weights that were decoded have the steps that they had.
+    """
     bits = (scales * (1 - 2.0**-9)).view(torch.int32)
     return torch.where(scales.isnan(), scales, ((bits + 0xFFFF) >> 16 << 16).view(torch.float32)).bfloat16()
 
@@ -106,7 +109,7 @@ def rounding(w: torch.Tensor) -> torch.Tensor:
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Decoded weights in their dtype, of which the greatest may be a little too great for it. NaN stays."""
+    """Decoded weights in their dtype; the greatest may be a little too great for it. NaN stays."""
     largest = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
     return values.clamp(-largest, largest).to(dtype)
 

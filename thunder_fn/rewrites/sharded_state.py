@@ -1,8 +1,8 @@
 """Parameters that ranks have shares of, as DTensors: what `torch.distributed.checkpoint` saves and loads.
 
-A parameter is cut once for each step that splits it, by tensor_parallel first and its share by fsdp then. That is what a
-DTensor of placements `[Shard(1), Shard(0)]` says over the dims of one mesh in this order. Codes and adapters are parts, which are
-cut as parameters are; they are saved as they are stored, under their own names.
+A parameter is cut once for each step that splits it, by tensor_parallel first and its share by fsdp then. A DTensor
+of placements `[Shard(1), Shard(0)]` says so over the dims of one mesh in this order. Codes and adapters are parts,
+which are cut as parameters are; they are saved as they are stored, under their own names.
 
 Ranks of tensor parallelism round their own shares, so their codes are no shares of one tensor. They stand beside each other along
 a dim of their own, the first, and can be loaded by as many ranks.
@@ -51,7 +51,7 @@ class Stored:
 
     @property
     def group(self) -> Group:
-        """The ranks."""
+        """The group of ranks."""
         return self.by.group
 
     def split_dim(self, name: str, type: TensorType) -> int | None:
@@ -73,7 +73,7 @@ class Stored:
 
 
 def split_of(layout: Layout) -> Layout:
-    """The split of what ranks have shares of: the parameters, or the parts that other steps store them in."""
+    """The split of sharded values: the parameters, or the parts that other steps store them in."""
     stored, local = _without(layout, TensorParallel, Fsdp, Ddp), _without(layout, Fsdp, Ddp)
     whole = _types(_without(layout, TensorParallel, Quantize, Fsdp, Ddp))
     codes = {name: type for name, type in _types(local).items() if name in local.codes}
@@ -100,7 +100,7 @@ def _types(rewrite: Rewrite) -> dict[str, TensorType]:
 
 
 def _is_of_share(code: str, step: TensorParallel, whole: Types) -> bool:
-    """A part encodes a rank's share of a weight, which is the longest of the names that it begins with."""
+    """Test whether a part encodes a rank's share of a weight, which is the longest of the names that it begins with."""
     weight = max((name for name in whole if code == name or code.startswith(f"{name}.")), key=len)
     return step.split_dim(weight, whole[weight]) is not None
 
@@ -111,7 +111,7 @@ def _beside(group: Group, type: TensorType) -> tuple[int, ...]:
 
 
 def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The parameters, or what they are stored in, as DTensors in the memory of the parts, without their padding.
+    """The parameters, or their parts, as DTensors in the memory of the parts, without their padding.
 
     Raises:
         RewriteError: they are not sharded, or no DTensor lies as a part does.
@@ -185,7 +185,7 @@ def _length(size: int, groups: Sequence[Group]) -> int | None:
 
 @cache
 def _is_cut_alike(size: int, sizes: tuple[int, ...]) -> bool:
-    """Shares that are padded begin where those of DTensors do, which cut what is there, on all ranks."""
+    """Test that padded shares begin where those of DTensors do, which cut what is there, on all ranks."""
     every = (_cut(size, sizes, ranks) for ranks in itertools.product(*map(range, sizes)))
     return all(own == theirs for own, theirs in every)
 

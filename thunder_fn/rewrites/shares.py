@@ -1,9 +1,10 @@
 """Activations of which each rank has a share along a dim, until an op needs all of them.
 
-What a column of a layer computes is such a share. Ops that treat the places along the dim alike work on shares as they are:
-pointwise ops, views that keep the dim's ranks apart, attention whose heads are split. So a column layer, an activation function
-and a row layer send one sum, as Megatron-LM's pairs do, and heads are split where the matrices before and after them are. An op
-that is not in the table here gets the gathered value, which is always right.
+A column of a layer computes such a share. Ops that treat the places along the dim alike work on shares as they are.
+These are pointwise ops, views that keep the dim's ranks apart, and attention whose heads are split. So a column
+layer, an activation function and a row layer send one sum, as Megatron-LM's pairs do. Heads are split where the
+matrices before and after them are. An op that is not in the table here gets the gathered value, which is always
+right.
 
 Shares are even: a dim that the ranks do not divide is gathered where it is computed.
 
@@ -77,7 +78,7 @@ def shares(group: Group, type: TensorType, dim: int) -> Representation:
 
 
 def divides(group: Group, type: Any, dim: int) -> bool:
-    """Each rank has as much of a dim."""
+    """Test whether each rank has as much of a dim."""
     return isinstance(type, TensorType) and static_shape(type)[dim] % group.size == 0
 
 
@@ -105,7 +106,7 @@ class OnShares:
         return Kept(trace, results) if as_expected else None
 
     def on_shares(self, equation: Equation, kept: tuple[Representation | None, ...], answer: Answer) -> Trace:
-        """The op on what this rank has of its operands; the rank goes with each result."""
+        """The op on this rank's operands; the rank goes with each result."""
         function = _CALLS.get(equation.op.name) or ops.overload(equation.op)
         arguments = {**dict(enumerate(equation.args)), **(answer.changed or {})}
 
@@ -157,7 +158,7 @@ def _shape(var: Any) -> tuple[int, ...]:
 
 
 def _alike(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    """Pointwise: what is split is split at the same places, counted from the end, as operands are broadcast."""
+    """Pointwise ops: operands are split at the same places, counted from the end, as they are broadcast."""
     from_end = {dims[var.index] - len(_shape(var)) for var in equation.operands if var.index in dims}
     if len(from_end) != 1:
         return None

@@ -19,7 +19,7 @@ EXTRA_STATE = "_extra_state"
 
 
 def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> torch.nn.Module:
-    """A copy of a module on other tensors, made from names and old ones. What was tied stays tied."""
+    """A copy of a module on other tensors, made from names and old ones. Tied tensors stay tied."""
     memo: dict[int, Any] = {}
     for child in module.modules():  # a pruned weight, say, which a hook computes anew in each call
         memo |= {id(value): value.detach() for value in vars(child).values() if is_computed(value)}
@@ -31,12 +31,12 @@ def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], to
 
 
 def is_computed(value: Any) -> bool:
-    """A tensor that autograd has made, of which Python makes no copies."""
+    """Test for a tensor that autograd has made, which Python cannot copy."""
     return isinstance(value, torch.Tensor) and not value.is_leaf
 
 
 def is_extra(name: str) -> bool:
-    """The name, in a module's state, of what is no tensor of it: `get_extra_state`."""
+    """Test for the name, in a module's state, of extra state that is no tensor: `get_extra_state`."""
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
@@ -111,7 +111,7 @@ class Skeleton:
         return {name: value for name, value in self.module.state_dict().items() if is_extra(name)}
 
     def set_extras(self, state: Mapping[str, Any]) -> bool:
-        """Load what `extras` gave, as far as it is there; whether anything is."""
+        """Load the values of `extras`, as far as they are there. Tells whether any is."""
         names = self.extras().keys() & state.keys()
         for name in names:
             self.module.get_submodule(name.rpartition(".")[0]).set_extra_state(state[name])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.api.calling import apply
 from thunder_fn.interpreters.representation import Kept, Representation
 from thunder_fn.rewrites.tracing import traced, traced_on_parts
@@ -19,15 +19,12 @@ from thunder_fn.rules import memo
 from thunder_fn.structured.loops import map
 from thunder_fn.trace import Equation, Literal, TensorType, Trace, static_shape
 
-_APART = ("aten.select.int", "aten.unbind.int")
-"""Ops that give layers of a stack, where their dim is the first."""
-
 
 @memo(4096)
 def stack_of(layer: Representation, type: TensorType) -> Representation:
     """A weight of this type, each layer of which is stored in one way.
 
-    Law: what is stored at a place, and what is decoded there, is that of the layer alone.
+    Law: the parts at a place, and their decoded value, are those of the layer alone.
     """
     stacked = tuple(replace(part, shape=(type.shape[0], *part.shape)) for part in _tensors(layer.part_types))
     return Representation(
@@ -59,10 +56,10 @@ def _for_each(trace: Trace, types: tuple[TensorType, ...]) -> Trace:
 
 
 def _taken_apart(equation: Equation, kept: tuple[Representation | None, ...]) -> Kept | None:
-    """The rule of a stack: what takes it apart takes its parts apart."""
+    """The rule of a stack: ops that take it apart take its parts apart."""
     numbers = [arg.value for arg in equation.args[1:] if isinstance(arg, Literal)] or [0]
     one, is_known = kept[0], len(numbers) == max(len(equation.args) - 1, 1)
-    if equation.op.name not in _APART or not is_known or one is None or one.slices is None:
+    if equation.op not in facts.UNSTACKS or not is_known or one is None or one.slices is None:
         return None
     if numbers[0] % len(static_shape(one.type)) != 0:
         return None

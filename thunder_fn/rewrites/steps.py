@@ -67,7 +67,7 @@ class Patterns:
     def check(
         self, names: Sequence[str], types: Sequence[TensorType], what: str, most_dims: int | None, least_dims: int = 2
     ) -> None:
-        """Every pattern chooses something that has as many dims as a step takes.
+        """Check that every pattern chooses something that has as many dims as a step takes.
 
         Raises:
             RewriteError: one does not, which would leave weights as they are without a word.
@@ -135,7 +135,7 @@ class Calls:
 
 @memo(4096)
 def recast(kept: Representation, type: TensorType) -> Representation:
-    """Recast what is stored: the same parts, seen in another dtype."""
+    """Recast the parts: the same ones, seen in another dtype."""
     builder = TraceBuilder("decode")
     seen = inline_into(builder, kept.decode, tuple(map(builder.input, kept.part_types)))
     decode = builder.build(builder.add(TO_COPY, seen, (type,), kwargs=(("dtype", Literal(type.dtype)),)))
@@ -143,7 +143,9 @@ def recast(kept: Representation, type: TensorType) -> Representation:
 
 
 def in_precision(value: torch.Tensor, type: Any) -> torch.Tensor:
-    """A floating tensor in the dtype of a type: under autocast a call's result has not the dtype of what it is given."""
+    """A floating tensor in the dtype of a type: under autocast a call's result has another dtype than its
+    arguments.
+    """
     return value.to(type.dtype) if value.dtype.is_floating_point and isinstance(type, TensorType) else value
 
 
@@ -153,8 +155,8 @@ _NAMES = {LINEAR: ("input", "weight", "bias"), EMBEDDING: ("weight", "input", "p
 def operand_names(equation: Equation) -> tuple[str, ...] | None:
     """The parameter name of each operand of a linear layer or an embedding; None for a call with options of effect.
 
-    Those are options that are not None or False. Where an embedding's padding lies matters
-    to the gradient of its weight only, and parts such as codes have none.
+    Those are options that are not None or False. The place of an embedding's padding matters to the gradient of its
+    weight only, and parts such as codes have none.
     """
     names = _NAMES[equation.op.name]
     given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
@@ -173,7 +175,7 @@ def operand_names(equation: Equation) -> tuple[str, ...] | None:
 class Quantize:
     """The step of `quantize`: codes in place of the weights that a filter chooses.
 
-    With `training`, the weights stay what they are and computations see them rounded; gradients pass straight through.
+    With `training`, the weights stay as they are and computations see them rounded; gradients pass straight through.
     """
 
     scheme: Scheme

@@ -1,9 +1,9 @@
 """Weights split over ranks that work on one batch together: by columns, rows, vocabulary or sequence.
 
-Every rank computes its share of a layer. What a column layer computes stays a share (`shares.py`) through activation functions
-and heads, and a row layer takes it as it is: such a pair sends one sum forwards and one backwards. Where an op needs whole
-activations they are gathered. What crosses the border of a layer is in `crossings.py`. Which share is a rank's is a part,
-`w.rank`, so that all ranks run the same trace.
+Every rank computes its share of a layer. The result of a column layer stays a share (`shares.py`) through activation
+functions and heads, and a row layer takes it as it is. Such a pair sends one sum forwards and one backwards. If an op
+needs whole activations, they are gathered. The functions at the border of a layer are in `crossings.py`. The number
+of a rank's share is a part, `w.rank`, so that all ranks run the same trace.
 
 Sources: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
 """
@@ -121,7 +121,7 @@ class TensorParallel:
     of_weights: ClassVar[bool] = True
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Every pattern of the plan matches a parameter.
+        """Check that every pattern of the plan matches a parameter.
 
         Raises:
             RewriteError: one does not, which would leave weights whole without a word.
@@ -208,7 +208,7 @@ class _Layers:
         kept: tuple[Representation | None, ...],
         shape: tuple[int, ...],
     ) -> Trace:
-        """A layer on the parts of what it is given."""
+        """A layer on the parts of its operands."""
         precision = equation.outputs[0].type
 
         def call(*values: torch.Tensor) -> Any:
@@ -223,8 +223,9 @@ class _Layers:
         return traced_on_parts(call, equation, kept)
 
     def fits(self, equation: Equation, arguments: dict[str, Any], kept: tuple[Representation | None, ...]) -> bool:
-        """The weights are where weights belong, activations are whole or the shares of a row, and an embedding has no options
-        that change its weight."""
+        """Test whether the weights are where weights belong, activations are whole or the shares of a row, and an
+        embedding has no options that change its weight.
+        """
         places = {arg.index: name for name, arg in arguments.items() if isinstance(arg, Var)}
         weights = list[str | None]()
         for var, one in zip(equation.operands, kept, strict=True):
@@ -240,7 +241,9 @@ class _Layers:
         return all(not isinstance(arg, Literal) or not arg.value for arg in options)
 
     def takes(self, one: Representation, name: str | None) -> bool:
-        """The input of a row, of which this rank has what its share of the weight is multiplied with."""
+        """Test for the input of a row, of which this rank has the part that its share of the weight is multiplied
+        with.
+        """
         last = OnShares(self.group, len(static_shape(one.type)) - 1)
         return self.style == "row" and name == "input" and one.rule == last
 

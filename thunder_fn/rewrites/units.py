@@ -38,7 +38,7 @@ Together = Callable[[Any, Sequence[TensorType], Sequence[torch.Tensor]], list[to
 
 
 def then(rewrite: Rewrite, step: Step) -> Rewrite:
-    """A rewrite, and then a step on it. Where a step makes buckets of bytes, the whole function is what has parameters in common.
+    """A rewrite, and then a step on it. If a step makes buckets of bytes, the whole function is the unit.
 
     The function is one composite then, and the step's rule is asked about that.
     """
@@ -90,7 +90,7 @@ class InUnits:
         return alone(body, REGATHER) if self.step.zero == 3 and self.step.in_flight is None else body
 
     def whole(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace:
-        """The equation on shards: what it takes is made whole, then it runs."""
+        """The equation on shards: its parameters are made whole, then it runs."""
         builder = TraceBuilder(equation.body.name)
         given = _given(builder, equation.operands, kept)
         inside = equation.source and equation.source.within(equation.source.module)
@@ -160,8 +160,9 @@ def _companies(kept: Sequence[Representation | None]) -> list[list[int]]:
 
 
 def _buckets(body: Trace, kept: Sequence[Representation | None], most_bytes: int) -> list[list[int]]:
-    """The positions of shards that go together, in the order of first use, until whole they have more than so many bytes. What
-    nothing reads stays where it is, and has no gradient."""
+    """The positions of shards that go together, in the order of first use, until whole they have more than so many
+    bytes. Parameters that nothing reads stay where they are, and have no gradient.
+    """
     first: dict[int, int] = {}
     for at, equation in enumerate(body.equations):
         for var in equation.operands:
@@ -190,6 +191,6 @@ def _joined(rule: InUnits, types: tuple[TensorType, ...], parts: tuple[TensorTyp
 
 
 def is_block(equation: Equation) -> bool:
-    """A module in a list of modules, such as `layers.3`."""
+    """Test for a module in a list of modules, such as `layers.3`."""
     path = equation.source.module if equation.source else ""
     return path.rpartition(".")[2].isdigit()

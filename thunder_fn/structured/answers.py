@@ -1,7 +1,7 @@
 """Answers of a policy about the equations of a body, as values of its split forward.
 
-A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along; in the
-forward that it leaves, the marks are taken off again and say which values to keep.
+A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along. In
+the forward that it leaves, the marks are taken off again and say which values to keep.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Answers: TypeAlias = dict[int, Answer]
 def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:
     """Unfold the composites and calls of a body, and mark what the policy keeps.
 
-    It is asked about every equation: about a composite before what is in it.
+    It is asked about every equation: about a composite before its body.
     """
     builder = TraceBuilder(body.name)
     inputs = tuple(builder.input(type) for type in body.input_types)
@@ -64,7 +64,7 @@ def _marked(builder: TraceBuilder, value: Atom, answer: Answer) -> Atom:
 def unmark(flat: Trace) -> tuple[Trace, Answers]:
     """The trace without the answers, and the answers.
 
-    What a structured equation leaves for its own backward is kept if its results are.
+    Values that a structured equation leaves for its own backward are kept if its results are.
     """
     env: dict[int, Var] = {}
     answers: Answers = {}

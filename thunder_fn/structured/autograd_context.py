@@ -66,7 +66,7 @@ class Context:
 
     @property
     def materializes(self) -> bool:
-        """Absent cotangents and tangents are zeros."""
+        """Tell whether absent cotangents and tangents are zeros."""
         return self._materialize
 
     def constants_among(self, outputs: Sequence[Any]) -> tuple[bool, ...]:

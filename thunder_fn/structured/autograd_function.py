@@ -1,14 +1,14 @@
 """`torch.autograd.Function` inside a traced function: a custom_vjp equation whose rule is the user's class.
 
 The primal body is `forward`; fwd is `forward` with what it leaves in the context as residuals (saved tensors and
-tensors among the context's attributes; other attributes stay Python values); bwd is `backward`. Gradients are cast and
-summed to the type of their input, as PyTorch does. A class with a `vmap` staticmethod is batched by it, others by
-batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates what
-`forward` does.
+tensors among the context's attributes; other attributes stay Python values); bwd is `backward`. Gradients are cast
+and summed to the type of their input, as PyTorch does. A class with a `vmap` staticmethod is batched by it, others by
+batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates
+`forward`.
 
-A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose new
-values are then written to the arguments. Where a call cannot be a custom_vjp (it changes what it does not say) it stays
-what PyTorch makes of it.
+A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose
+new values are then written to the arguments. A call that cannot be a custom_vjp, because it changes more than it
+says, is left to PyTorch.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ class FunctionCall(Call):
 
     @property
     def has_vmap(self) -> bool:
-        """The class has a batching rule of its own."""
+        """Test whether the class has a batching rule of its own."""
         return self.function.vmap is not torch.autograd.Function.vmap
 
     @property
     def has_jvp(self) -> bool:
-        """The class has a forward derivative of its own."""
+        """Test whether the class has a forward derivative of its own."""
         return self.function.jvp is not torch.autograd.Function.jvp
 
     @property
     def has_setup(self) -> bool:
-        """`forward` takes no context, `setup_context` fills it."""
+        """Test whether `forward` takes no context, `setup_context` fills it."""
         return internals.has_setup_context(self.function)
 
     def __hash__(self) -> int:
@@ -146,7 +146,7 @@ class FunctionCall(Call):
         return output, context
 
     def primal(self, *tensors: Any) -> Any:
-        """`forward`; what has no gradient is cut off."""
+        """`forward`; results without a gradient are cut off."""
         output, context = self.run(tensors)
         return _map_outputs(output, context)
 
@@ -222,7 +222,7 @@ class ExtendedCall(FunctionCall):
 
     @property
     def has_vmap(self) -> bool:
-        """The class's own rule knows the results only."""
+        """Test whether the class's own rule knows the results only."""
         return False
 
     def primal(self, *tensors: Any) -> Any:
@@ -390,7 +390,9 @@ def _with_dims(equation: Equation, dims: Sequence[int | None]) -> Equation:
 
 
 def is_internal(cls: Any) -> bool:
-    """A part of autograd's own machinery or of ours, whose derivative is what it records; not one that torch.vmap has batched."""
+    """Test for a part of autograd's own machinery or of ours, whose derivative is what it records; not one that
+    torch.vmap has batched.
+    """
     internal = ("thunder_fn.", *internals.OF_AUTOGRAD)
     return cls.__module__.startswith(internal) and not cls.__name__.startswith("Vmapped")
 

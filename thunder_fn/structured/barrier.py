@@ -1,10 +1,10 @@
-"""barrier: an identity that keeps what is behind it apart from what is in front.
+"""barrier: an identity that keeps equations behind it apart from those in front.
 
     y = thunder_fn.barrier.default(x, "f_backward")
 
-Where a checkpoint is lowered, its operands pass through it. So nothing that makes equal things once, here or in a
-compiler of FX graphs, can merge what a checkpoint computes again with what was computed before. The name tells apart
-the sides; in a program it is another name for the same tensor.
+The operands of a lowered checkpoint pass through it. So no cse, here or in a compiler of FX graphs, can merge the
+recomputation of a checkpoint with the forward. The name tells apart the sides; in a program it is another name for
+the same tensor.
 
 Source: XLA's optimization-barrier, with which jax.checkpoint does the same.
 """

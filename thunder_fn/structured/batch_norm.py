@@ -1,4 +1,4 @@
-"""Batch norm with `momentum=None` inside a traced function: the mean over all batches, whose number is found in data.
+"""Batch norm with `momentum=None` inside a traced function: the mean over all batches, whose number is unbacked.
 
 PyTorch's module asks for that number as a Python number, and its op takes momentum as one. Here the op gives the statistics
 of the batch, and traced ops put these into the running ones.

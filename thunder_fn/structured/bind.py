@@ -1,6 +1,6 @@
 """Recording a structured equation, also inside the transforms of torch.func.
 
-On tracers, followed by autograd or not, the equation is recorded as it is (`capture/apply.py`). Where a torch.func
+On tracers, followed by autograd or not, the equation is recorded as it is (`capture/apply.py`). If a torch.func
 transform has wrapped an operand, the equation becomes a `torch.autograd.Function` whose rules are the interpreters':
 backward is `vjp`, jvp is `push_forward`, vmap is `batch`. So torch.func inside a traced function sees through it.
 """

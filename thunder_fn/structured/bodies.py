@@ -236,7 +236,7 @@ def tensor_type(type: Type) -> TensorType:
 def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     """Tell for each variable by index whether it is the same in every step if these inputs are.
 
-    Random numbers never are, and what is computed with a number that a step finds in data is taken for another each time.
+    Random numbers never are, and values computed with an unbacked number of a step count as different each time.
     """
     flags = [*fixed, *(True for _ in trace.constants)]
     found = finders(trace)
@@ -258,7 +258,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def described_function(function: Callable[..., Any]) -> str:
-    """The name and line of a user's function, for errors; of what it stands for, if it is a wrapper."""
+    """The name and line of a user's function, for errors; those of the wrapped function, if it is a wrapper."""
     function = inspect.unwrap(function)
     code, name = getattr(function, "__code__", None), function_name(function)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name

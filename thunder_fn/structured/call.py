@@ -2,12 +2,12 @@
 
     outputs = call(*operands, name=..., options=...)      one body, on the operands
 
-The body is what the inner `jit` traced, its own transforms applied, closed. `options` are the inner function's; nothing
-here looks at them: an executor that meets the equation reads which executors the inner function was given, and unfolds
-the body where they are its own.
+The body is what the inner `jit` traced, its own transforms applied, closed. `options` are the inner function's, and
+nothing here looks at them. An executor that meets the equation reads the inner function's executors, and unfolds the
+body if they are its own.
 
-Law: a call computes what its body computes, and every transform of it is a call, with the same name and options, of the
-transformed body.
+Law: a call computes its body, and every transform of it is a call, with the same name and options, of the transformed
+body.
 
 Source: JAX's `jit` primitive.
 """
@@ -49,7 +49,7 @@ def call_options(equation: Equation) -> tuple[str, Hashable]:
 
 @CHECK.rule("call")
 def call_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types; there are a name and options."""
+    """Check one body on the operands whose types the outputs have, a name, and options."""
     if [key for key, _ in equation.kwargs] != ["name", "options"]:
         raise InvalidTrace(located("call: takes name= and options=", source=equation.source))
     wrapper_check_rule(equation)

@@ -109,7 +109,9 @@ class Call:
 
 
 def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> None:
-    """A rule speaks of the arguments, the first `count` operands; derivatives for what the function closes over would be lost."""
+    """Check that the function closes over nothing that is differentiated: a rule speaks of the arguments, the first
+    `count` operands, only.
+    """
     if not any(active[count:]) or getattr(call, "ignores_closures", False):
         return
     primal = equation.bodies[0]
@@ -177,7 +179,7 @@ def _positional(function: Any, signature: inspect.Signature | None, args: Any, k
 def captured_bodies(
     op: str, functions: Sequence[Callable[..., Any]], examples: Sequence[Sequence[Any]]
 ) -> list[Captured]:
-    """Capture functions of tensors, none of which may write to what it is given."""
+    """Capture functions of tensors, none of which may write to its arguments."""
     found: list[Captured] = []
     for function, tensors in zip(functions, examples, strict=True):
         found.append(capture(function, tuple(tensors)))
@@ -331,7 +333,7 @@ def check_same_result(primal: Captured, other: Captured, where: str) -> None:
 
 
 def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
-    """A derivative of what is done with the tensors may be taken."""
+    """Test whether a derivative of a computation with the tensors may be taken."""
     return torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
 
 

@@ -76,7 +76,9 @@ def add_carry_at(
 
 @CHECK.rule("carry_at")
 def carry_at_check_rule(equation: Equation) -> None:
-    """The body takes consts and carry and gives the carry's types; the index is an int64, or one for each example."""
+    """Check that the body takes consts and carry and gives the carry's types, and that the index is an int64, or one
+    for each example.
+    """
     index, *operands = equation.operands
     check_operands(equation, tuple(operands), equation.body)
     check_types(equation, equation.body.output_types, "the body gives")
@@ -112,7 +114,7 @@ class History:
         return self.carries[max(index, 0)]
 
     def forget_after(self, index: int) -> None:
-        """A backward asks for earlier carries from now on."""
+        """Forget later carries: a backward asks for earlier ones from now on."""
         del self.carries[max(index, 0) + 1 :]
 
 

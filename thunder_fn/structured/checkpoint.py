@@ -2,11 +2,11 @@
 
     outputs = checkpoint(*operands, policy=policy)      one body, on the operands
 
-The equation survives every transform, its body transformed, until lowering. Its backward is a `checkpoint` too: an
-equation whose body first computes the residuals again, from the operands and the values that the policy keeps, and then
-pulls back. Bodies are closed and cse works on each by itself, so nothing can merge the recomputation with the forward;
-dce cannot drop it, as the gradients need it. Random equations never run again: the policy's choice is completed by the
-fewest bytes that make that so (`remat.py`).
+The equation survives every transform, its body transformed, until lowering. Its backward is a `checkpoint` too. The
+body of that first computes the residuals again, from the operands and the values that the policy keeps, and then
+pulls back. Bodies are closed and cse works on each by itself, so nothing can merge the recomputation with the
+forward. dce cannot drop it, as the gradients need it. Random equations never run again: the policy's choice is
+completed by the fewest bytes that make that so (`remat.py`).
 
 Source: jax.checkpoint for the semantics; JAX.
 """
@@ -58,7 +58,7 @@ CHECKPOINT = Op("structured", "checkpoint")
 
 @CHECK.rule("checkpoint")
 def checkpoint_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types; the policy is one."""
+    """Check one body on the operands whose types the outputs have, and the policy."""
     wrapper_check_rule(equation)
     check_policy(policy_of(equation))
 
@@ -75,7 +75,7 @@ def policy_of(equation: Equation) -> Policy:
 
 @EVALUATE.rule("checkpoint")
 def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: Any) -> tuple[Any, ...]:
-    """Run the body; inside a capture, record the equation. Where values are cheap to have again, autograd is told so."""
+    """Run the body; inside a capture, record the equation. If values are cheap to have again, autograd is told so."""
     recorder, (body,) = current(), bodies
     if recorder is None and isinstance(policy, AllBut):
         plain = lambda: evaluate(body, operands)
@@ -95,7 +95,7 @@ def alone(body: Trace, policy: Policy) -> Trace:
 
 @VJP.rule("checkpoint")
 def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """The forward keeps what the policy says; the backward computes the rest again."""
+    """The forward keeps the values that the policy chooses; the backward computes the rest again."""
     return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
 
 
@@ -103,7 +103,7 @@ def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split a body for reverse mode, once for each distinct body, policy and question.
 
-    Where values are to be chosen, the body is unfolded first; where there are none to choose, it keeps its structure.
+    If values are to be chosen, the body is unfolded first; otherwise it keeps its structure.
     """
     split = split_vjp(_marked(body, policy), wanted_inputs, wanted_outputs)
     flat, answers = unmark(split.forward)
@@ -112,7 +112,9 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
 
 def _marked(body: Trace, policy: Policy) -> Trace:
-    """The body, unfolded and with marks on what the policy keeps, where it is asked about single equations."""
+    """The body, unfolded and with marks on the values that the policy keeps, where it is asked about single
+    equations.
+    """
     if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
     marked = mark(body, policy)
@@ -149,7 +151,7 @@ def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Se
 
 @LOWER.rule("checkpoint")
 def checkpoint_lower_rule(equation: Equation) -> Trace:
-    """The body behind a barrier: what it computes is never taken from what was computed before."""
+    """The body behind a barrier: its values are never taken from earlier equations."""
     return behind_barrier(equation.body)
 
 
@@ -158,7 +160,9 @@ def checkpoint_lower_rule(equation: Equation) -> Trace:
 
 @PARTIAL_EVAL.rule("checkpoint")
 def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
-    """The first half keeps what the policy says; the second computes the rest again, from the known operands."""
+    """The first half keeps the values that the policy chooses; the second computes the rest again, from the known
+    operands.
+    """
     policy, count = policy_of(equation), sum(flags)
     first, second = partial_eval(_marked(equation.body, policy), known, flags)
     flat, answers = unmark(inline(first))

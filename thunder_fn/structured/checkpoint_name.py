@@ -34,7 +34,7 @@ def name_of(equation: Equation) -> str | None:
 
 @CHECK.rule("checkpoint_name")
 def name_check_rule(equation: Equation) -> None:
-    """One operand; the output has its type."""
+    """Check for one operand whose type the output has."""
     check_types(equation, tuple(var.type for var in equation.operands), "the operand is")
 
 
@@ -106,7 +106,7 @@ FREE_TYPES.enter(True, "checkpoint_name")
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
-    """x, with a name that checkpoint policies and `saved_residuals` know it by.
+    """Name a value for checkpoint policies and `saved_residuals`.
 
     Law: ``checkpoint_name(x, n)`` is x.
 

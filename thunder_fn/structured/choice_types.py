@@ -1,9 +1,9 @@
-"""The types of what a choice gives, where branches find sizes and numbers in data.
+"""The types of a choice's results, where branches find unbacked sizes and numbers.
 
     v5: f32[u2] = cond(v4, v0)      true gives f32[u0], false f32[u1]
 
-A size that one branch at least finds in data is a size of its own for the equation, which binds it. Results whose sizes
-are the same ones in every branch share it, so that what is added up in a branch can be added up behind it.
+A size that is unbacked in one branch at least is a size of its own for the equation, which binds it. Results whose
+sizes are the same ones in every branch share it, so that sums in a branch may go on behind it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Name = Callable[[Sizes, Type], Expr]
 
 
 def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:
-    """The branches' result types, with names for the sizes and numbers that a branch finds in data."""
+    """The branches' result types, with names for the unbacked sizes and numbers of a branch."""
     has_name = _has_name(bodies)
     columns = zip(*(body.output_types for body in bodies), strict=True)
     return tuple(
@@ -40,7 +40,9 @@ def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:
 
 
 def agree(column: Sequence[Type], bodies: Sequence[Trace]) -> bool:
-    """The results of the branches in one place can be results of a choice: they differ in what is found in data only."""
+    """Test whether the results of the branches in one place can be results of a choice: they differ in unbacked sizes
+    and numbers only.
+    """
     has_name, first = _has_name(bodies), column[0]
     if any(_kind(type) != _kind(first) for type in column):
         return False
@@ -48,7 +50,7 @@ def agree(column: Sequence[Type], bodies: Sequence[Trace]) -> bool:
 
 
 def _kind(type: Type) -> object:
-    """A type without its sizes. Which of two flags a flag is, is no number that a symbol could be."""
+    """A type without its sizes. The choice between two flags is no number that a symbol could be."""
     match type:
         case TensorType():
             return type.dtype, type.device, len(type.shape)
@@ -95,7 +97,7 @@ def _with_sizes(type: Type, sizes: Sequence[Dim | None]) -> Type:
 
 
 def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodies) -> None:
-    """The branches return the same structure with the same types and equal static values."""
+    """Check that the branches return the same structure with the same types and equal static values."""
     first = bodies.captured[0]
     for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
         names = f"{described_function(functions[0])} and {described_function(function)}"

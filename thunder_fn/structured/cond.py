@@ -7,8 +7,8 @@ Semantics: JAX; the signature of `cond` is torch.cond's. Results share no memory
 operands. Both are one op with a chosen branch: cond's number
 is 0 for true and 1 for false.
 
-Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects; what a branch reads is
-replaced by zeros for the examples that do not take it, so that no NaN of theirs reaches a gradient.
+Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects. A branch reads zeros for
+the examples that do not take it, so that no NaN of theirs reaches a gradient.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ LOOP = (("batched", Literal("loop")),)
 
 @CHECK.rule("cond", "switch")
 def cond_check_rule(equation: Equation) -> None:
-    """A scalar choice, bodies on the operands, equal output types."""
+    """Check for a scalar choice, bodies on the operands, and equal output types."""
     choice, *operands = equation.operands
     if not isinstance(choice.type, TensorType) or choice.type.shape != ():
         raise TraceTypeError(
@@ -193,7 +193,7 @@ def _passed_through(equation: Equation, index: int) -> int | None:
 def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """A scan over the examples, each of which runs the one branch that it takes."""
     for body in equation.bodies:
-        batch(body, batched[1:], size, randomness)  # which refuses random numbers where they are not allowed
+        batch(body, batched[1:], size, randomness)  # refuses random numbers where they are not allowed
         if randomness == "same" and is_kept(equation):
             return _select(equation, batched, size, randomness)
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
@@ -268,7 +268,7 @@ FREE_TYPES.enter(True, "cond", "switch")
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = (), *, batched: str = "select"
 ) -> Any:
-    """`true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
+    """Run `true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
 
     Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without NaN gradients from
     the branch that is not taken.
@@ -296,7 +296,7 @@ def cond(
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (), *, batched: str = "select") -> Any:
-    """`branches[index](*operands)`, the index clamped into range.
+    """Run `branches[index](*operands)`, with the index clamped into range.
 
     Law: ``switch(i, fs, xs) == fs[min(max(i, 0), len(fs) - 1)](*xs)``. Otherwise as `cond`.
 

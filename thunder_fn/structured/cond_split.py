@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from thunder_fn import ops
-from thunder_fn.capture.decided import ASSERT
 from thunder_fn.constraints import equality, names_of, renamed
 from thunder_fn.interpreters.vjp import split_vjp, zeros
 from thunder_fn.ir import inline_into
@@ -113,7 +112,7 @@ def _resized(builder: TraceBuilder, value: Var, type: Type) -> Var:
     for known, size in zip(value.type.shape, type.shape, strict=True):
         if known != size:
             relation = equality(known, size)
-            builder.add(ASSERT, (Literal(relation), Literal(f"cond: {relation} does not hold")), ())
+            builder.add(ops.ASSERT, (Literal(relation), Literal(f"cond: {relation} does not hold")), ())
     return builder.add(ops.RESHAPE, (value, tuple(map(Literal, type.shape))), (type,))[0]
 
 

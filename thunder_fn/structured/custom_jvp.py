@@ -11,8 +11,8 @@ with one tangent for each differentiable tensor of the arguments and one for eac
 custom_vjp, the second body is there if it could be captured with the call; a rule that calls the function itself is
 captured when a derivative asks for it.
 
-Reverse mode transposes the rule: it is linear in the tangents, so it is split into what needs no tangents, which runs
-forward, and a linear rest, whose vjp is the backward. vmap batches both bodies.
+Reverse mode transposes the rule, which is linear in the tangents. The rule is split into a part without tangents,
+which runs forward, and a linear rest, whose vjp is the backward. vmap batches both bodies.
 
 Source: jax.custom_jvp for the semantics.
 """
@@ -58,7 +58,7 @@ CUSTOM_JVP = Op("structured", "custom_jvp")
 
 @CHECK.rule("custom_jvp")
 def custom_jvp_check_rule(equation: Equation) -> None:
-    """The primal body on the operands; the jvp, where it is there, fits it."""
+    """Check the primal body on the operands, and that the jvp, where it is there, fits it."""
     check_operands(equation, equation.operands, equation.bodies[0])
     check_types(equation, equation.bodies[0].output_types, "the body gives")
     if len(equation.bodies) == 1:
@@ -260,10 +260,10 @@ DCE.enter(keep_all, "custom_jvp")
 
 
 class JvpCall(Call):
-    """A call of a `custom_jvp` function, and what its rule does with it."""
+    """A call of a `custom_jvp` function, and the use of its rule."""
 
     def primal(self, *tensors: Any) -> Any:
-        """The function."""
+        """Call the function."""
         return self.function.f(*self.args(tensors))
 
     def jvp(self, primal: Captured, tensors: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -296,8 +296,8 @@ class custom_jvp:
         nondiff_argnums: arguments that are static, such as numbers and functions. They come first in the rule.
 
     Then `f.defjvp(rule)`: `rule(primals, tangents)` returns `(output, tangent)`. Both arguments are tuples with one
-    entry for each argument of f. The tangents of what is no floating tensor are None, as may be what the rule returns
-    for a tangent that is zero. The rule must be linear in the tangents.
+    entry for each argument of f. The tangents of values that are no floating tensors are None, and so may be the
+    rule's result for a zero tangent. The rule must be linear in the tangents.
 
     Raises:
         CustomRuleError: f has no rule where one is needed, the rule returns something that does not fit f, or f closes
@@ -333,7 +333,7 @@ class custom_jvp:
 
     @property
     def has_rule(self) -> bool:
-        """`defjvp` has been called."""
+        """Test whether `defjvp` has been called."""
         return self._rule is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Reverse mode of a jvp that a user wrote: the transpose of what is linear in the tangents."""
+"""Reverse mode of a user's jvp: the transpose of its linear part."""
 
 from __future__ import annotations
 

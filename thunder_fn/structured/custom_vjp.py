@@ -9,7 +9,7 @@ The operands are the tensors of the arguments, then what the functions close ove
     bwd:    residuals, cotangents, closures -> gradients
 
 with one cotangent for each differentiable output; `gradients` says for each tensor of the arguments which gradient is
-its own, None for zero. fwd and bwd are captured with the call where they can be. Where they cannot (fwd calls the
+its own, None for zero. fwd and bwd are captured with the call where they can be. If they cannot (fwd calls the
 function itself, as fwd usually does, or one of them fails to trace), only the primal body is there, and they are
 captured when a derivative asks for them.
 
@@ -67,7 +67,7 @@ CUSTOM_VJP = Op("structured", "custom_vjp")
 
 @CHECK.rule("custom_vjp")
 def custom_vjp_check_rule(equation: Equation) -> None:
-    """The primal body on the operands; fwd and bwd, where they are there, fit it and each other."""
+    """Check the primal body on the operands, and that fwd and bwd, where they are there, fit it and each other."""
     primal, *rest = equation.bodies
     check_operands(equation, equation.operands, primal)
     check_types(equation, primal.output_types, "the body gives")
@@ -317,7 +317,7 @@ class custom_vjp:
 
     @property
     def has_rule(self) -> bool:
-        """`defvjp` has been called."""
+        """Test whether `defvjp` has been called."""
         return self._rule is not None
 
     @property

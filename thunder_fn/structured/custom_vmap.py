@@ -4,7 +4,7 @@
 
 The operands are the tensors of the arguments, then what the function closes over. vmap captures the rule for the
 operands that are batched; what it closes over become constants. A batch of batches asks the rule once, for the inner
-vmap, and batches what it did.
+vmap, and batches its result.
 
 Derivatives are those of the function, so that vmap of a gradient batches the gradient's own ops; the gradient of a vmap
 differentiates the rule.
@@ -44,7 +44,7 @@ CUSTOM_VMAP = Op("structured", "custom_vmap")
 
 @CHECK.rule("custom_vmap")
 def custom_vmap_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types."""
+    """Check one body on the operands whose types the outputs have."""
     check_operands(equation, equation.operands, equation.body)
     check_types(equation, equation.body.output_types, "the body gives")
 
@@ -66,13 +66,13 @@ def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options
 
 @JVP.rule("custom_vmap")
 def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The function's."""
+    """Return the function's own rule."""
     return push_forward(equation.body, active)
 
 
 @VJP.rule("custom_vmap")
 def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """The function's."""
+    """Return the function's own rule."""
     return split_vjp(equation.body, wanted_inputs, wanted_outputs)
 
 
@@ -119,7 +119,7 @@ def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim) -
 
 @LOWER.rule("custom_vmap")
 def custom_vmap_lower_rule(equation: Equation) -> Trace:
-    """The function."""
+    """Return the function's body."""
     return equation.body
 
 
@@ -130,10 +130,10 @@ DCE.enter(keep_all, "custom_vmap")
 
 
 class VmapCall(Call):
-    """A call of a `custom_vmap` function, and what its rule does with it."""
+    """A call of a `custom_vmap` function, and the use of its rule."""
 
     def primal(self, *tensors: Any) -> Any:
-        """The function."""
+        """Call the function."""
         return self.function.f(*self.args(tensors))
 
     def vmap(

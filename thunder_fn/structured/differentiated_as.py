@@ -2,8 +2,8 @@
 
     outputs = differentiated_as(*operands)      bodies: computed, differentiated      on the operands
 
-Both bodies give the same values. PyTorch's first derivative of some ops reads what the op has saved (the factors of a
-matrix, say), of which no derivative is known, and so it cannot be differentiated again; with `create_graph=True` PyTorch
+Both bodies give the same values. PyTorch's first derivative of some ops reads saved values, such as the factors of a
+matrix, of which no derivative is known. So it cannot be differentiated again. With `create_graph=True` PyTorch
 computes it from the arguments. A rule that `derive.py` makes of such an op has both ways.
 """
 
@@ -61,7 +61,7 @@ def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) ->
 
 @VMAP.rule("differentiated_as")
 def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """The same op on both bodies' batches."""
+    """Return the op on both bodies' batches."""
     done = [batch(body, batched, size, randomness) for body in equation.bodies]
     flags = tuple(any(column) for column in zip(*(own for _, own in done), strict=True))
     bodies = tuple(batched_outputs(trace, own, flags, size) for trace, own in done)

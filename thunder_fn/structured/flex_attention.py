@@ -1,8 +1,8 @@
 """flex_attention inside a traced function: attention by its definition, made of traced ops.
 
-PyTorch's own eager definition runs in place of its higher-order op: the scores, the user's `score_mod` and `mask_mod`
-batched over index tensors by vmap, a softmax that is safe for rows without entries. So every transform knows it, and
-captured tensors in the user's functions have gradients like any others.
+PyTorch's own eager definition runs in place of its higher-order op. It computes the scores, the user's `score_mod`
+and `mask_mod` batched over index tensors by vmap, and a softmax that is safe for rows without entries. So every
+transform knows it, and captured tensors in the user's functions have gradients like any others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ divert("flex_attention index", _index)
 
 
 def _no_warning(*args: Any, **kwargs: Any) -> None:
-    """PyTorch warns that its eager definition is slow; here it is not what runs."""
+    """Silence PyTorch's warning that its eager definition is slow; here it is not what runs."""
 
 
 divert("flex_attention warning", _no_warning)

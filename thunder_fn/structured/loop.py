@@ -46,7 +46,7 @@ class Loop:
         return {name: getattr(self, name) for name in ("num_consts", "num_carry", "length", "reverse", "unroll")}
 
     def parts(self, operands: Sequence[T]) -> Parts[T]:
-        """Operands, or what is known of each, as those of the consts, the carries and the xs."""
+        """Operands, or facts about each, as those of the consts, the carries and the xs."""
         first, second = self.num_consts, self.num_consts + self.num_carry
         return tuple(operands[:first]), tuple(operands[first:second]), tuple(operands[second:])
 

@@ -49,7 +49,7 @@ def scan(
     unroll: int | bool = 1,
     checkpoint: str | None = None,
 ) -> tuple[Any, Any]:
-    """A loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
+    """Loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
 
     Law: equals the Python loop that collects the ys, under every transform.
 
@@ -160,7 +160,7 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
         kind = "a Tensor" if isinstance(result, Tensor) else kind_of(result)
         what = f"{len(result)} values" if isinstance(result, (tuple, list)) else kind
         what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
-        raise TraceTypeError(located(what, source=user_source(), fix="Where there is no y, return `(carry, None)`."))
+        raise TraceTypeError(located(what, source=user_source(), fix="Return `(carry, None)` if there is no y."))
     return result[0], result[1]
 
 
@@ -169,7 +169,7 @@ def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
 
 
 def check_stackable(op: str, function: Callable[..., Any], result: Any, name: str, fix: str) -> None:
-    """Raise unless all leaves of a result are tensors; names the first that is none."""
+    """Raise unless all leaves of a result are tensors; names the first other leaf."""
     for path, leaf in zip(pytree.paths(result, name), pytree.flatten(result)[0], strict=True):
         if not isinstance(leaf, (Tensor, TypeText)):
             what = f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be stacked"
@@ -178,7 +178,7 @@ def check_stackable(op: str, function: Callable[..., Any], result: Any, name: st
 
 
 def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, name: str = "carry") -> None:
-    """Raise unless a carry keeps its structure and the types of its leaves; names what does not.
+    """Raise unless a carry keeps its structure and the types of its leaves; names the leaf that does not.
 
     A number may become another of its type, or a scalar tensor.
     """
@@ -207,13 +207,13 @@ def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, 
 
 
 def _is_moved(old: Any, new: Any) -> bool:
-    """A number that is another of its type, or a scalar tensor, after a step."""
+    """Test for a number that is another of its type, or a scalar tensor, after a step."""
     is_scalar = (isinstance(new, Tensor) and new.ndim == 0) or (isinstance(new, TypeText) and new.endswith("[]"))
     return isinstance(old, (bool, int, float)) and (is_scalar or type(new) is type(old))
 
 
 def with_moving_numbers(init: Any, capture: Callable[[Any], tuple[R, Any]]) -> tuple[Any, R]:
-    """The first carry with tensors for the numbers that a step changes, and what capture gives for it.
+    """The first carry with tensors for the numbers that a step changes, and its capture.
 
     Args:
         capture: from a first carry to a result, and the carry after a step, with `TypeText` for tensors.
@@ -343,7 +343,7 @@ def _run_in_blocks(
 
 
 def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1) -> Any:
-    """`for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
+    """Run `for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
 
     Law: equals the Python loop, under every transform.
 

@@ -46,7 +46,7 @@ class OpaqueCall(Protocol):
         ...
 
     def run(self, *operands: Any) -> tuple[Any, ...]:
-        """The outputs."""
+        """Compute the outputs."""
         ...
 
 
@@ -58,7 +58,7 @@ def call_of(equation: Equation) -> OpaqueCall:
 
 @CHECK.rule("opaque")
 def opaque_check_rule(equation: Equation) -> None:
-    """The outputs have the call's types."""
+    """Check that the outputs have the call's types."""
     if tuple(var.type for var in equation.outputs) != call_of(equation).types:
         raise InvalidTrace(located(f"opaque: the results of {call_of(equation).name} have other types"))
 

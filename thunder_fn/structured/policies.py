@@ -1,7 +1,7 @@
 """Checkpoint policies: which values of the forward are kept for the backward.
 
-A policy is a function of an equation. It answers True or "save", False or "recompute", or "offload" (keep the value in
-the CPU's memory). It is asked about each equation of the checkpointed function: about a composite before what is in it.
+A policy is a function of an equation. It answers True or "save", False or "recompute", or "offload" (keep the value
+in the CPU's memory). It is asked about each equation of the checkpointed function: about a composite before its body.
 `budget` is another kind: it sees all equations at once and chooses.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypeAlias
 
+from thunder_fn import facts
 from thunder_fn.errors import CheckpointError, kind_of, located
 from thunder_fn.pretty import format_equation
 from thunder_fn.structured.checkpoint_name import name_of
@@ -19,29 +20,6 @@ from thunder_fn.trace import Equation, Trace
 
 Answer: TypeAlias = Choice["save", "recompute", "offload"]
 Policy: TypeAlias = "Callable[[Equation], bool | Answer] | Budget | AllBut | Selective"
-
-MATMULS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *(
-            "mm.default",
-            "bmm.default",
-            "addmm.default",
-            "baddbmm.default",
-            "addbmm.default",
-            "mv.default",
-            "addmv.default",
-        ),
-        *(
-            "dot.default",
-            "vdot.default",
-            "linear.default",
-            "matmul.default",
-            "_scaled_mm.default",
-            "_grouped_mm.default",
-        ),
-    )
-)
 
 
 def nothing_saveable(equation: Equation) -> bool:
@@ -56,7 +34,7 @@ def everything_saveable(equation: Equation) -> bool:
 
 def matmuls_saveable(equation: Equation) -> bool:
     """Keep the results of matrix products, which are dear, and compute the cheap rest again."""
-    return equation.op.name in MATMULS
+    return equation.op in facts.MATMULS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +66,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class AllBut:
-    """Keep whatever the backward reads, except what is computed from the results of some ops alone.
+    """Keep whatever the backward reads, except values computed from the results of some ops alone.
 
     For values that are cheap to have again, and all that follows from nothing else: a gathered weight, its transpose.
-    `arrange` is what is done to the body of a backward, a trace that computes the same in another order.
+    `arrange` reorders the body of a backward.
     """
 
     ops: frozenset[str]
@@ -132,8 +110,8 @@ class checkpoint_policies:
     def budget(budget_bytes: int) -> Budget:
         """Keep at most so many bytes for each checkpointed call, besides its inputs and what random numbers need.
 
-        The choice is a minimum cut between what is kept and what is computed again, at the price of memory that meets
-        the budget; what is left of the budget goes to the values that save most computation for their bytes.
+        The choice is a minimum cut between kept and recomputed values, at the price of memory that meets the budget.
+        The rest of the budget goes to the values that save most computation for their bytes.
         """
         if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int) or budget_bytes < 0:
             raise CheckpointError(f"checkpoint_policies.budget: a number of bytes, not {budget_bytes!r}")

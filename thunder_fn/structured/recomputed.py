@@ -1,7 +1,8 @@
-"""Halves of a split whose backward computes some residuals again, from what is kept: a checkpoint's, and a loop's.
+"""Halves of a split whose backward computes some residuals again, from kept values: a checkpoint's, and a loop's.
 
-What a checkpoint computes again a policy says. A loop stacks what its steps keep and a choice keeps it in slots that
-its branches share, so neither has a place for what has another size in each step, or is no tensor: `found_again`.
+The policy of a checkpoint says what is computed again. A loop stacks the residuals of its steps, and a choice keeps
+them in slots that its branches share. So neither has a place for values of another size in each step, or for numbers:
+`found_again`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def places_of(plan: Recomputation, kept: Kept, flat: Trace, count: int) -> tuple
 
 
 def forward_keeping(flat: Trace, count: int, stored: Kept) -> Trace:
-    """The body, and then what is kept, in the memory that was chosen."""
+    """The body, and then the kept values, in the chosen memory."""
     builder = TraceBuilder(flat.name)
     trace = cut(flat, outputs=(*flat.outputs[:count], *(var for var, _ in stored)), name="program")
     inputs = tuple(builder.input(type) for type in flat.input_types)
@@ -108,9 +109,10 @@ def _stored_type(type: Type) -> Type:
 
 
 def found_again(split: Split, op: str) -> Split:
-    """The split whose backward finds again what its forward found in data, and computes what has a size that was found.
+    """The split whose backward finds the unbacked sizes of its forward again, and computes the values of these sizes.
 
-    Law: forward and backward give what those of the split do. Every residual is a tensor whose size is known beforehand.
+    Law: forward and backward compute the same as those of the split. Every residual is a tensor whose size is known
+    beforehand.
 
     Raises:
         MissingRule: random numbers are among what would be computed again.

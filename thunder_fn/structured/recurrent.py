@@ -1,4 +1,4 @@
-"""`nn.GRU` and `nn.RNN` of packed sequences inside a capture: the size of the batch is found in data."""
+"""`nn.GRU` and `nn.RNN` of packed sequences inside a capture: the size of the batch is unbacked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thunder_fn.capture.lookasides import divert, original_of
 def check_forward_args(
     module: Any, input: torch.Tensor, hidden: torch.Tensor, batch_sizes: torch.Tensor | None
 ) -> None:
-    """The module's own check, which asks for the batch size as a number of Python's; here the program checks it."""
+    """Check like the module, which asks for the batch size as a number of Python's; here the program checks it."""
     if batch_sizes is None:
         original_of(internals.higher_order_function("recurrent arguments"))(module, input, hidden, batch_sizes)
         return

@@ -1,10 +1,10 @@
 """Rematerialisation: which residuals of a forward are kept, and the trace that computes the others again.
 
-Given the forward of a split and the values that its backward reads, everything here is a question of graphs:
-`recompute` walks back from those values to what is kept; `cheapest_cut` chooses what to keep.
+Given the forward of a split and the values that its backward reads, everything here is a question of graphs.
+`recompute` walks back from those values to the kept ones; `cheapest_cut` chooses the values to keep.
 
-A value that comes from random numbers is never drawn again. What is kept in its place is again a choice: the cut with
-the fewest bytes, which are never more than the backward reads, as keeping just that is one of the cuts.
+A value that comes from random numbers is never drawn again. The values kept in its place are again a choice: the cut
+with the fewest bytes. These are never more than the backward reads, as keeping just that is one of the cuts.
 
 Source: T. Chen et al., "Training deep nets with sublinear memory cost", 2016; P. Jain et al., "Checkmate", 2020;
 the minimum cut follows min_cut_rematerialization_partition of functorch.
@@ -28,7 +28,7 @@ PRICES = range(-12, 44)
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """Equations to run again, in order, and what they and the backward read that is not run again."""
+    """Equations to run again, in order, and the other values that they and the backward read."""
 
     equations: tuple[Equation, ...]
     inputs: tuple[Var, ...]
@@ -51,7 +51,7 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 
 def numbers_read(reader: Equation | Trace, found: dict[sympy.Basic, Var]) -> list[Var]:
-    """The variables that say what the numbers from data are that an equation, or a trace after the forward, mentions."""
+    """The variables that bind the unbacked numbers that an equation, or a trace after the forward, mentions."""
     if not found:
         return []
     own = {var.index for var in reader.outputs if isinstance(var, Var)} if isinstance(reader, Equation) else set[int]()
@@ -155,7 +155,7 @@ def _at_price(forward: Trace, needed: Collection[Atom], exponent: int) -> frozen
 
 
 def _filled(forward: Trace, needed: Collection[Atom], kept: frozenset[int], budget_bytes: int) -> frozenset[int]:
-    """Spend what is left of the budget, each time on the value that saves most computation for its bytes."""
+    """Spend the rest of the budget, each time on the value that saves most computation for its bytes."""
     while True:
         plan = recompute(forward, needed, kept)
         left = budget_bytes - plan.kept_bytes

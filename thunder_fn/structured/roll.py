@@ -4,10 +4,10 @@
     v4 = Block(w1, v3)        roll ->         v5 = scan(v2, w, ...)      body: Block
     v5 = Block(w2, v4)      <- unroll
 
-A run is a sequence of composites with one body, each of which reads what the one before gives, in the same places. An
-operand that is the same everywhere is a const of the scan, one that the step before gives is a carry, the others are
-stacked. A result that is read outside the run is a ys. So the forward and the backward of a model of any depth become
-two scans.
+A run is a sequence of composites with one body, each of which reads the results of the one before, in the same
+places. An operand that is the same everywhere is a const of the scan, one that the step before gives is a carry, the
+others are stacked. A result that is read outside the run is a ys. So the forward and the backward of a model of any
+depth become two scans.
 
 Source: the scan over layers that JAX users write by hand, flax's `nn.scan`.
 """
@@ -36,7 +36,7 @@ STACK, UNBIND, SELECT = ops.leaf(aten.stack.default), ops.leaf(aten.unbind.int),
 def roll(trace: Trace) -> Trace:
     """Turn each run of equal composites in sequence, also inside bodies, into one scan.
 
-    Law: same values, bitwise; random numbers are drawn in the same order. ``unroll(roll(t))`` computes what t does.
+    Law: same values, bitwise; random numbers are drawn in the same order. ``unroll(roll(t))`` computes the same as t.
 
     Example:
         >>> import torch
@@ -145,7 +145,7 @@ def _dependent(trace: Trace, run: _Run) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The operands of a run by place: what is carried from where, what stays, what differs; and the results read."""
+    """The operands of a run by place: carried ones, equal ones, different ones; and the results read."""
 
     carried: tuple[tuple[int, int], ...]
     fixed: tuple[int, ...]
@@ -195,7 +195,7 @@ def _rolled(trace: Trace, run: _Run) -> Trace:
 
 
 def _add_rolled(builder: TraceBuilder, env: dict[int, Atom], trace: Trace, run: _Run) -> None:
-    """The stacks, the scan, and the results that are read outside, slices of its ys."""
+    """Add the stacks, the scan, and the results that are read outside, slices of its ys."""
     steps = [trace.equations[position] for position in run.positions]
     columns, length = _columns(trace, run), len(steps)
     whole = {p: _whole(trace, [step.operands[p] for step in steps]) for p in columns.moving}
@@ -252,7 +252,8 @@ def _whole(trace: Trace, column: Sequence[Var]) -> tuple[Var, bool] | None:
 def unroll(trace: Trace) -> Trace:
     """Turn each scan, also inside bodies, into its steps one after the other.
 
-    Law: same values, bitwise. The inverse of `roll`: what was stacked for a scan only is not stacked any more.
+    Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are not stacked any
+    more.
     """
     parts: dict[int, tuple[Atom, ...]] = {}
 
@@ -274,7 +275,7 @@ def unroll(trace: Trace) -> Trace:
 def add_steps(
     builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...], parts: dict[int, tuple[Atom, ...]]
 ) -> tuple[Atom, ...]:
-    """The steps of a scan one after the other. `parts` knows what stacks are made of, and learns of the ys."""
+    """The steps of a scan one after the other. `parts` knows the elements of stacks, and learns of the ys."""
     loop = Loop.of(equation)
     consts, carry, xs = loop.parts(operands)
     columns: list[list[Atom]] = [[] for _ in equation.outputs[loop.num_carry :]]

@@ -18,7 +18,7 @@ _compile: ContextVar[Callable[[Trace], BodyFunction] | None] = ContextVar("thund
 def body_function(body: Trace) -> BodyFunction:
     """A function of the body's inputs that gives its outputs.
 
-    Law: it computes what ``evaluate(body, inputs)`` does.
+    Law: it computes ``evaluate(body, inputs)``.
     """
     compiled = _compile.get()
     return compiled(body) if compiled is not None else lambda *inputs: evaluate(body, inputs)
@@ -26,7 +26,7 @@ def body_function(body: Trace) -> BodyFunction:
 
 @contextmanager
 def bodies_compiled_by(compile_body: Callable[[Trace], BodyFunction]) -> Generator[None]:
-    """Run bodies inside as what `compile_body` makes of them."""
+    """Run bodies inside by the functions of `compile_body`."""
     token = _compile.set(compile_body)
     try:
         yield

@@ -38,7 +38,7 @@ from thunder_fn.trace import Dim, Equation, Literal, Trace, TraceBuilder, Type, 
 
 @CHECK.rule("scan")
 def scan_check_rule(equation: Equation) -> None:
-    """The body takes consts, carry and slices of xs, and gives the carry's types and slices of ys."""
+    """Check that the body takes consts, carry and slices of xs, and gives the carry's types and slices of ys."""
     loop = Loop.of(equation)
     numbers = (loop.num_consts, loop.num_carry, loop.length)
     if any(isinstance(number, int) and number < 0 for number in numbers):

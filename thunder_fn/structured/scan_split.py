@@ -1,6 +1,6 @@
 """The split of scan: a loop that leaves residuals, and a loop in the other direction on cotangents.
 
-Where a residual of the body is kept decides how much memory the loop takes:
+The place of each residual of the body decides how much memory the loop takes:
 
 - a const, or what depends on consts only, is not stacked: it is passed again, or computed once in front of the loop;
 - an x, and a y, are there already;
@@ -100,7 +100,7 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
 
 
 def replace_outputs(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
-    """The same equations with other outputs."""
+    """Keep the equations and take other outputs."""
     return cut(trace, outputs=outputs)
 
 

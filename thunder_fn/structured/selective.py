@@ -1,8 +1,8 @@
 """Policies of `torch.utils.checkpoint.create_selective_checkpoint_contexts`, as policies of ours.
 
 PyTorch asks such a policy about each op that runs, with the op's arguments and results, once in a forward, so that it
-may count. Here it is asked about the leaves of a body, in order, on tensors without values; contexts are made anew for
-each walk over a body, since a body is walked over as often as its derivatives are asked for.
+may count. Here it is asked about the leaves of a body, in order, on tensors without values. Contexts are made anew
+for each walk over a body, since there is one for each question about its derivatives.
 """
 
 from __future__ import annotations

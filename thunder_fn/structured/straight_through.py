@@ -2,8 +2,8 @@
 
     output = straight_through(value, history)
 
-What autograd makes of an in-place change where gradients are off: `with torch.no_grad(): x.clamp_(min=0)` changes the
-values of x, and the gradient of what is computed from x afterwards flows to what x was before, unchanged.
+The op stands for an in-place change where gradients are off. `with torch.no_grad(): x.clamp_(min=0)` changes the
+values of x. Gradients of later uses of x flow to its earlier value, unchanged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _StraightThrough(torch.autograd.Function):
 
 @CHECK.rule("straight_through")
 def straight_through_check_rule(equation: Equation) -> None:
-    """Two tensors of one type, which is the output's."""
+    """Check for two tensors of one type, which is the output's."""
     operands = equation.operands
     if len(operands) != 2 or equation.bodies:
         what = "straight_through takes two tensors, the value and the one that gets the gradient, and no bodies"
@@ -99,7 +99,7 @@ def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_
 
 @VMAP.rule("straight_through")
 def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """The same op on batches; what is not batched is expanded."""
+    """Return the op on batches; operands that are not batched are expanded."""
     builder = TraceBuilder("straight_through")
     operands: list[Var] = []
     for var, flag in zip(equation.operands, batched, strict=True):

@@ -1,7 +1,7 @@
 """`nn.TransformerEncoder` without gradients: eager PyTorch leaves padded places out, and fills them with zeros.
 
-It takes nested tensors then, which a trace does not have, and decides by values whether it can. Here all places are computed, and
-what eager would have left out is set to zero.
+It takes nested tensors then, which a trace does not have, and decides by values whether it can. Here all places are
+computed, and those that eager would have left out are set to zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def forward(
 
 
 def _leaves_out(module: Any, src: torch.Tensor) -> bool:
-    """Eager would take nested tensors, if the mask has no hole in it."""
+    """Test whether eager would take nested tensors, if the mask has no hole in it."""
     first = module.layers[0]
     if not torch.backends.mha.get_fastpath_enabled() or not getattr(module, "use_nested_tensor", False):
         return False

@@ -30,7 +30,7 @@ _being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_rules_bein
 
 
 def is_being_captured(function: Any) -> bool:
-    """The rule of this function is what is being captured: a call of the function in it gets its rule later."""
+    """Test whether the rule of this function is being captured: a call of the function in it gets its rule later."""
     return any(function is other for other in _being_captured.get())
 
 
@@ -168,7 +168,7 @@ class BatchedCall:
 
     @property
     def has_jvp(self) -> bool:
-        """The function has a forward derivative of its own."""
+        """Test whether the function has a forward derivative of its own."""
         return getattr(self.call, "has_jvp", False)
 
     @property
@@ -247,11 +247,11 @@ def _summed(builder: TraceBuilder, value: Atom) -> Var:
 
 
 class VjpCall(Call):
-    """A call of a `custom_vjp` function, and what its rule does with it."""
+    """A call of a `custom_vjp` function, and the use of its rule."""
 
     @property
     def has_rule(self) -> bool:
-        """The function has a rule."""
+        """Test whether the function has a rule."""
         return self.function.has_rule
 
     @property
@@ -264,7 +264,7 @@ class VjpCall(Call):
         return self
 
     def primal(self, *tensors: Any) -> Any:
-        """The function."""
+        """Call the function."""
         return self.function.f(*self.args(tensors))
 
     def fwd(self, *tensors: Any) -> Any:
@@ -304,7 +304,7 @@ class VjpCall(Call):
 
 
 def cotangent_tree(primal: Captured, cotangents: Sequence[Any]) -> Any:
-    """Cotangents in the structure of the output; None for what has none."""
+    """Cotangents in the structure of the output; None where there is none."""
     supply, types = iter(cotangents), iter(primal.trace.output_types)
     leaves = [next(supply) if leaf is TENSOR and is_differentiable(next(types)) else None for leaf in primal.out_leaves]
     return pytree.unflatten(primal.out_spec, leaves)

@@ -4,9 +4,9 @@
 
 The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
 
-vmap with a condition for each example runs until all are done; an example that is done keeps its carry, and the body is
-run for it on its last carry that was not, or, if it never ran, on what the first example that did began with. So the
-body runs on nothing but what it would run on anyway, and no NaN of a step that is not taken reaches a gradient.
+vmap with a condition for each example runs until all are done. An example that is done keeps its carry. The body runs
+for it on its last carry before the end, or, if it never ran, on the first carry of an example that did. So the body
+runs on values of real steps only, and no NaN of a step that is not taken reaches a gradient.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ VJP.enter(while_split_rule, "while_loop")
 def while_loop(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any, *, max_steps: int | None = None
 ) -> Any:
-    """`while cond_fn(*carry): carry = body_fn(*carry)`, for at most `max_steps` steps.
+    """Run `while cond_fn(*carry): carry = body_fn(*carry)`, for at most `max_steps` steps.
 
     Law: equals the Python loop, under every transform; under vmap each example takes its own number of steps.
 

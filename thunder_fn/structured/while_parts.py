@@ -34,7 +34,7 @@ class While:
         return While(**{key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)})
 
     def parts(self, operands: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-        """Operands, or what is known of each, as those of the consts and of the carries."""
+        """Operands, or facts about each, as those of the consts and of the carries."""
         return tuple(operands[: self.num_consts]), tuple(operands[self.num_consts :])
 
 

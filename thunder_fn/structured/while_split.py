@@ -1,11 +1,11 @@
 """Reverse mode of while_loop.
 
-With `max_steps` the loop is a scan of that length whose steps do nothing once the condition has failed, and its split
-is the scan's: time and memory of `max_steps` steps.
+With `max_steps` the loop is a scan of that length whose steps do nothing once the condition has failed. Its split is
+the scan's, and takes time and memory of `max_steps` steps.
 
 Without it nobody knows how long a stack of residuals would be, and the type of a tensor has its sizes. So the forward
-counts its steps, and the backward asks `carry_at` for the carry before each step: a buffer that grows where the loop
-runs, filled by one more forward. Random numbers are never drawn again, so such a loop may draw none.
+counts its steps, and the backward asks `carry_at` for the carry before each step. That is a buffer which grows where
+the loop runs, filled by one more forward. Random numbers are never drawn again, so such a loop may draw none.
 """
 
 from __future__ import annotations

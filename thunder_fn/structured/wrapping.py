@@ -2,7 +2,7 @@
 
     outputs = op(*operands, **options)      one body, on the operands
 
-What a transform makes of such an equation is the same op, with the same options, around the transformed body.
+A transform of such an equation is the same op, with the same options, around the transformed body.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def wrapped_again(equation: Equation, body: Trace) -> Trace:
 
 
 def wrapper_check_rule(equation: Equation) -> None:
-    """One body on the operands; the outputs have its types."""
+    """Check one body on the operands whose types the outputs have."""
     check_operands(equation, equation.operands, equation.body)
     check_types(equation, equation.body.output_types, "the body gives")
 
@@ -52,7 +52,7 @@ def wrapper_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[
 
 
 def wrapper_lower_rule(equation: Equation) -> Trace:
-    """The body."""
+    """Return the body."""
     return equation.body
 
 

@@ -3,12 +3,12 @@
     Program ::= inputs: TensorType*  steps: Step*  outputs: pick*
     Step    ::= op  picks: pick*  bodies: Program*
 
-A step names no variable. It has picks, small numbers that count back from the newest variable that suits the place, so
-0 is the latest result; missing picks are 0, and a step that nothing suits does nothing. Hence every Program builds a
-valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted: that is what lets
-Hypothesis shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes the
-types of the operands that it is called with. Where a body must return certain types, as a branch or the step of a loop
-must, its outputs are picked among the variables that have them.
+A step names no variable. It has picks, small numbers that count back from the newest variable that suits the place,
+so 0 is the latest result; missing picks are 0, and a step that nothing suits does nothing. Hence every Program builds
+a valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted. So Hypothesis can
+shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes the types of
+the operands that it is called with. If a body must return certain types, as a branch or the step of a loop must, its
+outputs are picked among the variables that have them.
 
 A new leaf is one more function with `@step`, a new structured op one with `@structured` (see `steps/`).
 """
@@ -63,7 +63,7 @@ def build(program: Program, name: str = "program") -> Trace:
 
 
 def source_of(program: Program) -> str:
-    """A program as the Python that makes it, what is left to defaults left out."""
+    """A program as the Python that makes it, defaults left out."""
     types = _tuple_source(f"TensorType({type.dtype}, {type.shape})" for type in program.inputs)
     steps = _tuple_source(map(_step_source, program.steps))
     parts = {"inputs": types, "steps": steps, "outputs": str(program.outputs)}
@@ -183,7 +183,7 @@ class Draft:
         return builder.build(tuple(draft.env[-1 - pick % len(draft.env)] for pick in program.outputs if draft.env))
 
     def take(self, step: Step) -> None:
-        """Append what a step does, or nothing if nothing suits it."""
+        """Append the equations of a step, or nothing if nothing suits it."""
         self.picks = iter(step.picks)
         mark = len(self.builder.equations), len(self.env)
         try:

@@ -39,7 +39,8 @@ def rounding(dtype: torch.dtype, *, terms: int = 1, depth: int = 1, scale: float
 def assert_rounded_alike(
     found: Any, expected: Any, *, terms: int = 1, depth: int = 1, scale: float = 0.0, dtype: torch.dtype | None = None
 ) -> None:
-    """Two trees of tensors differ by rounding only, relative to the largest number among them or to `scale` if that is larger.
+    """Assert that two trees of tensors differ by rounding only, relative to the largest number among them or to
+    `scale` if that is larger.
 
     Raises:
         AssertionError: of `torch.testing.assert_close`.

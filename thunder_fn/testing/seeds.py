@@ -1,4 +1,4 @@
-"""Programs that are always tried: what chance draws too rarely, each for one thing that is easily got wrong."""
+"""Programs that are always tried: each rarely drawn by chance, and for one thing that is easily got wrong."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PRODUCT = Program((), (Step("mul", (1, 2)),))
 AFFINE = Program((), (Step("mul", (1, 0)), Step("add", (0, 1))))
 
 DELAY_LINE = Program(X, (Step("scan", (1, 0, 0, 1, 1, 0, 2, 1, 0, 1, 1), (PRODUCT,)),))
-"""Carries that begin with constants; what is computed reaches the second a step later than the first."""
+"""Carries that begin with constants; a computed value reaches the second a step later than the first."""
 
 WHILE_DELAY_LINE = Program(
     X,
     (Step("while_loop", (1, 0, 0, 1, 1, 0, 2, 1, 1, 1), (Program((), (Step("mul", (1, 3)),)), Program((), (), (1,)))),),
 )
-"""The same in a loop that counts its steps."""
+"""A delay line in a loop that counts its steps."""
 
 PRODUCTS_ALONG = Program(X, (Step("sin"), Step("scan", (0, 1, 0, 2, 0, 0, 0, 0), (AFFINE,))))
 """A carry that is multiplied by one element after the other, which is added, too: the order shows."""

@@ -10,27 +10,27 @@ from thunder_fn.trace import Var
 
 
 def is_any(_: Var) -> bool:
-    """Anything."""
+    """Accept anything."""
     return True
 
 
 def is_inexact(var: Var) -> bool:
-    """Floating or complex."""
+    """Test for a floating or complex dtype."""
     return is_differentiable(var.type)
 
 
 def is_real(var: Var) -> bool:
-    """Floating."""
+    """Test for a floating dtype."""
     return dtype_of(var).is_floating_point
 
 
 def is_complex(var: Var) -> bool:
-    """Complex."""
+    """Test for a complex dtype."""
     return dtype_of(var).is_complex
 
 
 def is_ordered(var: Var) -> bool:
-    """Real or integer: it can be compared."""
+    """Test for a real or integer dtype: it can be compared."""
     return not dtype_of(var).is_complex and dtype_of(var) is not torch.bool
 
 
@@ -40,12 +40,12 @@ def is_number(var: Var) -> bool:
 
 
 def is_integer(var: Var) -> bool:
-    """int64, the dtype of indices."""
+    """Test for int64, the dtype of indices."""
     return dtype_of(var) is torch.int64
 
 
 def is_mask(var: Var) -> bool:
-    """bool."""
+    """Test for bool."""
     return dtype_of(var) is torch.bool
 
 
@@ -65,7 +65,7 @@ def has_dims(var: Var) -> bool:
 
 
 def has_elements(var: Var) -> bool:
-    """No size is 0."""
+    """Test that no size is 0."""
     return 0 not in shape_of(var)
 
 

@@ -116,20 +116,20 @@ def c_functions(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def has_kernel(name: str, device: str) -> bool:
-    """The op, `aten::add` say, runs on this type of device."""
+    """Test whether the op, `aten::add` say, runs on this type of device."""
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(device)
     return key is None or torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def is_decomposed(overload: OpOverload) -> bool:
-    """The op has no kernel: PyTorch runs it as other ops, and may return an input as it is."""
+    """Test whether the op has no kernel: PyTorch runs it as other ops, and may return an input as it is."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(
         overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd
     )
 
 
 def is_pytorchs_own(overload: OpOverload) -> bool:
-    """The op is PyTorch's, and no custom op of a user or library."""
+    """Test whether the op is PyTorch's, and no custom op of a user or library."""
     return overload.namespace in ("aten", "prim", "prims")
 
 
@@ -139,7 +139,7 @@ def schema_of(overload: OpOverload) -> Any:
 
 
 def has_own_functionalization(overload: OpOverload) -> bool:
-    """The op says itself what it is without changing anything in place."""
+    """Test whether the op itself has a pure form."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Functionalize")
 
 

@@ -53,8 +53,8 @@ def _ignore_op(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 class RecordingMode(FakeTensorMode):
     """FakeTensorMode that calls `on_op(overload, args, kwargs, result)` for every op that reaches it.
 
-    It sits where FakeTensorMode always sits, at the bottom of the dispatcher's modes, so what it sees is functional
-    and differentiation, batching and autocast have already happened.
+    It sits where FakeTensorMode always sits, at the bottom of the dispatcher's modes. So it sees functional ops,
+    after differentiation, batching and autocast.
     """
 
     supports_higher_order_operators = True
@@ -95,8 +95,8 @@ class RecordingMode(FakeTensorMode):
     def _result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Compute an op's result, from memory where it has been asked before.
 
-        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may copy.
-        Whether eager PyTorch has the view is asked of the tensor, by TracerMode.
+        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may
+        copy. TracerMode asks the tensor whether eager PyTorch has the view.
         """
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
@@ -127,7 +127,7 @@ class RecordingMode(FakeTensorMode):
         self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
 
     def allow_data_dependent_sizes(self, on_assertion: Callable[[Expr], None], *, is_rule: bool) -> None:
-        """Sizes and numbers that PyTorch finds in data are symbols from now on; told of what is demanded of them.
+        """Unbacked sizes and numbers of PyTorch are symbols from now on; told of what is demanded of them.
 
         In a rule they count as two or more, as PyTorch itself takes them where nothing depends on it.
         """
@@ -171,7 +171,7 @@ class RecordingMode(FakeTensorMode):
 
     @contextlib.contextmanager
     def silent(self) -> Generator[None]:
-        """Ops inside are not reported."""
+        """Report no ops inside."""
         self._silent += 1
         try:
             yield
@@ -364,7 +364,7 @@ def call_on_fakes(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def only_mode(mode: RecordingMode) -> Generator[None]:
-    """Tensors made inside are fake tensors of mode and of no torch.func level, and nothing is reported."""
+    """Make tensors inside fake tensors of mode and of no torch.func level, and report nothing."""
     outside = temporarily_clear_interpreter_stack()
     with outside, torch._C.DisableTorchFunction(), disable_functional_mode(), mode.silent(), mode:
         yield
@@ -424,7 +424,7 @@ def fake_in(mode: RecordingMode, type: TensorType) -> torch.Tensor:
 
 
 def allocations(run: Callable[[], object]) -> list[int]:
-    """The bytes that PyTorch's allocator hands out while something runs, in order; what it takes back is negative."""
+    """The bytes that PyTorch's allocator hands out while something runs, in order; returned ones are negative."""
     with torch.autograd.profiler.profile(profile_memory=True) as profiled:
         run()
     results: Any = profiled

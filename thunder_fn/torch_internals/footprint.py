@@ -50,7 +50,7 @@ class _Footprint(TorchDispatchMode):
         weakref.finalize(tensor, self.release, storage)
 
     def release(self, storage: int) -> None:
-        """One of the storage's tensors is dead."""
+        """Note that one of the storage's tensors is dead."""
         self.tensors[storage] -= 1
         if not self.tensors[storage]:
             self.live -= self.sizes.pop(storage)

@@ -24,7 +24,8 @@ def default_store() -> Any:
 
 @dataclass(frozen=True)
 class MeshDim:
-    """A dim of a DeviceMesh as a value: what makes the mesh again, of the process groups that are registered under these names.
+    """A dim of a DeviceMesh as a value: the data to make the mesh again, of the process groups that are registered
+    under these names.
 
     It keeps no mesh, whose process groups would live as long as anything that remembers the dim: PyTorch aborts processes
     whose threads of a group are there when Python ends.

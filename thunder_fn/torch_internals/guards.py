@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from thunder_fn.torch_internals.modes import function_modes
 def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -> Callable[..., bool]:
     """A C++ check that tensors are like these in class, dtype, sizes, strides, device and requires_grad.
 
-    It holds no reference to them. It is False where one tensor is passed twice. Where a layout is given, with a `shape`
+    It holds no reference to them. It is False where one tensor is passed twice. If a layout is given, with a `shape`
     that has symbols in it, these sizes are free, and so are the tensor's strides.
     """
     if not any(layouts):
@@ -35,11 +37,32 @@ def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-def dict_guard(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
-    """A check that nobody has changed any of these dicts. To assign the value that is there already is no change."""
+_OBJECTS_HAVE_VERSIONS = sys.version_info[:3] != (3, 13, 0)
+"""Python 3.13.0 writes attributes into the object itself, and the version of its `__dict__` stays (cpython#125608)."""
+
+
+def dict_guard(dicts: Sequence[dict[Any, Any]], of_objects: Sequence[dict[Any, Any]] = ()) -> Callable[[], bool]:
+    """A check that nobody has changed any of these dicts. To assign the value that is there already is no change.
+
+    Args:
+        dicts: dicts that are no object's `__dict__`.
+        of_objects: those that are.
+    """
+    if _OBJECTS_HAVE_VERSIONS:
+        dicts, of_objects = (*dicts, *of_objects), ()
     filled, empty = [value for value in dicts if value], [value for value in dicts if not value]
     versions = [*map(dict_version, filled)]
-    return lambda: not any(empty) and [*map(dict_version, filled)] == versions
+    if not of_objects:
+        return lambda: not any(empty) and [*map(dict_version, filled)] == versions
+    held = [(value, [*value], [*value.values()]) for value in of_objects]
+    same = operator.is_
+
+    def match() -> bool:
+        if any(empty) or [*map(dict_version, filled)] != versions:
+            return False
+        return all([*value] == names and all(map(same, value.values(), values)) for value, names, values in held)
+
+    return match
 
 
 def global_state_guard() -> Callable[[], bool]:

@@ -126,19 +126,19 @@ def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
 
 
 def is_caching() -> bool:
-    """`parametrize.cached` is active: what parametrizations compute is kept until its end."""
+    """Test whether `parametrize.cached` is active: what parametrizations compute is kept until its end."""
     return parametrize._cache_enabled > 0
 
 
 def has_backward_hooks(module: torch.nn.Module) -> bool:
-    """Autograd would run a hook of this module, or of all modules, in its backward."""
+    """Test whether autograd would run a hook of this module, or of all modules, in its backward."""
     everywhere = torch.nn.modules.module
     of_all = everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks
     return bool(of_all or module._backward_hooks or module._backward_pre_hooks)
 
 
 def has_setup_context(cls: Any) -> bool:
-    """An autograd function's `forward` takes no context."""
+    """Test whether an autograd function's `forward` takes no context."""
     return torch.autograd.function._is_setup_context_defined(cls.setup_context)
 
 

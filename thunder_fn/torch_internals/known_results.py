@@ -116,7 +116,7 @@ def _layout_of(fake: FakeTensor) -> Layout:
 
 
 def answer(mode: FakeTensorMode, asked: Question) -> Any:
-    """New tensors of what the op is known to give; None if that is not known."""
+    """New tensors of the op's known results; None if they are not known."""
     known = _results.get(asked.key)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""Contexts: what of PyTorch is active while something runs."""
+"""Contexts: modes and states of PyTorch that are active while something runs."""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextlib.contextmanager
 def only_memory() -> Generator[None]:
-    """No mode and no torch.func level sees the tensors that are made inside."""
+    """Hide tensors that are made inside from all modes and torch.func levels."""
     outside = temporarily_clear_interpreter_stack()
     with outside, torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield
@@ -36,7 +36,9 @@ levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", defaul
 
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
-    """No modes and no torch.func levels: a capture starts from nothing but the grad mode, whatever runs around it."""
+    """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode, whatever runs around
+    it.
+    """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     token = levels_outside.set(depth + levels_outside.get())
     try:
@@ -57,7 +59,7 @@ def isolated() -> Generator[None]:
 class _NotLookingForNaN:
     """Anomaly mode does not look for NaN, which takes values. It is the process's: the last thread that leaves sets it back.
 
-    What another thread set meanwhile stays.
+    Values that another thread set meanwhile stay.
     """
 
     def __init__(self) -> None:
@@ -142,7 +144,7 @@ no_torch_function = torch._C.DisableTorchFunction
 
 @contextlib.contextmanager
 def symbolic_dispatch() -> Generator[None]:
-    """Ops that PyTorch composes of others are composed by Python code, which computes with symbolic numbers."""
+    """Compose ops, which PyTorch composes of others, by Python code, which computes with symbolic numbers."""
     with torch._C._EnablePythonDispatcher():  # begins where it is made, so it is made no earlier
         yield
 
@@ -174,7 +176,7 @@ def _autocast_off() -> Generator[None]:
 
 
 def is_autocast_on() -> bool:
-    """Autocast is on for some device."""
+    """Test whether autocast is on for some device."""
     return torch._C._is_any_autocast_enabled()
 
 
@@ -268,13 +270,13 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def inside_torch_func() -> bool:
-    """A transform of torch.func is running, or a dual level of forward mode."""
+    """Test whether a transform of torch.func is running, or a dual level of forward mode."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 @contextlib.contextmanager
 def no_vmap_fallback() -> Generator[None]:
-    """Ops without a batching rule raise instead of running in a loop that PyTorch hides."""
+    """Let ops without a batching rule raise instead of running in a loop that PyTorch hides."""
     before = torch._C._functorch._is_vmap_fallback_enabled()
     torch._C._functorch._set_vmap_fallback_enabled(False)
     try:

@@ -89,20 +89,20 @@ class Numbers(ShapeEnv):
         self.var_to_sources[symbol] = []
 
     def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> Any:
-        """A size that an op finds in data."""
+        """An unbacked size of an op."""
         size = super().create_unbacked_symint(*args, **kwargs)
         if self.least_size:
             self.var_to_range[size.node.expr] = ValueRanges(self.least_size, int_oo)
         return size
 
     def found(self, kind: type) -> Expr:
-        """A new symbol for a number that something finds in data."""
+        """A new symbol for an unbacked number."""
         with self.ignore_fresh_unbacked_symbols():
             number = self.create_unbacked_symfloat() if kind is float else self.create_unbacked_symint()
         return Expr(number.node.expr)
 
     def found_size(self) -> Expr:
-        """A new symbol for a size that something finds in data."""
+        """A new symbol for an unbacked size."""
         size = self.found(int)
         self.var_to_range[size.value] = ValueRanges(self.least_size, int_oo)  # pyright: ignore[reportArgumentType]
         return size
@@ -113,7 +113,7 @@ class Numbers(ShapeEnv):
 
     def _know_made(self, symbol: Any) -> None:
         """New symbols get other names than one that depends on data."""
-        self.var_to_stack[symbol] = CapturedTraceback.extract()  # which an error shows
+        self.var_to_stack[symbol] = CapturedTraceback.extract()  # an error shows it
         index = int(symbol.name.split("_")[0].lstrip("zufs"))  # u0_1 is a copy of u0
         if symbol.is_integer:
             self.unbacked_symint_counter = max(self.unbacked_symint_counter, index + 1)
@@ -143,7 +143,7 @@ class Numbers(ShapeEnv):
         return eval(expression_text(expr.value), {"math": math}, known)  # sympy has no zero with a sign
 
     def holds(self, relation: Any) -> bool:
-        """A relation follows from what has been decided."""
+        """Test whether a relation follows from the decisions."""
         return self._maybe_evaluate_static(relation) == sympy.true
 
 

@@ -25,7 +25,7 @@ from torch._C._dynamo.eval_frame import (
 
 
 class _Place:
-    """An attribute that patches replace: what it was, and the replacements, each made of what is inside of it."""
+    """An attribute that patches replace: the original, and the replacements, each made of the one inside of it."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
@@ -40,13 +40,13 @@ class _Place:
         return getattr(self.owner, self.name) is self.shown
 
     def add(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
-        """One replacement more: around all, or around those that are not outermost."""
+        """Add a replacement: around all, or around those that are not outermost."""
         self.layers.append(layer)
         self.layers.sort(key=lambda one: one[0])
         self.show()
 
     def remove(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
-        """One replacement less, wherever it is among them; what was there comes back with the last."""
+        """Remove a replacement, wherever it is among them; the original comes back with the last."""
         self.layers = [one for one in self.layers if one is not layer]
         if not self.is_current():
             self.is_left = not self.layers
@@ -112,7 +112,7 @@ def unpatched(value: Any) -> Any:
 class Patch:
     """Replaces attributes of PyTorch's while at least one thread needs it.
 
-    `make` gives the replacements, each from what it replaces. With the last user, what was there comes back, unless
+    `make` gives the replacements, each from what it replaces. With the last user, the original comes back, unless
     somebody else has replaced it meanwhile. Patches of one attribute come and go in any order.
 
     Args:
@@ -131,7 +131,7 @@ class Patch:
 
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
-        """The replacements are in place, for this user and all who come meanwhile."""
+        """Put the replacements in place, for this user and all who come meanwhile."""
         with _lock:
             if self._users == 0:
                 for owner, name, make in self._replacements:
@@ -159,7 +159,7 @@ _capturing = _Depth()
 
 
 class _CompilingFlag:
-    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere what it was."""
+    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere the old value."""
 
     def __init__(self, before: Any) -> None:
         self.before = False if isinstance(before, _CompilingFlag) else before
@@ -228,12 +228,12 @@ def compiling() -> Generator[None]:
 
 
 def is_tensor_type(cls: type) -> bool:
-    """The class in C that tensors have their methods from."""
+    """Test for the class in C that tensors have their methods from."""
     return cls is torch._C.TensorBase
 
 
 def is_told_to_modes(fn: types.BuiltinFunctionType) -> bool:
-    """A call of the function is told to every TorchFunctionMode."""
+    """Test whether a call of the function is told to every TorchFunctionMode."""
     owner = getattr(fn, "__self__", None)
     if owner is None or owner is torch._C._VariableFunctions:
         return fn.__module__ == "torch"
@@ -251,13 +251,13 @@ class _FirstCall(torch.overrides.TorchFunctionMode):
 
 
 def is_dynamo_compiling() -> bool:
-    """Dynamo is reading the bytecode that asks; it takes the answer for a constant."""
+    """Test whether Dynamo is reading the bytecode that asks; it takes the answer for a constant."""
     return torch.compiler.is_dynamo_compiling()
 
 
 def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
     """A function that Dynamo calls while it compiles, whose result it takes for a constant."""
-    fn._dynamo_marked_constant = True  # what `torch._dynamo.assume_constant_result` does, which would import Dynamo
+    fn._dynamo_marked_constant = True  # as `torch._dynamo.assume_constant_result`, without importing Dynamo
     return fn
 
 
@@ -279,7 +279,7 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_op(fn: Any) -> bool:
-    """An operator of a library, all of its overloads or one, or what `torch.library.custom_op` makes."""
+    """Test for an operator of a library, all of its overloads or one, or what `torch.library.custom_op` makes."""
     return isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef)
 
 
@@ -317,8 +317,8 @@ def in_dynamo() -> Generator[None]:
     """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator, outside of
     graphs.
 
-    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. Where there are too many it would
-    run the code as it is, and only log that. Its configuration is that of the thread.
+    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. If there are too many
+    it would run the code as it is, and only log that. Its configuration is that of the thread.
 
     Raises:
         TooManyPrograms: there are `PROGRAMS` programs of the code already.

@@ -18,7 +18,7 @@ from thunder_fn.torch_internals.modes import no_torch_function
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
-    """The tensor is one of torch.func's wrappers."""
+    """Test whether the tensor is one of torch.func's wrappers."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -30,7 +30,7 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_type(tensor: torch.Tensor) -> bool:
-    """The tensor is described by its dtype, shape and device."""
+    """Test whether the tensor is described by its dtype, shape and device."""
     return tensor.layout is torch.strided and tensor.dtype not in _QUANTIZED
 
 
@@ -38,7 +38,7 @@ _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """A tensor of the common kind, for a quick look."""
+    """Test for a tensor of the common kind, for a quick look."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
@@ -90,7 +90,7 @@ def bits_between(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
 
 
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Two tensors have a storage in common, and ranges in it that overlap."""
+    """Test whether two tensors have a storage in common, and ranges in it that overlap."""
     with no_torch_function():
         if storage_id(a) != storage_id(b) or not a.numel() or not b.numel():
             return False
@@ -116,7 +116,7 @@ class _Result(torch.autograd.Function):
 
 
 def become_results(tensors: Iterable[torch.Tensor]) -> None:
-    """The floating and complex tensors among these require grad and are no leaves: they may be changed in place."""
+    """Make the floating and complex tensors among these require grad and be no leaves: they may be changed in place."""
     with torch.enable_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         chosen = [x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())]
         if chosen:
@@ -152,12 +152,12 @@ def leaf_of(node: Any) -> torch.Tensor | None:
 
 
 def is_result_from_outside(node: Any) -> bool:
-    """A node of autograd's graph where the history of a tensor from `become_results` begins."""
+    """Test for a node of autograd's graph where the history of a tensor from `become_results` begins."""
     return isinstance(node, _Result._backward_cls)  # type: ignore[attr-defined]
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """The same number for tensors in the same memory."""
+    """A number that tensors in the same memory share."""
     with torch._C.DisableTorchFunction():
         try:
             return tensor.untyped_storage()._cdata
@@ -180,12 +180,14 @@ def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:
-    """A parameter of a lazy module that has not been called yet."""
+    """Test for a parameter of a lazy module that has not been called yet."""
     return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
 
 
 def is_batched(value: Any) -> bool:
-    """A tensor of a vmap: torch.func's, or the older one behind `torch.autograd.grad(is_grads_batched=True)`."""
+    """Test for a tensor of a vmap: torch.func's, or the older one behind
+    `torch.autograd.grad(is_grads_batched=True)`.
+    """
     functorch = torch._C._functorch
     return isinstance(value, torch.Tensor) and (
         functorch.is_legacy_batchedtensor(value) or functorch.is_functorch_wrapped_tensor(value)
@@ -200,7 +202,7 @@ def version_probe(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
-    """Autograd, or a transform of torch.func at some level, records what is done with the tensor.
+    """Test whether autograd, or a transform of torch.func at some level, records computations with the tensor.
 
     In forward mode each tensor of a level counts: whether it has a tangent at a level further out cannot be asked.
     """
@@ -216,7 +218,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """A transform of torch.func looks on."""
+    """Test whether a transform of torch.func looks on."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -226,7 +228,7 @@ def is_kept_by_autograd(tensor: torch.Tensor) -> bool:
 
 
 def is_exclusive(tensor: torch.Tensor) -> bool:
-    """No other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
+    """Test whether no other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()  # its own, and `storage` here
 

@@ -1,4 +1,4 @@
-"""Tracers: functional tensors that know what they are, and their memory."""
+"""Tracers: functional tensors that know their variable, and their memory."""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -35,7 +35,7 @@ _SET = torch.ops.aten.set_.source_Tensor
 class Tracer(FunctionalTensor):
     """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device.
 
-    `is_own_view`: it is a view of what it was, since its shape was changed in place.
+    `is_own_view`: it is a view of its old self, since its shape was changed in place.
     """
 
     is_own_view = False
@@ -64,7 +64,7 @@ class Tracer(FunctionalTensor):
         return repr(self)
 
     def __copy__(self) -> torch.Tensor:
-        """The same memory with no history, as eager's, which is a leaf."""
+        """Copy to a leaf in the same memory without a history, as eager does."""
         return self.detach().requires_grad_(self.requires_grad)
 
 
@@ -106,7 +106,7 @@ def _ignore_tensor(tensor: torch.Tensor) -> None:
 
 
 class SymbolicTracing(Exception):
-    """`make_fx` runs inside a capture. What it would see are tracers' insides, and what it returns would be wrong."""
+    """`make_fx` runs inside a capture. It would see the insides of tracers, and return wrong results."""
 
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
@@ -140,14 +140,16 @@ def _draws_in_place(func: Any) -> bool:
 
 
 def is_strided_draw(func: Any, args: Any) -> bool:
-    """Random numbers are written into a tensor whose memory is not filled from its first dim to its last."""
+    """Test whether random numbers are written into a tensor whose memory is not filled from its first dim to its
+    last.
+    """
     if not isinstance(func, OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
         return False
     return _is_one_by_one(func, args[0]) or _memory_order(args[0]) != list(range(args[0].dim()))
 
 
 def _is_one_by_one(func: Any, target: torch.Tensor) -> bool:
-    """PyTorch draws in blocks for contiguous tensors on the CPU, and one by one for those that are not."""
+    """Test whether PyTorch draws one by one: it draws in blocks for contiguous tensors on the CPU."""
     return func is aten.normal_.default and target.device.type == "cpu"
 
 
@@ -229,7 +231,8 @@ def changed_tensors(
 
 
 def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
-    """No two elements of a tensor that is written are one: functionalization would add up what is written to each.
+    """Reject in-place writes to tensors whose elements overlap (`expand`): functionalization would add up what is
+    written.
 
     Raises:
         RuntimeError: they are, as in eager mode, which lets a few ops such as `fill_` do so.
@@ -240,7 +243,7 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
         if _overlaps(tensor):
             name = func._schema.name.rpartition("::")[2]
             raise RuntimeError(
-                f"`{name}` writes to an expanded tensor, of which several elements are one in memory; write to the tensor "
+                f"`{name}` writes to an expanded tensor, several of whose elements share memory; write to the tensor "
                 "that is expanded, or to a clone"
             )
 
@@ -267,7 +270,7 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
     """An `unfold` that leaves elements out, by views that write to no others; None where PyTorch's own does.
 
-    What PyTorch writes through an `unfold` makes zeros of the elements that it leaves out.
+    A write by PyTorch through an `unfold` makes zeros of the elements that it leaves out.
     """
     if not tensor.dim() or step < size:
         return None
@@ -352,7 +355,7 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
-        if func is _SET and type(args[1]) is Tracer:  # which takes a tensor's memory, and not its bits
+        if func is _SET and type(args[1]) is Tracer:  # it takes a tensor's memory, and not its bits
             with self:
                 for view in bits_between(args[1], args[0]):
                     args = args[0], view(args[1])
@@ -383,7 +386,7 @@ class TracerMode(FunctionalTensorMode):
         return result
 
     def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An op with an effect as what it is: the order of the equations is order enough."""
+        """An op with an effect as it is: the order of the equations is order enough."""
         args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
         result = func(*args, **kwargs)
         return torch_pytree.tree_map_only(torch.Tensor, lambda fake: functionalize(fake, self), result)
@@ -431,7 +434,9 @@ def memory_in(tracer: torch.Tensor) -> torch.Tensor:
 
 
 def is_laid_out_anew(tracer: torch.Tensor) -> bool:
-    """The value of a tracer lies otherwise in memory than its tensor: a write to a tensor with gaps leaves a value without."""
+    """Test whether the value of a tracer lies otherwise in memory than its tensor: a write to a tensor with gaps
+    leaves a value without.
+    """
     with torch._C.DisableTorchFunction():
         inner = inner_fake(tracer)
         pairs = [(tracer.storage_offset(), inner.storage_offset())]
@@ -441,19 +446,19 @@ def is_laid_out_anew(tracer: torch.Tensor) -> bool:
 
 
 def have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Two tracers that share memory, as the traced function has it."""
+    """Test for two tracers that share memory, as the traced function has it."""
     return storage_id(memory_in(a)) == storage_id(memory_in(b))
 
 
 def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """Memory of its own for a tracer, with a fake tensor in it. Views of what it was do not follow."""
+    """Memory of its own for a tracer, with a fake tensor in it. Views of its old self do not follow."""
     with only_memory():
         tracer.elem = torch._to_functional_tensor(fake)  # type: ignore[attr-defined]
     return memory_in(tracer)
 
 
 def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
-    """The tracer is what the other one was from now on, and the other way around. Views keep to what they were taken of."""
+    """Exchange two tracers from now on. Views keep to their old base."""
     torch._C._swap_tensor_impl(tracer, other)
     tracer.elem, other.elem = other.elem, tracer.elem  # type: ignore[attr-defined]
     tracer.is_own_view = True  # type: ignore[attr-defined]
@@ -482,7 +487,9 @@ def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
-    """The tensor is what a tracer is made of: PyTorch's own machinery is at work, not the traced function."""
+    """Test whether the tensor is what a tracer is made of: PyTorch's own machinery is at work, not the traced
+    function.
+    """
     if isinstance(tensor, FakeTensor):
         return tensor.fake_mode is mode
     return torch._is_functional_tensor(tensor) and not isinstance(tensor, FunctionalTensor)
@@ -510,7 +517,7 @@ _PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_
 
 
 def has_own_dispatch(tensor: torch.Tensor) -> bool:
-    """The tensor's class changes what PyTorch's functions or ops do."""
+    """Test whether the tensor's class changes PyTorch's functions or ops."""
     cls = type(tensor)
     if cls in (torch.Tensor, torch.nn.Parameter, FakeTensor, Tracer):
         return False
@@ -529,7 +536,7 @@ def attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def is_tracer(value: Any) -> bool:
-    """A tracer, perhaps inside the wrappers of torch.func."""
+    """Test for a tracer, perhaps inside the wrappers of torch.func."""
     if not isinstance(value, torch.Tensor):
         return False
     return isinstance(innermost(value), Tracer)

@@ -3,15 +3,14 @@
     jit(f, executors=[inductor()])                  compiled before the first call is answered
     jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
 
-What makes it fast to compile: equal regions are compiled once, however often the program calls them; all kernels of a
-program are compiled by one or two runs of the C++ compiler; what was compiled is on disk for the next process, which
-does not even import Inductor. What makes calls fast: a region is one Python function that calls kernels, with no guard
-of its own.
+Compilation is fast. Equal regions are compiled once, however often the program calls them. All kernels of a program
+are compiled by one or two runs of the C++ compiler. Compiled code is on disk for the next process, which does not
+even import Inductor. Calls are fast: a region is one Python function that calls kernels, with no guard of its own.
 
 Random numbers stay with the torch executor, which draws those that eager would.
 
-A job (`codegen.Job`) is a region with the strides of its inputs; `codegen.py` turns it into text, `native.py` into
-modules, `store.py` keeps these on disk, under a digest that covers the files here. Each step is a function of the one
+A job (`codegen.Job`) is a region with the strides of its inputs. `codegen.py` turns it into text and `native.py` into
+modules. `store.py` keeps these on disk, under a digest that covers the files here. Each step is a function of the one
 before.
 """
 
@@ -106,7 +105,7 @@ class Inductor(RegionCompiler):
 
 
 def _is_on_cpu(trace: Trace) -> bool:
-    """All tensors of the trace are, those inside of bodies aside."""
+    """Test whether all tensors of the trace are on the CPU, those inside of bodies aside."""
     variables = (*trace.inputs, *(var for equation in trace.equations for var in equation.outputs))
     return all(var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType))
 

@@ -3,8 +3,8 @@
     v2 = embedding_dense_backward(v0, v1, 50257, -1, False)     zeros, and a row for each index added to them
     v4 = add(v3, v2)
 
-That is the gradient of an embedding which is tied to a head. Written so, it is three matrices of the embedding's size, of which
-two are written for a few rows. Such a pair is a region of its own, which is no compiler's.
+That is the gradient of an embedding which is tied to a head. Written so, it takes three matrices of the embedding's
+size, two of them for a few rows. Such a pair is a region of its own, which is no compiler's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def added_rows(trace: Trace) -> tuple[Group, ...]:
 
 
 def is_added_rows(region: Trace) -> bool:
-    """The region is such a pair."""
+    """Test whether the region is such a pair."""
     match region.equations:
         case (rows, total) if rows.op == EMBEDDING and _is_plain(rows):
             operands = total.operands
@@ -55,7 +55,7 @@ def is_added_rows(region: Trace) -> bool:
 
 
 def _is_plain(equation: Equation) -> bool:
-    """The rows are not divided by how often they occur, and sizes are numbers."""
+    """Test whether the rows are not divided by how often they occur, and sizes are numbers."""
     numbers = [arg.value for arg in equation.args if isinstance(arg, Literal)]
     return len(numbers) == 3 and numbers[2] is False and not any(isinstance(number, Expr) for number in numbers)
 
@@ -80,7 +80,7 @@ class AddedRows:
         return self._add(inputs[self.gradient], inputs[self.indices], inputs[self.known].clone())
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for values that only the box holds, in the memory of the matrix if nobody else sees it."""
+        """Run on values that only the box holds, in the memory of the matrix if nobody else sees it."""
         known = box[self.known]
         alone = is_exclusive(known) and not is_kept_by_autograd(known)
         del known

@@ -39,7 +39,7 @@ class Backend(RegionCompiler):
         def compiled(inputs: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
             try:
                 return self.compiler(closed.to_fx(), list(inputs))
-            except Exception as error:  # noqa: BLE001  # whatever a compiler raises, the program still runs
+            except Exception as error:  # noqa: BLE001  # the program runs without the compiler
                 return not_compiled(self, closed, region.name, error)
 
         def run(*inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ class Backend(RegionCompiler):
 def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
     """An executor that gives regions to a backend of torch.compile.
 
-    Law: results are those of the torch executor, up to what the backend does to rounding.
+    Law: results are those of the torch executor, up to the backend's rounding.
 
     Args:
         compiler: as in ``torch.compile(backend=compiler)``: a function of a graph module and its inputs that returns a

@@ -5,8 +5,9 @@
         cpp_fused_0(arg0_1, arg1_1, buf0)
         return (buf0,)
 
-Inductor writes a module that compiles its kernels one by one when it is imported. What is needed of it is cut out here:
-the function, the few names that it uses, and the sources of the kernels, which `native.py` compiles many at a time.
+Inductor writes a module that compiles its kernels one by one when it is imported. The needed parts of it are cut out
+here: the function, the few names that it uses, and the sources of the kernels. `native.py` compiles many of these at
+a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from thunder_fn import ops, torch_internals_inductor as internals
+from thunder_fn import facts, ops, torch_internals_inductor as internals
 from thunder_fn.executors.compiled.outputs import Plan, RegionError, plan_outputs, returned
 from thunder_fn.executors.compiled.products import NAME, SOURCE, TYPES, Products, arguments_of, is_faster_here
 from thunder_fn.symbols import Symbol, compute, symbols_in, symbols_of
@@ -46,8 +47,8 @@ Strides = tuple[int, ...]
 class Job:
     """A region to compile: a trace without constants, for inputs with these strides, on so many threads.
 
-    What is compiled of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write results
-    over the inputs that are `donated`, by place.
+    The compiled form of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write
+    results over the inputs that are `donated`, by place.
     """
 
     region: Trace
@@ -136,7 +137,7 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
 
 
 def output_strides(job: Job) -> tuple[Any, ...]:
-    """The strides of the outputs of a region without symbols; None for what is no tensor."""
+    """The strides of the outputs of a region without symbols; None for an output that is no tensor."""
     outputs = _planned(job, _static_fakes(job), None).outputs
     return tuple(None if output.layout is None else output.layout.strides for output in outputs)
 
@@ -268,14 +269,9 @@ def _places_of_symbols(job: Job) -> dict[str, int]:
 
 # ---- what Inductor is known to compile wrongly ----
 
-_WRITE_INTO_FIRST = (
-    "index_put", "index_add", "index_copy", "index_fill", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
-    "index_reduce", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter", "_unsafe_index_put",
-)  # fmt: skip
-
 
 def copy_expanded_targets(graph: torch.fx.Graph) -> None:
-    """A copy in front of every op that writes into a tensor some elements of which share memory.
+    """Put a copy in front of every op that writes into a tensor some elements of which share memory.
 
     Inductor runs these ops in place of their first operand; where that is the `expand` of an intermediate, one element's
     memory is written for all of them (pytorch#183986, #190855).
@@ -284,7 +280,7 @@ def copy_expanded_targets(graph: torch.fx.Graph) -> None:
         target = node.target
         if node.op != "call_function" or not hasattr(target, "overloadpacket") or not node.args:
             continue
-        if target.overloadpacket.__name__ not in _WRITE_INTO_FIRST or not _is_expanded(node.args[0]):
+        if str(target) not in facts.WRITES_INTO_FIRST or not _is_expanded(node.args[0]):
             continue
         with graph.inserting_before(node):
             copy = graph.call_function(

@@ -35,7 +35,7 @@ _lock = threading.RLock()
 
 
 def forget() -> None:
-    """Forget what is in memory; what is on disk stays."""
+    """Forget entries in memory; those on disk stay."""
     with _lock:
         _known.clear()
         _kernels.clear()

@@ -29,7 +29,7 @@ def dry_function(job: Job) -> Callable[..., Any]:
 
 
 def _nothing(*_: Any) -> None:
-    """A kernel."""
+    """Do nothing in place of a kernel."""
 
 
 def _empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

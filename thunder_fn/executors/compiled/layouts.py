@@ -7,7 +7,7 @@
             if result is not None: return result
         return otherwise(v0, v1, s2)
 
-The layout of an input is its strides as expressions of its sizes. What was compiled gives None for sizes that Inductor
+The layout of an input is its strides as expressions of its sizes. Compiled code gives None for sizes that Inductor
 decided otherwise for; those run on the torch executor.
 """
 
@@ -123,7 +123,7 @@ class Variants:
 
 
 def is_unexplained(stride: Dim) -> bool:
-    """A stride that is a symbol of its own."""
+    """Test for a stride that is a symbol of its own."""
     return isinstance(stride, Expr) and stride.value.is_Symbol and int(str(stride)[1:]) >= _STRIDE
 
 

@@ -9,10 +9,10 @@
         in1 = buf0;
     }
 
-Inductor writes the step as Python that calls kernels and matrix products (`codegen.py`). That text is translated here,
-statement by statement: buffers become offsets into one piece of memory, or places in the outputs, kernels are called
-with pointers, and matrix products go to the BLAS that PyTorch brings. A step of a loop allocates nothing and copies
-nothing that its kernels do not. A step that calls something else is refused.
+Inductor writes the step as Python that calls kernels and matrix products (`codegen.py`). That text is translated
+here, statement by statement. Buffers become offsets into one piece of memory, or places in the outputs. Kernels are
+called with pointers, and matrix products go to the BLAS that PyTorch brings. A step of a loop allocates nothing and
+copies nothing that its kernels do not. A step that calls something else is refused.
 
 Inductor's own C++ wrapper is not used: it would allocate and dispatch in each step. The loop releases the GIL and
 looks for Ctrl-C.
@@ -367,7 +367,7 @@ class _Statements:
 
 
 def _is_matrix(view: View) -> bool:
-    """A layout that BLAS takes: rows or columns that lie together."""
+    """Test for a layout that BLAS takes: rows or columns that lie together."""
     if len(view.shape) != 2 or 0 in view.shape or max(view.shape) >= 2**31:
         return False
     return _leading(view) is not None

@@ -26,7 +26,7 @@ UNSETTLED = "a loop's carry has another layout after each step"
 
 
 def is_loop(region: Trace) -> bool:
-    """The region is one loop and nothing else."""
+    """Test whether the region is one loop and nothing else."""
     return len(region.equations) == 1 and region.equations[0].op in (SCAN, WHILE)
 
 
@@ -66,7 +66,7 @@ def tensor_type(atom: Atom) -> TensorType:
 
 
 def is_contiguous(shape: Sequence[int], strides: Strides) -> bool:
-    """Such a tensor lies in memory in the order of its elements, without gaps."""
+    """Test whether such a tensor lies in memory in the order of its elements, without gaps."""
     return _that_matter(shape, strides) == contiguous_strides(shape)
 
 
@@ -88,7 +88,7 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
 
 
 def _overlaps(shape: Sequence[int], strides: Strides) -> bool:
-    """Elements share memory otherwise than by being repeated along a dim."""
+    """Test whether elements share memory otherwise than by being repeated along a dim."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if stride):
         if size > 1 and stride <= reach:
@@ -157,7 +157,7 @@ class Rows:
 class Plan:
     """A loop: its operands as the region's inputs, the steps, the strides that its carries have at the end.
 
-    `sums` are carries that the steps do not have, by number, and what is multiplied for each.
+    `sums` are carries that the steps do not have, by number, and the factors of each.
     """
 
     equation: Equation

@@ -35,8 +35,8 @@ def generate(job: Job) -> Code:
 WORTH_A_TEAM = 2**13
 """Elements of a step's largest tensor from which its kernels run on several threads, which each step calls together anew.
 
-A scan that adds and takes tanh, two threads that wait actively, one against both: 3.3 and 3.0 us for 2**12 elements, 6.4 and
-4.1 for 2**13. Where threads wait passively, calling them together takes some 50 us.
+A scan that adds and takes tanh, two threads that wait actively, one against both: 3.3 and 3.0 us for 2**12 elements,
+6.4 and 4.1 for 2**13. If threads wait passively, calling them together takes some 50 us.
 """
 
 

@@ -1,7 +1,7 @@
 """Kernels as Python functions: many of them in one C++ file, compiled by one run of the compiler.
 
-Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one, so kernels are compiled in as few
-files as there are processors.
+Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one. So kernels are compiled in as
+few files as there are processors.
 
 `quick_tanh` stands for PyTorch's: a polynomial near zero, an exponential farther out, as in S. Moshier's cephes `tanhf.c`.
 The polynomial is the minimax one for |x| < 0.9, where cephes' ends at 0.625: the exponential's error counts less there.
@@ -216,7 +216,7 @@ def _run(words: list[str]) -> subprocess.Popen[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a compiler that still runs, and what it has started."""
+    """End a compiler that still runs, and its children."""
     if process.poll() is not None:
         return
     with contextlib.suppress(OSError):
@@ -306,7 +306,9 @@ def load(code: bytes, stem: str) -> Mapping[str, Callable[..., Any]]:
 
 
 def _is_whole(code: bytes) -> bool:
-    """A library in the ELF format ends with the table of its sections. One that is cut would be mapped, and fault when read."""
+    """Test for a whole library in the ELF format, which ends with the table of its sections. One that is cut would be
+    mapped, and fault when read.
+    """
     if sys.platform != "linux" or (code[:4] == b"\x7fELF" and code[4:6] not in (b"", b"\x02", b"\x02\x01")):
         return bool(code)
     if len(code) < 64:

@@ -4,10 +4,10 @@
     v2, v3 = aten.split.Tensor(v1, 32, 1)
     return (v2, v3)                                     return (reinterpret_tensor(v1, ...), reinterpret_tensor(v1, ...))
 
-What reads an output is compiled for the strides that eager gives it. Inductor is free to make two slices of an intermediate
-dense, to hand out one tensor for a value and its clone, or an input for what is computed to be equal to it. So it is
-asked only for what lies in memory of its own; views of that, and of inputs, are made of it. What Inductor lays out
-otherwise than eager is copied into eager's layout.
+Readers of an output are compiled for the strides that eager gives it. Inductor is free to make two slices of an
+intermediate dense. It may hand out one tensor for a value and its clone, or an input for a value that is equal to it.
+So it is asked only for what lies in memory of its own; views of that, and of inputs, are made of it. Outputs that
+Inductor lays out otherwise than eager are copied into eager's layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Sizes = tuple[Dim, ...]
 
 
 class RegionError(Exception):
-    """A region cannot be compiled: what is wrong, and what to do."""
+    """A region cannot be compiled: the reason, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a tensor. The offset is from the first element of what it is a view of."""
+    """The layout of a tensor. The offset is from the first element of the viewed tensor."""
 
     sizes: Sizes
     strides: Sizes
@@ -66,7 +66,7 @@ class Plan:
 
 
 def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
-    """Find what each output is a view of.
+    """Find the tensor that each output is a view of.
 
     Args:
         region: without constants.
@@ -175,7 +175,7 @@ def returned(
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor of the text; where what the plan asks for begins in it, and its layout if it is just that."""
+    """A tensor of the text; the beginning of the planned tensor in it, and its layout if it is just that."""
 
     name: str
     layout: Layout | None
@@ -217,7 +217,7 @@ def _deletes(statement: ast.stmt, names: Collection[str]) -> bool:
 
 
 def _is_alike(layout: Layout, strides: Sizes) -> bool:
-    """A tensor with these strides has its elements where the layout says."""
+    """Test whether a tensor with these strides has its elements where the layout says."""
     return all(
         size == 1 or mine == its or _is_zero(mine, its)
         for size, mine, its in zip(layout.sizes, layout.strides, strides, strict=True)
@@ -225,7 +225,7 @@ def _is_alike(layout: Layout, strides: Sizes) -> bool:
 
 
 def _is_zero(mine: Dim, its: Dim) -> bool:
-    """Two expressions are equal for all values."""
+    """Test whether two expressions are equal for all values."""
     first, second = (_expression(dim) for dim in (mine, its))
     return sympy.simplify(first - second) == 0
 
@@ -235,7 +235,7 @@ def _expression(dim: Dim) -> Any:
 
 
 class _Homes:
-    """The memory that values lie in, by the name of what was allocated or given."""
+    """The memory that values lie in, by the name of the allocation or argument."""
 
     def __init__(self, statements: Sequence[ast.stmt]) -> None:
         self.names: dict[str, str] = {}
@@ -247,7 +247,7 @@ class _Homes:
                     pass
 
     def of(self, value: ast.expr) -> str | None:
-        """The name; None for what is computed otherwise, which is memory of its own."""
+        """The name; None for a computed value, which has memory of its own."""
         match value:
             case ast.Name(id=name):
                 return self.names.get(name, name)

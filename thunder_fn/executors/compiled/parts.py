@@ -1,8 +1,8 @@
 """Regions in parts that repeat: an optimizer's update of a hundred parameters is a few updates, many times.
 
-First come the numbers: what is computed from tensors without dims alone, such as an optimizer's bias corrections. What
-else of a region no variable connects, inputs and numbers aside, falls into parts. Parts that are equal are compiled
-once; the rest of the region stays together, since what stands side by side may share reads of an input.
+First come the numbers: values computed from tensors without dims alone, such as an optimizer's bias corrections. The
+rest of a region falls into parts that no variable connects, inputs and numbers aside. Parts that are equal are
+compiled once; the rest of the region stays together, since equations side by side may share reads of an input.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
     product(arg0, arg1, arg2, buf3, 128, 192, 64, 64, 1, 1, 64, 0, 192, 2)        for torch.addmm(arg2, arg0, arg1, out=buf3)
 
-The BLAS in PyTorch for x86 is MKL, which gives processors that are not Intel's its kernels for AVX2. On an EPYC 9004 core this
-one does what MKL does in 0.9 to 1.0 of the time, and where many columns are asked for, as by the head of a language model, in
-0.6 of it; calling it goes past PyTorch's dispatcher, and a small product calls no team of threads.
+The BLAS in PyTorch for x86 is MKL, which gives processors that are not Intel's its kernels for AVX2. On an EPYC 9004
+core this one takes 0.9 to 1.0 of MKL's time, and 0.6 of it for many columns, as in the head of a language model. Its
+calls go past PyTorch's dispatcher, and a small product calls no team of threads.
 
-Tiles of ROWS x COLS sums stay in registers while they read a panel of the right matrix, packed so that it is read in order. Where
-the left matrix is stored column by column it is packed too. Depth is cut into pieces, so that a panel stays in the cache. Up
-to DEPTH terms are added one after the other, which is about twice as far from the exact sum as MKL's.
+Tiles of ROWS x COLS sums stay in registers while they read a panel of the right matrix, packed so that it is read in
+order. A left matrix that is stored column by column is packed too. Depth is cut into pieces, so that a panel stays in
+the cache. Up to DEPTH terms are added one after the other, which is about twice as far from the exact sum as MKL's.
 
-A few rows by a matrix whose columns lie in memory one after the other, as one token by the weights of a layer, are a matter of
-reading those once: nothing is packed, four columns at a time are multiplied with all rows.
+A few rows by a matrix whose columns lie in memory one after the other, as one token by the weights of a layer, are a
+matter of reading those once. Nothing is packed; four columns at a time are multiplied with all rows.
 
 Source: K. Goto, R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.
 """
@@ -41,7 +41,7 @@ WORTH_BYTES = 4 << 20
 
 @cache
 def is_faster_here() -> bool:
-    """The BLAS is MKL, and the processor, not Intel's, has vectors that MKL would not use."""
+    """Test whether the BLAS is MKL, and the processor, not Intel's, has vectors that MKL would not use."""
     return (
         torch.backends.mkl.is_available()
         and internals.cpu_capability() == "AVX512"
@@ -68,7 +68,9 @@ def arguments_of(call: ProductCall, threads: int) -> tuple[int, ...] | None:
 
 
 def is_worth_a_region(equation: Equation) -> bool:
-    """The equation is a product of so large matrices that our kernel gains more than a region's call costs."""
+    """Test whether the equation is a product of so large matrices that our kernel gains more than a region's call
+    costs.
+    """
     if equation.op.name not in ("aten.mm.default", "aten.addmm.default") or not is_faster_here():
         return False
     types = (var.type for var in equation.operands)

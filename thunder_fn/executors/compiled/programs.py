@@ -1,8 +1,8 @@
 """Programs with compiled regions: which layouts regions are called with, and when compiled code takes over.
 
-A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs, so one run of
-the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled regions
-give results in the layout that eager gives, so what was found stays true. Where only values decide on a layout, as
+A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs. So one run
+of the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled
+regions give results in the layout that eager gives, so the findings stay true. If only values decide on a layout, as
 after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).
 
 Until its regions are compiled a program runs on the torch executor.
@@ -41,7 +41,7 @@ Jobs = dict["Region", dict[tuple[Strides, ...], dict[Part, Job]]]
 class Staged:
     """A program whose regions are compiled when it is first called with inputs of some layout.
 
-    Law: it computes what the program does, at all times; which of its regions are compiled changes rounding only.
+    Law: it computes the program's results, at all times; which of its regions are compiled changes rounding only.
 
     `settled` says that the layouts that one run finds are those of all runs on inputs of its layout.
     """
@@ -60,7 +60,7 @@ class Staged:
         return self._call_slowly(inputs)
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for values that only the box holds."""
+        """Run on values that only the box holds."""
         if self.matches(*box):
             return take(self.fast, box)
         inputs = tuple(box)
@@ -80,7 +80,7 @@ class Staged:
         return (known or self.run)(*inputs)
 
     def _first_call(self, key: tuple[Layout, int], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Find what there is to compile, and compile it: before the call is answered, or meanwhile."""
+        """Find the jobs, and compile them: before the call is answered, or meanwhile."""
         calls: Calls = {}
         outputs = None
         if self.tiered or not _run_on_fakes(self.run, inputs, calls):
@@ -137,7 +137,7 @@ class Staged:
         return _Trial(looking, functions.values(), lambda: self._settle(key, rebound(self.run, fast)))
 
     def _settle(self, key: tuple[Layout, int], fast: Callable[..., tuple[Any, ...]]) -> None:
-        """The layouts that regions met are those that they were compiled for: from here on they do not look."""
+        """Stop looking at layouts: regions met those that they were compiled for."""
         with self.lock:
             self.ready[key] = fast
             self.matches = _never
@@ -163,7 +163,7 @@ class _Trial:
         return self._then(self.run(*inputs))
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for values that only the box holds."""
+        """Run on values that only the box holds."""
         return self._then(take(self.run, box))
 
     def _then(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -194,7 +194,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def has_regions(run: types.FunctionType) -> bool:
-    """The text of a program, or of a function that it calls, calls regions."""
+    """Test whether the text of a program, or of a function that it calls, calls regions."""
     return rebound(run, {}) is not run
 
 

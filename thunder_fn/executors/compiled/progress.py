@@ -32,7 +32,7 @@ class Progress:
             self.thread.join()
 
     def advance(self) -> None:
-        """One more job is done but for the C++ compiler."""
+        """Count one more job as done but for the C++ compiler."""
         self.done += 1
 
     def text(self) -> str:

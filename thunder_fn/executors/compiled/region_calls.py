@@ -56,7 +56,7 @@ class Region:
 
     donated: tuple[int, ...] = ()
     base: Region | None = None
-    """The same region, that writes over none."""
+    """The region without inputs to write over."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -130,7 +130,7 @@ class Region:
         threads = torch.get_num_threads()
 
         def job(part: Part) -> Job:
-            strides = tuple(given.get(i, ()) for i in part.inputs)  # what a part gets from another has no dims
+            strides = tuple(given.get(i, ()) for i in part.inputs)  # values between parts have no dims
             return Job(part.trace, strides, threads, self.donated_in(part, strides))
 
         return {part: job(part) for part in self.parts}
@@ -195,7 +195,7 @@ class Region:
         return (lambda *given: function(*given[:count], *constants, *given[count:])) if constants else function
 
     def has_private_outputs(self) -> bool:
-        """An output may lie in a constant's memory, where nobody may write to it."""
+        """Test whether an output may lie in a constant's memory, where nobody may write to it."""
         first = len(self.trace.inputs)
         own = {first + position for position in range(len(self.trace.constants))}
         buffers = find_aliases(self.trace).buffers
@@ -214,7 +214,7 @@ class ByLayout:
         return self._function(inputs)(*inputs)
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """The same for inputs that only the box holds."""
+        """Run on inputs that only the box holds."""
         return take(self._function(box), box)
 
     def _function(self, inputs: Sequence[torch.Tensor]) -> Function:

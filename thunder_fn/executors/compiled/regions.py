@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
+from thunder_fn import facts, ops
 from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.base import NOT_REGISTERED, FusionExecutor, Numerics
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.symbols import Symbol
 from thunder_fn.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var
 
-_EXTERN = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward"))
+_EXTERN = facts.MATMULS | facts.CONVOLUTIONS
 """Ops that compilers leave to PyTorch."""
 
 
@@ -77,7 +77,7 @@ class RegionCompiler(FusionExecutor):
 
     def is_worth(self, region: Trace) -> bool:
         """Test for something to fuse: several ops that compute, and not only calls of PyTorch's kernels."""
-        own = [equation for equation in region.equations if equation.op.name.split(".")[1] not in _EXTERN]
+        own = [equation for equation in region.equations if equation.op not in _EXTERN]
         return super().is_worth(region) and any(not ops.is_view(equation.op) for equation in own)
 
 
@@ -100,7 +100,7 @@ def _expressions(value: Any) -> Iterator[Expr]:
 
 
 def _is_size(expr: Expr) -> bool:
-    """An int that follows from sizes and numbers that a function is called with."""
+    """Test for an int that follows from sizes and numbers that a function is called with."""
     return expr.kind is int and all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
 
 

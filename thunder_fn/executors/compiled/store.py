@@ -3,10 +3,10 @@
     <folder>/<environment>/<region>.json             the text of a region and where its kernels are
     <folder>/<environment>/<module>-<digest>.so      kernels; the compiler makes other bits of them each time
 
-The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. What is found there counts only if it is whole and the
-user's own (`trusted.py`): a file that is cut short, that somebody else may have written, or that was written for another
-PyTorch, another processor or another version of this package, is as good as none. Files are written beside their place
-and moved there, so nobody ever sees half of one. Where nothing can be written, regions are compiled again in the next process.
+The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. A file there counts only if it is whole and the
+user's own (`trusted.py`). A file that is cut short, or that somebody else may have written, is ignored. So is one for
+another PyTorch, another processor or another version of this package. Files are written beside their place and moved
+there, so nobody ever sees half of one. If nothing can be written, regions are compiled again in the next process.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Entry:
     kernels: tuple[tuple[str, str, str], ...]
     """(name in the text, key, name of the module's file)"""
     digests: tuple[tuple[str, str], ...]
-    """(name of a module's file, digest of what is in it)"""
+    """(name of a module's file, digest of its content)"""
     constants: str
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -187,7 +187,7 @@ def function_of(text: str, kernels: Functions, constants: dict[str, torch.Tensor
 
 
 def write(job: Job, code: Code, places: dict[str, Path]) -> None:
-    """Keep a region. `places` says in which file each kernel is. Where the disk does not take it, nothing is kept."""
+    """Keep a region. `places` says in which file each kernel is. If the disk does not take it, nothing is kept."""
     folder = root() / environment()
     try:
         make_folder(root())
@@ -221,7 +221,7 @@ def read_kernels(kernels: tuple[Kernel, ...]) -> Mapping[str, Callable[..., Any]
 
 
 def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
-    """Keep a module of these kernels. Where the disk does not take it, nothing is kept."""
+    """Keep a module of these kernels. If the disk does not take it, nothing is kept."""
     path, digest = root() / environment() / compiled.name, hashlib.sha256(compiled.read_bytes()).hexdigest()
     try:
         make_folder(root())

@@ -2,10 +2,11 @@
 
     ~/.cache/thunder_fn/key        32 random bytes, made by the first process that needs them
 
-Code that is kept on disk runs in the next process, so three things must hold of it. The folder and the file belong to the
-user, and nobody else may write to them. An entry begins with a code of authentication (HMAC) by the user's key, over its
-name and all that follows. A library is named in an entry by the digest of its bytes, and the bytes that were checked
-are the bytes that are loaded. What fails is not there; of files that others may have written a warning says so, once.
+Code that is kept on disk runs in the next process, so three things must hold of it. The folder and the file belong to
+the user, and nobody else may write to them. An entry begins with a code of authentication (HMAC) by the user's key,
+over its name and all that follows. A library is named in an entry by the digest of its bytes, and the bytes that were
+checked are the bytes that are loaded. Files that fail are ignored; a warning names, once, those that others may have
+written.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _known: list[bytes] = []
 
 
 class Untrusted(Exception):
-    """A file is not the user's own, or is not what was written."""
+    """A file is not the user's own, or does not have the written content."""
 
 
 def key() -> bytes:
-    """The user's key. Where none can be kept, one of this process: what it writes serves itself and what it starts."""
+    """The user's key. If none can be kept, it is one of this process, whose files serve itself and its children."""
     if not _known:
         _known.append(_kept_key())
     return _known[0]
@@ -93,7 +94,7 @@ def read(path: Path) -> bytes:
 
 
 def check(path: Path, found: os.stat_result) -> None:
-    """Refuse what others may have written.
+    """Refuse files that others may have written.
 
     Raises:
         Untrusted: as it says.
@@ -153,7 +154,7 @@ def put(path: Path, fill: Callable[[str], Any], *, replace: bool = True) -> None
 
 
 def _link(name: str, path: Path) -> None:
-    """Move a file to where none is yet. Where the disk has no links, the last one to come wins."""
+    """Move a file to where none is yet. If the disk has no links, the last one to come wins."""
     try:
         os.link(name, path)
     except FileExistsError:

@@ -2,10 +2,10 @@
 
     python -I -c "...; from thunder_fn.executors.compiled.worker import main; main()"
 
-It imports Python's own modules, those that are installed, and the parent's thunder_fn and PyTorch: nothing from the
-current folder, from that of a script, or from PYTHONPATH. It is given the key of `trusted.py`. Then it reads batches of
-jobs from standard input, compiles them into the folder of `store.py`, and answers each batch with one line of JSON: for
-each job, null or why it failed. It ends when its input does.
+It imports Python's own modules, installed ones, and the parent's thunder_fn and PyTorch. It imports nothing from the
+current folder, from that of a script, or from PYTHONPATH. It is given the key of `trusted.py`. Then it reads batches
+of jobs from standard input, and compiles them into the folder of `store.py`. It answers each batch with one line of
+JSON: for each job null, or the reason why it failed. It ends when its input does.
 
 It is a process and not a thread, because Inductor holds the GIL for seconds and keeps its state in globals.
 """
@@ -38,7 +38,7 @@ _LENGTH = struct.Struct("<Q")
 def main() -> None:
     """Serve until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what compilers print is no answer
+    os.dup2(2, 1)  # prints of compilers are no answer
     trusted.take_key(sys.stdin.buffer.read(trusted.SIZE))
     compiler: Callable[[Sequence[Job]], Results] = compile_jobs
     while True:

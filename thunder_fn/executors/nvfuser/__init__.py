@@ -2,18 +2,17 @@
 
     jit(f, executors=["nvfuser"])
 
-Takes what works element by element, reductions, and ops that move elements, on CUDA tensors, whatever PyTorch's
-decompositions make of other ops included (softmax, norms, activations and their backwards). Sizes may be symbols: a
-region is defined once for all of them (`sized.py`). Left to others are matrix products, random numbers, which nvFuser
-would draw otherwise than eager does, complex numbers, and integers of 8 and 16 bits, which its Python module does not
-have. What was taken, and why not, `explain_claims` says on any machine; to run it takes the package `nvfuser_direct`,
-0.2.34 or later.
+It takes pointwise ops, reductions, and ops that move elements, on CUDA tensors. Other ops, such as softmax, norms and
+activations, go through PyTorch's decompositions. Sizes may be symbols: a region is defined once for all of them
+(`sized.py`). Matrix products, random numbers, complex numbers and integers of 8 and 16 bits are left to others.
+nvFuser would draw other numbers than eager does, and its Python module has no such integers. `explain_claims` lists
+the claims and refusals on any machine; a run takes the package `nvfuser_direct`, 0.2.34 or later.
 
 Half precision is computed in float32, each result rounded to the dtype of the trace; nvFuser reorders sums.
 
-What has run: the translation, on CPU, with a stand-in for the package that checks every call against nvFuser's
-signatures and computes with PyTorch (`tests/executors/nvfuser_stand_in.py`). nvFuser itself has not run it, and nothing
-of it has run on a GPU yet.
+Tested: the translation, on CPU, with a stand-in for the package that checks every call against nvFuser's signatures
+and computes with PyTorch (`tests/executors/nvfuser_stand_in.py`). nvFuser itself has not run it, and nothing of it
+has run on a GPU yet.
 
 `pointwise.py` and `dims.py` are the tables of emitters; `definitions.py` builds and keeps definitions. A new op is
 one emitter.
@@ -114,7 +113,7 @@ class NvFuser(RegionCompiler):
         return None
 
     def is_worth(self, region: Trace) -> bool:
-        """Several ops that compute, all on one device."""
+        """Test for several ops that compute, all on one device."""
         types = [var.type for equation in region.equations for var in equation.outputs]
         devices = {type.device for type in types if isinstance(type, TensorType)}
         return len(devices) == 1 and super().is_worth(region)

@@ -1,11 +1,11 @@
 """nvFuser definitions of regions, and the calls that programs make of them.
 
 A definition is written for the dtypes, sizes, strides and devices of its inputs, and is kept with the kernels that
-nvFuser compiles for it: `Definitions` has those of all programs, equal ones once, and forgets what was not called for
+nvFuser compiles for it. `Definitions` has those of all programs, equal ones once, and forgets what was not called for
 longest.
 
-Outputs lie in memory as eager's do. Views at a region's end (`peeled`) are PyTorch's, so that what shares memory in
-eager shares it here, and nothing else does; the rest gets eager's strides.
+Outputs lie in memory as eager's do. Views at a region's end (`peeled`) are PyTorch's, so that tensors share memory
+here exactly if they do in eager. The rest gets eager's strides.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _decompose(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, 
 
 
 def peeled(region: Trace) -> tuple[Trace, Trace]:
-    """A region in two: what computes, and the views at its end, which take the region's inputs and then what was computed.
+    """A region in two: the computation, and the views at its end, which take the region's inputs and then the
+    computed values.
 
     Law: ``evaluate(views, (*xs, *evaluate(kernel, xs)))`` is ``evaluate(region, xs)``.
     """
@@ -163,7 +164,7 @@ def _tensor(type: Any) -> TensorType:
 
 
 def _input(library: Library, fusion: Any, writer: Writer, type: Any, strides: tuple[Dim, ...], device: str) -> Any:
-    """An input of the definition. What its layout says of sizes that are symbols, it says of all of them."""
+    """An input of the definition. A layout that it states for sizes that are symbols holds for all of them."""
     contiguity, order = library.compute_tensor_descriptor(hint_of(_tensor(type).shape), hint_of(strides))
     val = fusion.define_tensor(
         shape=[-1 if isinstance(size, Expr) else size for size in type.shape],

@@ -80,7 +80,7 @@ def _bitwise_not(w: Writer, out: TensorType, x: Operand) -> Any:
 
 @emits("aten.clone.default", "aten.contiguous.default")
 def _clone(w: Writer, out: TensorType, x: Operand, *, memory_format: Any = None) -> Any:
-    return w.ops.set(x.val)  # how results lie in memory is settled where they leave the region
+    return w.ops.set(x.val)  # layouts are settled where results leave the region
 
 
 @emits("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default")

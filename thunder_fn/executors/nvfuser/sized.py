@@ -1,9 +1,9 @@
 """Regions of programs with symbols: one definition for all sizes, for inputs of each layout that they meet.
 
-A definition of such a region has inputs of any size (-1). Sizes inside it are those of its inputs, and what is computed
-of them, such as `2*s0 + 1`, is a scalar input. What was decided while the definition was written, about sizes and by the
-ops that eager would run, is asked at each call; a call that it does not hold for runs on the torch executor. So does one
-with a size of 1, which nvFuser would take for a dim to broadcast.
+A definition of such a region has inputs of any size (-1). Sizes inside it are those of its inputs, and expressions of
+them, such as `2*s0 + 1`, are scalar inputs. Decisions made while the definition was written, about sizes and by the
+ops that eager would run, are checked at each call. A call for which they do not hold runs on the torch executor. So
+does one with a size of 1, which nvFuser would take for a dim to broadcast.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def define_for_all_sizes(library: Library, job: Job, device: str) -> Sized:
 
 
 def _on_fakes(job: Job) -> tuple[list[tuple[Dim, ...]], Numbers]:
-    """The strides that eager gives the outputs, and what was decided on the way."""
+    """The strides that eager gives the outputs, and the decisions on the way."""
     fakes, numbers = fakes_of_job(job)
     with inductor_internals.running(fakes, numbers):
         outputs = calls(job)(*fakes)

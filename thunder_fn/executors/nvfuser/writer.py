@@ -7,15 +7,15 @@ tensor is an `Operand`. It calls nvFuser's ops and returns what they give:
     def _sub(w, out, a, b, *, alpha=1):
         return w.ops.sub(...)
 
-An emitter refuses what nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. Whether an equation can be
-translated is found by running its emitter on a writer that writes nothing, so there is one function for each op and no
-second one that says when it holds.
+An emitter refuses ops that nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
+equation can be translated, its emitter runs on a writer that writes nothing. So there is one function for each op,
+and no second one that says when it holds.
 
-What nvFuser does with dtypes is not relied upon: operands are cast to the dtype that PyTorch computes in (float32 for
+nvFuser's treatment of dtypes is not relied upon: operands are cast to the dtype that PyTorch computes in (float32 for
 half precision), and results to the dtype of the trace. Nor is its broadcasting: operands get the result's shape.
 
-Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter, so that what it decides about them is
-known, as what PyTorch's own kernels decide is. Where one reaches nvFuser it is the size of an input, or a scalar input that
+Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter. So its decisions about them are
+known, as those of PyTorch's own kernels are. One that reaches nvFuser is the size of an input, or a scalar input that
 is computed in Python: nvFuser does no arithmetic on sizes.
 
 Source: NVIDIA/Fuser 0.2.36, `python/python_direct/ops.cpp`, `csrc/type_promotion.cpp`.
@@ -128,7 +128,7 @@ class Writer:
         return getattr(self.dtypes, DTYPES[dtype])
 
     def cast(self, val: Any, dtype: torch.dtype) -> Any:
-        """The same values in a dtype."""
+        """Cast values to a dtype."""
         wanted = self.dtype(dtype)
         return val if val.dtype() == wanted else self.ops.cast(val, wanted)
 
@@ -181,7 +181,7 @@ class Writer:
         return Operand(val, type, self.shape(type))
 
     def equation(self, equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
-        """Write an equation; what its outputs are called, None for those that it does not compute.
+        """Write an equation. Returns the names of its outputs, None for those that it does not compute.
 
         Raises:
             Refused: nvFuser cannot compute it as PyTorch does.

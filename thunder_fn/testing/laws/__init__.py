@@ -104,14 +104,14 @@ GROUPS: dict[str, dict[str, Law]] = {
     "second order": {"second order is symmetric": law_second_order_is_symmetric},
     **{name: laws_of(interpreter, name) for name, interpreter in INTERPRETERS.items()},
 }
-"""Every law of a single trace, by what it is about."""
+"""Every law of a single trace, by its subject."""
 
 LAWS: dict[str, Law] = {name: law for group in GROUPS.values() for name, law in group.items()}
 """Every law of a single trace, by name."""
 
 
 def check_laws(names: Iterable[str], trace: Trace, inputs: Inputs) -> None:
-    """Check some laws on one trace; what is raised names the law."""
+    """Check some laws on one trace; the exception names the law."""
     for name in names:
         try:
             LAWS[name](trace, inputs)

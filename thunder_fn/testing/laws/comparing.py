@@ -24,7 +24,7 @@ TOO_LARGE = 1e4
 
 
 class LawBroken(AssertionError):
-    """A law does not hold: what does not, and the traces that show it."""
+    """A law does not hold: the law, and the traces that show it."""
 
     def __init__(self, what: str, **traces: Trace) -> None:
         super().__init__("\n\n".join([what, *(f"{name}:\n{trace}" for name, trace in traces.items())]))
@@ -55,14 +55,14 @@ def state_after(trace: Trace, inputs: Sequence[Any]) -> torch.Tensor:
 
 
 def seeded(f: Callable[[], Values]) -> Values:
-    """Run with the random numbers always the same; what comes out is detached."""
+    """Run with the random numbers always the same; results are detached."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats a stack for CUDA, 2 ms
         return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in f())
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Equal values: tensors bit for bit, except that every NaN equals every other."""
+    """Compare values: tensors bit for bit, except that every NaN equals every other."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is type(b) and repr(a) == repr(b)
     if a.dtype != b.dtype or a.shape != b.shape:
@@ -77,7 +77,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
-    """Two runs gave the same, bitwise."""
+    """Check that two runs gave the same, bitwise."""
     holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
     for position, (a, b) in enumerate(zip(have, want, strict=True)):
         if not same_bits(a, b):
@@ -85,7 +85,7 @@ def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
 
 
 def is_tame(values: Sequence[Any]) -> bool:
-    """All finite and of moderate size: what a comparison with a tolerance needs."""
+    """Test that all values are finite and of moderate size, as a comparison with a tolerance needs."""
     floats = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
     return all(bool(x.isfinite().all()) and largest(x) < TOO_LARGE for x in floats)
 
@@ -96,7 +96,7 @@ def largest(value: torch.Tensor) -> float:
 
 
 def is_inexact(value: torch.Tensor) -> bool:
-    """Floating or complex."""
+    """Test for a floating or complex tensor."""
     return value.is_floating_point() or value.is_complex()
 
 
@@ -119,7 +119,9 @@ def variables(trace: Trace) -> Iterator[Var]:
 
 
 def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: float, what: str, **traces: Trace) -> None:
-    """Two lists of tensors agree to a tolerance, relative to the largest number among them; types are equal."""
+    """Check that two lists of tensors agree to a tolerance, relative to the largest number among them; types are
+    equal.
+    """
     if not is_tame(want):
         return
     scale = max([1.0, *map(largest, want)])

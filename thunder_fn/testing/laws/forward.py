@@ -99,7 +99,7 @@ def law_vmap_is_a_loop(trace: Trace, inputs: Inputs) -> None:
 
 
 def vmap_is_a_loop(trace: Trace, inputs: Inputs, in_dims: InDims) -> None:
-    """The same for one choice of batch dims."""
+    """Check the law for one choice of batch dims."""
     new, out_dims = batching.vmap(trace, in_dims, SIZE)
     rows = examples(trace, inputs, in_dims)
     found = run(new, stack(rows, in_dims))

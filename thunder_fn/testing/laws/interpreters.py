@@ -182,7 +182,7 @@ def silent_policy(equation: Equation) -> Any:
 
 
 def widened(trace: Trace) -> Trace:
-    """The trace under autocast to float64: what autocast does to a trace, without what rounding does to its numbers."""
+    """The trace under autocast to float64: autocast's changes to a trace, without rounding of its numbers."""
     return autocast(trace, torch.float64, widening_policy)
 
 
@@ -469,7 +469,7 @@ def nested(depth: int) -> Trace:
 
 
 def size(trace: Trace) -> int:
-    """The number of equations in distinct traces: what an interpreter that shares has to do."""
+    """The number of equations in distinct traces: the work of an interpreter that shares."""
     return sum(len(inner.equations) for inner in subtraces(trace))
 
 

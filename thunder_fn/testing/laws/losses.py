@@ -37,7 +37,7 @@ def add_inner(builder: TraceBuilder, total: Var | None, a: Var, b: Var) -> Var:
 
 
 def is_complex(var: Var) -> bool:
-    """A complex tensor."""
+    """Test for a complex tensor."""
     return isinstance(var.type, TensorType) and var.type.dtype.is_complex
 
 

@@ -1,6 +1,6 @@
 """Laws of rewrites: stored in another way, or on many ranks, a function is still that function, under every transform.
 
-Ranks are simulated, in one process. What is expected comes from the function itself on one rank, on whole parameters.
+Ranks are simulated, in one process. The function itself, on one rank and whole parameters, gives the expected values.
 """
 
 from __future__ import annotations
@@ -179,14 +179,14 @@ class Rewriting:
 
     @property
     def is_tame(self) -> bool:
-        """Numbers are finite and moderate, as the laws need them to be: derivatives too."""
+        """Test that numbers are finite and moderate, derivatives too, as the laws need them."""
         loss, params = self.problem(self.dtype)
         (batch,) = _tokens(1)
         return is_tame([loss(params, batch), *_gradient(loss)(params, batch).values()])
 
     @property
     def transform(self) -> Callable[[Function], Function]:
-        """The transform of what was rewritten."""
+        """The transform of the rewritten function."""
         return UNDER[self.under][1]
 
 
@@ -363,7 +363,7 @@ def _gathers(trace: Trace) -> int:
 def _agree(have: Any, want: Any, case: Rewriting) -> None:
     """Equal up to rounding."""
     try:
-        halves = "autocast" in case.under or case.way == "int4"  # whose scales are float16
+        halves = "autocast" in case.under or case.way == "int4"  # its scales are float16
         rounding = 0.02 if halves else 1e-5  # scales are float32
         size = 1.0 if case.drawn is None else max(map(largest, pytree.flatten(want)[0]), default=1.0)
         atol = rounding * max(1.0, size)

@@ -171,7 +171,7 @@ def _vjp(trace: Trace) -> Trace:
 
 
 def _linearize(trace: Trace) -> Trace:
-    """The jvp as two programs, one after the other: what the primals decide, and what is linear in the tangents."""
+    """The jvp as two programs, one after the other: the part that the primals decide, and the linear part."""
     active = (True, True, False, *(False for _ in trace.inputs[3:]))
     pushed, count = jvp(trace, active), len(trace.outputs)
     known = tuple(place < len(trace.inputs) for place in range(len(pushed.inputs)))

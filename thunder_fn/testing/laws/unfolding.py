@@ -1,8 +1,8 @@
 """The meaning of structured ops, written out: the judge of their rules.
 
-A scan is its steps one after the other, a choice that is known is the branch, a loop whose number of steps is known is
-so many steps, a checkpoint and a function with a rule of its own are their bodies. What is left of a trace are leaves,
-and the choices and loops that only values decide. No rule of a structured op is used here.
+A scan is its steps one after the other, and a known choice is the branch. A loop whose number of steps is known is so
+many steps. A checkpoint and a function with a rule of its own are their bodies. Leaves are left of a trace, and the
+choices and loops that only values decide. No rule of a structured op is used here.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ OF_SYMBOLS: dict[str, tuple[Callable[[Any], None], Sequence[Any]]] = {
     "jit is eager": (law_jit_is_eager, CALLS),
     "numbers are Python's": (law_numbers_are_pythons, NUMBERS),
 }
-"""The laws of what has symbols, each with the cases in which bugs are looked for."""
+"""The laws of traces with symbols, each with the cases in which bugs are looked for."""
 
 KNOWN: dict[str, Any] = {
     **LAWS,

@@ -1,4 +1,4 @@
-"""Bugs in symbols, in what is decided about them, in guards, and in arithmetic."""
+"""Bugs in symbols, in decisions about them, in guards, and in arithmetic."""
 
 from __future__ import annotations
 

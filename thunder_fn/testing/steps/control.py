@@ -1,8 +1,8 @@
 """Structured ops: choices, loops, calls, checkpoints and functions with a backward of their own; bodies are programs.
 
-Operands may repeat and bodies need not read them all. What a loop hands on is picked among the variables of its
-carries' types, the newest first, so that carries are computed, forwarded, exchanged and merged. Loops take 0 to 3
-steps; one whose length nobody knows counts its steps.
+Operands may repeat and bodies need not read them all. The values that a loop hands on are picked among the variables
+of its carries' types, the newest first, so that carries are computed, forwarded, exchanged and merged. Loops take 0
+to 3 steps; one whose length nobody knows counts its steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def _same_types(types: tuple[TensorType, ...]) -> Callable[[Draft], tuple[Var, .
 
 
 def _truth(d: Draft) -> Var:
-    """A scalar that says yes or no: what is known before, what the values say, or a number that is not zero."""
+    """A scalar that says yes or no: one that is known before, one that values decide, or a number that is not
+    zero.
+    """
     match d.number(4):
         case 0:
             (total,) = d.leaf(aten.sum.default, d.var(is_real))
@@ -88,7 +90,7 @@ def _choose(d: Draft, op: Op, choice: Var, operands: tuple[Var, ...], step: Step
 
 @structured("choice", bodies=1)
 def _guarded(d: Draft, step: Step) -> None:
-    """A choice that keeps a function from numbers where it, or its derivative, is not finite."""
+    """Append a choice that keeps a function from numbers where it, or its derivative, is not finite."""
     x = d.var(both(is_real, has_elements))
     (positive,) = d.leaf(aten.gt.Scalar, x, 0)
     (choice,) = d.leaf(aten.all.default, positive)
@@ -185,7 +187,7 @@ def _while_loop(d: Draft, step: Step) -> None:
 
 @structured("loop", bodies=0)
 def _countdown(d: Draft, step: Step) -> None:
-    """A loop whose step, taken once more, has a derivative that is not finite."""
+    """Append a loop whose step, taken once more, has a derivative that is not finite."""
     x = d.var(both(is_real, has_elements))
     (start,) = d.leaf(aten.clamp.default, x, None, 2.75)
 
@@ -208,7 +210,7 @@ def _countdown(d: Draft, step: Step) -> None:
 
 @structured("rule", bodies=1)
 def _call(d: Draft, step: Step) -> None:
-    """A jitted function inside a jitted one."""
+    """Append a jitted function inside a jitted one."""
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     d.structured(CALL, operands, body.output_types, body, name="block", options=None)

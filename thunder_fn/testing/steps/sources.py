@@ -137,7 +137,7 @@ def _normal_like(d: Draft) -> object:
 
 @step("twin")
 def _twin(d: Draft) -> object:
-    """An earlier equation once more: what cse merges unless it is random, and what makes cotangents meet."""
+    """An earlier equation once more, which cse merges unless it is random, so that cotangents meet."""
     known = d.builder.equations[-1 - d.number(len(d.builder.equations))]
     return d.bind(d.builder.copy(known, lambda var: var))
 
@@ -146,7 +146,9 @@ def _twin(d: Draft) -> object:
 
 
 def _composite(d: Draft, step: Step) -> None:
-    """A composite in one of the ways in which one is called: plain, or as a user's call with literals and keywords."""
+    """Append a composite in one of the ways in which one is called: plain, or as a user's call with literals and
+    keywords.
+    """
     style = d.number(3)
     operands = tuple(d.var(is_any) for _ in range((1, 2, 3, 0)[d.number(4)]))
     body = Draft.closed(step.body(), tuple(map(tensor_type, operands)), "block")
@@ -168,7 +170,7 @@ def _again(d: Draft, _: Step) -> None:
 
 
 def _sibling(d: Draft, step: Step) -> None:
-    """An earlier call with another body: two composites of one name and the same operands."""
+    """Append an earlier call with another body: two composites of one name and the same operands."""
     known = d.calls[-1 - d.number(len(d.calls))]
     body = Draft.closed(step.body(), tuple(map(tensor_type, known.operands)), "block")
     d.call(known.op, known.args, body, known.kwargs)
