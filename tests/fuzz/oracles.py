@@ -88,10 +88,19 @@ def _linked(tree: Any) -> tuple[Any, list[torch.Tensor]]:
     return pytree.tree_unflatten([root.clone() for root in roots], spec), roots
 
 
+def _write_back(primals: Any, given: Any) -> None:
+    """What the function wrote to its arguments, its caller sees."""
+    for primal, one in zip(pytree.tree_leaves(primals), pytree.tree_leaves(given), strict=True):
+        if not one.is_inference() and one._version:
+            with torch.set_grad_enabled(primal.requires_grad):
+                primal.copy_(one)
+
+
 def _vjp(f: Callable[..., Any], *primals: Any) -> Any:
     with torch.enable_grad():
         given, roots = _linked(primals)
         out = f(*given)
+        _write_back(primals, given)
 
     def pull(cotangents: Any) -> Any:
         with torch.enable_grad():

@@ -21,7 +21,7 @@ def call_captured(captured: Captured, args: Any, kwargs: Any = None) -> Any:
     """Call a captured function as its caller would: results out, mutations written back."""
     tensors = tensors_of(captured, args, kwargs or {})
     outputs = evaluate(captured.trace, tensors)
-    write_back(captured, tensors, outputs[captured.num_results :])
+    write_back(captured, tensors, outputs)
     return captured.result(outputs)
 
 

@@ -366,6 +366,31 @@ def test_the_state_that_a_function_asks_for_is_looked_at(setting: str) -> None:
         torch.set_default_device(None)
 
 
+@pytest.mark.parametrize("around", (contextlib.nullcontext, torch.no_grad, torch.inference_mode))
+def test_inference_mode_inside(around: Callable[[], Any]) -> None:
+    def f(x: Tensor) -> Any:
+        w = x * 2
+        with torch.inference_mode():
+            inside = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), (w * 2).is_inference()
+            x[1:].mul_(3)
+            y, z = x.sin(), x.detach()[0]
+            with torch.inference_mode(False):
+                inside += torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        with torch.no_grad(), torch.inference_mode(False):
+            inside += (torch.is_grad_enabled(),)
+        after = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        viewed = torch.inference_mode()(lambda x: x.view(-1)[:2] * 2)(x)
+        return x, w * w, y, z, viewed, inside, after
+
+    def run(f: Callable[[Tensor], Any]) -> Any:
+        with around():
+            x = torch.ones(3, requires_grad=True) * 1
+            *tensors, inside, after = f(x)
+        return [(tensor.tolist(), tensor.requires_grad) for tensor in tensors], inside, after
+
+    assert run(jit(f)) == run(f)
+
+
 def test_inference_mode_is_what_it_is_around() -> None:
     f: Callable[[Tensor], Any] = lambda x: (x * 2, torch.is_inference_mode_enabled(), (x * 2).is_inference())
     g, x = jit(f), torch.ones(2)

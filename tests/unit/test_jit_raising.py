@@ -36,10 +36,11 @@ def inside_a_function(x: torch.Tensor) -> None:
 FUNCTIONS = [after_a_half, before_anything, after_a_draw, inside_a_function]
 
 
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
 @pytest.mark.parametrize("f", FUNCTIONS)
-def test_what_it_had_changed_is_changed(f: Callable[[Any], None]) -> None:
+def test_what_it_had_changed_is_changed(f: Callable[[Any], None], cache: str) -> None:
     ours, eager = torch.arange(3.0), torch.arange(3.0)
-    jitted = tfn.jit(f)
+    jitted = tfn.jit(f, cache=cache)
     torch.manual_seed(3)
     with pytest.raises(KeyError):
         jitted(ours)
@@ -49,6 +50,19 @@ def test_what_it_had_changed_is_changed(f: Callable[[Any], None]) -> None:
         f(eager)
     assert torch.equal(ours, eager) and torch.equal(state, torch.get_rng_state())
     assert tfn.cache_info(jitted).size == 0
+
+
+def test_what_is_traced_again_without_symbols_writes_once() -> None:
+    def f(x: torch.Tensor) -> int:
+        x.add_(torch.rand(3)).add_(1)
+        return x.nbytes  # which no symbol stands for
+
+    ours, eager = torch.zeros(3), torch.zeros(3)
+    torch.manual_seed(3)
+    count = tfn.jit(f, cache="symbolic values")(ours)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    assert count == f(eager) and torch.equal(ours, eager) and torch.equal(state, torch.get_rng_state())
 
 
 def test_closed_over_tensors_and_buffers_too() -> None:

@@ -23,7 +23,7 @@ from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.structured.bind import bind_composite
-from thunder_fn.structured.bodies import next_carry, standing_for
+from thunder_fn.structured.bodies import next_carry, own_memory, standing_for
 from thunder_fn.structured.calls import examples_of
 from thunder_fn.structured.loops import check_carry, result_types
 from thunder_fn.symbols import made_by
@@ -74,6 +74,8 @@ def associative_scan(
     found = _scan_in_trace(combine, spec, moved) if combine_mode == "generic" else None
     if found is None:
         found = _scan(_called(combine if combine_mode == "pointwise" else vmap(combine), combine, spec), moved)
+    if moved[0].shape[0] < 2:
+        found = own_memory(found)
     if reverse:
         found = [leaf.flip(0) for leaf in found]
     return pytree.unflatten(spec, [leaf.movedim(0, dim) if dim else leaf for leaf in found])

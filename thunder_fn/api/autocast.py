@@ -57,8 +57,7 @@ class Autocast(Transformed):
         new = cse(captured.trace) if is_pytorchs else autocast_trace(captured.trace, self.dtype, self.policy)
         name = self.__name__ if current() is None else f"{REGION}_{captured.trace.name}"
         outputs = apply(name, new, inputs, captured.trace)
-        write_back(captured, inputs, outputs[captured.num_results :])
-        return captured.result(outputs)
+        return captured.result(write_back(captured, inputs, outputs))
 
     def _under_pytorchs(self) -> Callable[..., Any]:
         """The function under PyTorch's own autocast, on every device, whose casts are then part of the trace."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from thunder_fn import torch_internals as internals
@@ -14,10 +15,21 @@ from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit import Jitted
 from thunder_fn.structured.bind import bind_composite
+from thunder_fn.structured.bodies import own_memory
 from thunder_fn.text import shown
-from thunder_fn.trace import TensorType, Trace
+from thunder_fn.trace import TensorType, Trace, cut
 
-__all__ = ["Transformed", "apply", "described", "main_only", "main_output", "tensors_of", "transformed", "write_back"]
+__all__ = [
+    "Transformed",
+    "apply",
+    "described",
+    "main_only",
+    "main_output",
+    "tensors_of",
+    "transformed",
+    "unwritten",
+    "write_back",
+]
 
 
 def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any, ...]:
@@ -27,6 +39,17 @@ def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any,
     if recorder is None:
         return evaluate(new, inputs)
     return bind_composite(recorder, name, new, inputs)
+
+
+def unwritten(captured: Captured, trace: Trace, residuals: Sequence[Any]) -> tuple[Trace, tuple[Any, ...]]:
+    """A trace that runs later and its residuals, as they are before the function's writes."""
+    if not captured.writes:
+        return trace, tuple(residuals)
+    constants = tuple(
+        constant if constant.owned else replace(constant, tensor=constant.tensor.clone())
+        for constant in trace.constants
+    )
+    return cut(trace, constants=constants), tuple(own_memory(list(residuals)))
 
 
 class Transformed:

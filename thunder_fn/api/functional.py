@@ -25,8 +25,7 @@ class Functionalized(Transformed):
         captured = capture(self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
         outputs = apply(self.__name__, captured.trace, inputs, captured.trace)
-        write_back(captured, inputs, outputs[captured.num_results :])
-        return captured.result(outputs)
+        return captured.result(write_back(captured, inputs, outputs))
 
 
 def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:

@@ -41,9 +41,8 @@ class Grad(Transformed):
         new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
         outputs = apply(self.__name__, new, inputs, captured.trace)
         count = sum(wanted)
-        write_back(captured, inputs, outputs[count + captured.num_results :])
         grads = group_gradients(outputs[:count], args, argnums, self.argnums)
-        return self._arrange(grads, captured.result(outputs[count:]))
+        return self._arrange(grads, captured.result(write_back(captured, inputs, outputs[count:])))
 
     def _arrange(self, grads: Any, result: Any) -> Any:
         value, aux = result if self.has_aux else (result, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, main_only, main_output, write_back
+from thunder_fn.api.calling import apply, main_only, main_output, unwritten, write_back
 from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.capture.python_numbers import running_shape
@@ -68,8 +68,7 @@ def _arrange(
     tangents = [next(supply) if flag else None for flag in active_outputs]
     if strict and any(tangent is None for tangent, flag in zip(tangents, main, strict=True) if flag):
         raise TangentError("jvp: with strict=True every output depends on the primals, but one does not")
-    write_back(captured, leaves, outputs[captured.num_results : count])
-    result = captured.result(outputs)
+    result = captured.result(write_back(captured, leaves, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
     filled = tuple(
         _zero_of(value) if tangent is None else tangent
@@ -152,11 +151,12 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
     first, second = partial_eval(rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count))
     outputs = apply(f"{captured.trace.name}_primal", first, leaves, captured.trace)
-    write_back(captured, leaves, outputs[captured.num_results : count])
+    second, residuals = unwritten(captured, second, outputs[count:])
+    result = captured.result(write_back(captured, leaves, outputs[:count]))
     types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[: captured.num_results]
     flags = rule.active_outputs[: captured.num_results]
-    linear = Linear(second, tuple(outputs[count:]), captured, active, flags, primals, types)
-    return captured.result(outputs), linear
+    linear = Linear(second, residuals, captured, active, flags, primals, types)
+    return result, linear
 
 
 divert("linearize", linearize)

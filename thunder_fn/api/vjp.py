@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, described, main_only, main_output, write_back
+from thunder_fn.api.calling import apply, described, main_only, main_output, unwritten, write_back
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derive import is_differentiable
@@ -104,9 +104,10 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
     count = len(captured.trace.outputs)
     residuals = split.residual_values(leaves, outputs)
-    write_back(captured, leaves, outputs[captured.num_results : count])
-    result = captured.result(outputs)
+    backward, residuals = unwritten(captured, split.backward, residuals)
+    result = captured.result(write_back(captured, leaves, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
     found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known by now
+    split = replace(split, backward=backward)
     pullback = Pullback(split, residuals, shown, wanted_outputs, found, tuple(leaves), in_spec, f"vjp_{name}")
     return (result[0], pullback, result[1]) if has_aux else (result, pullback)

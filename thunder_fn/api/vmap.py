@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
-from thunder_fn.capture import TENSOR, Alias, Captured, capture, pytree
+from thunder_fn.capture import TENSOR, Alias, Captured, capture, current, pytree
+from thunder_fn.capture.apply import view_again, write
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
@@ -52,22 +53,27 @@ class Vmap(Transformed):
         results, flags = list(outputs[: captured.num_results]), list(flags[: captured.num_results])
         for place, alias in _written_results(captured, inputs, in_dims, size):
             results[place], flags[place] = alias, 0
+        if (recorder := current()) is not None:
+            for shared in captured.shared:
+                source = inputs[shared.source] if isinstance(shared.source, int) else shared.source
+                dim = in_dims[shared.source] if isinstance(shared.source, int) else None
+                batched = source if dim is None else source.movedim(dim, 0)
+                result = results[shared.result]
+                results[shared.result] = view_again(recorder, captured, new, shared, (source, batched), result)
         return self._arrange(captured, results, flags, size)
 
     def _write_back(self, captured: Captured, inputs: list[Any], in_dims: Any, values: Any, flags: Any) -> None:
         """Give mutated tensors their new values; a batched value does not fit into an unbatched tensor."""
-        with torch.no_grad():
-            for write, value, flag in zip(captured.writes, values, flags, strict=True):
-                dim = in_dims[write.target] if isinstance(write.target, int) else None
-                target = inputs[write.target] if isinstance(write.target, int) else write.target
-                if flag is not None and dim is None:
-                    raise VmapError(
-                        f"{self.__name__}: the function writes a value that differs between examples into a tensor that is "
-                        "not batched\nReturn the value instead, or pass the tensor with a batch dim."
-                    )
-                target.copy_(
-                    value if dim is None else value.movedim(0, dim) if flag is not None else value.unsqueeze(dim)
+        for one, value, flag in zip(captured.writes, values, flags, strict=True):
+            dim = in_dims[one.target] if isinstance(one.target, int) else None
+            target = inputs[one.target] if isinstance(one.target, int) else one.target
+            if flag is not None and dim is None:
+                raise VmapError(
+                    f"{self.__name__}: the function writes a value that differs between examples into a tensor that is "
+                    "not batched\nReturn the value instead, or pass the tensor with a batch dim."
                 )
+            placed = value if dim is None else value.movedim(0, dim) if flag is not None else value.unsqueeze(dim)
+            write(target, placed)
 
     def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
         out_dims = spread_out_dims(self.out_dims, captured, self.__name__)
@@ -179,10 +185,12 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
         with outside_torch_func():
             return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
-    with torch.no_grad():
-        example = leaf.as_strided(shape, stride) if not is_tracer(leaf) and leaf.shape[dim] else leaf.new_empty(shape)
+    is_shown = not is_tracer(leaf) and leaf.shape[dim]
+    with torch.set_grad_enabled(bool(is_shown)):  # a view taken without gradients cannot be changed
+        example = leaf.data.as_strided(shape, stride) if is_shown else leaf.new_empty(shape)
     if leaf.requires_grad and leaf.is_leaf:
-        return example.requires_grad_()
+        with outside_torch_func():
+            return example.requires_grad_()
     if leaf.requires_grad:
         become_results((example,))
     return example

@@ -92,6 +92,18 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """A result, by position, that shares memory with an input of the trace, by index, or with a closed-over tensor.
+
+    `is_same`: it is that tensor; else it may be a view.
+    """
+
+    result: int
+    source: int | torch.Tensor
+    is_same: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GradRead:
     """The function looked at the `.grad` of an input of the trace, by index, or of a closed-over tensor: this one, or None."""
 
@@ -125,6 +137,7 @@ class Captured:
     follows: bool = False
     reads: tuple[Read, ...] = ()
     aliases: tuple[Alias, ...] = ()
+    shared: tuple[Shared, ...] = ()
 
     @property
     def num_results(self) -> int:
@@ -250,7 +263,16 @@ def _capture(
         known = trace, in_spec, in_statics, end.out_spec, end.out_leaves
         follows = end.follows and is_off
         return Captured(
-            *known, writes, decisions, end.own_leaves, end.grads, end.retained, follows, end.reads, end.aliases
+            *known,
+            writes,
+            decisions,
+            end.own_leaves,
+            end.grads,
+            end.retained,
+            follows,
+            end.reads,
+            end.aliases,
+            end.shared,
         )
 
     unfinished: _End | None = None
@@ -306,6 +328,7 @@ class _End:
     follows: bool
     reads: tuple[Read, ...]
     aliases: tuple[Alias, ...]
+    shared: tuple[Shared, ...]
 
 
 def _end(
@@ -329,7 +352,27 @@ def _end(
     retained = tuple(place for place, flag in enumerate(inner) if flag and results[place].retains_grad)
     follows = recorder.gradients.follows or any(inner)
     aliases = tuple(_aliases(recorder, results, tracers, [write for write, _ in changes]))
-    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, follows, reads, aliases)
+    shared = tuple(_shared(recorder, results, tracers))
+    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, follows, reads, aliases, shared)
+
+
+def _shared(recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor]) -> Iterator[Shared]:
+    """Results that are inputs, tensors from outside, or views of them."""
+    sources: list[tuple[int | torch.Tensor, torch.Tensor]] = list(enumerate(tracers))
+    sources += [(tensor, tracer) for tensor, tracer, _ in recorder.lifted() if not recorder.is_made(tensor)]
+    by_memory = {internals.storage_id(internals.memory_in(tracer)): source for source, tracer in reversed(sources)}
+    same = {id(tracer): source for source, tracer in reversed(sources)}
+    for place, leaf in enumerate(results):
+        tracer = recorder.lift(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        if not isinstance(tracer, internals.Tracer):
+            continue
+        if (source := same.get(id(tracer))) is not None:
+            yield Shared(place, source, True)
+        else:
+            memories = recorder.history.linked(internals.storage_id(internals.memory_in(tracer)))
+            found = [by_memory[memory] for memory in memories if memory in by_memory]
+            if found:
+                yield Shared(place, found[0], False)
 
 
 def _aliases(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops, torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, pytree
+from thunder_fn.capture import TENSOR, Captured, Shared, pytree
 from thunder_fn.capture.followed import SplitRule, bind_followed
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
@@ -24,6 +24,7 @@ from thunder_fn.errors import CaptureError, located
 from thunder_fn.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import (
     Arg,
+    Atom,
     Equation,
     Expr,
     Literal,
@@ -65,6 +66,14 @@ def bind_trace(
     if args is None:
         return bind_structured(recorder, op, values, (named,), named.output_types, split, split)
     return bind_equation(recorder, op, args, (named,), named.output_types)
+
+
+def _names_of(equation: Equation, value: Any) -> dict[Any, Any]:
+    """Names in this capture for the symbols of an equation's operand."""
+    type = equation.operands[0].type
+    if not isinstance(type, TensorType) or not any(isinstance(size, Expr) for size in type.shape):
+        return {}
+    return {symbol: size for symbol, size in bind(equation.operands, [value]).items() if not isinstance(symbol, Symbol)}
 
 
 def _names(trace: Trace, inputs: Sequence[Any]) -> dict[Any, Any]:
@@ -210,7 +219,7 @@ def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Sourc
     return tuple(python_arg(specialize_atom(atom, found), read) for atom in trace.outputs)
 
 
-def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any]) -> tuple[Any, ...]:
+def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any] | dict[int, Any]) -> tuple[Any, ...]:
     read: Callable[[Var], Any] = lambda var: env[var.index]
     args = [python_arg(arg, read) for arg in equation.args]
     kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
@@ -243,9 +252,108 @@ def tensors_of(captured: Captured, args: Any, kwargs: Any) -> list[torch.Tensor]
     return [leaf for leaf, known in zip(leaves, captured.in_leaves, strict=True) if known is TENSOR]
 
 
-def write_back(captured: Captured, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Give mutated tensors their new values."""
-    with torch.no_grad():
-        for write, value in zip(captured.writes, values, strict=True):
-            target = inputs[write.target] if isinstance(write.target, int) else write.target
+def write(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a mutated tensor its new value, which may be a view of it, and its history.
+
+    A leaf that requires grad was changed where gradients were off.
+    """
+    if value is not target and internals.storage_id(value) == internals.storage_id(target):
+        value = value.clone()
+    if target.requires_grad and target.is_leaf:
+        with torch.no_grad():
             target.copy_(value)
+    else:
+        target.copy_(value)
+
+
+def write_back(captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Give mutated tensors their new values.
+
+    Args:
+        outputs: the results of the function, then a new value for each write.
+
+    Returns:
+        The results. One that shares memory with an input or a closed-over tensor in eager mode does so here.
+    """
+    count, recorder = captured.num_results, current()
+    place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: inputs[it] if isinstance(it, int) else it
+    for one, value in zip(captured.writes, outputs[count:], strict=True):
+        target = place(one.target)
+        write(target if recorder is None else recorder.lift(target), value)
+    results = list(outputs[:count])
+    for alias in captured.aliases:
+        target = place(captured.writes[alias.write].target)
+        if recorder is None and not is_wrapped(target):
+            results[alias.result] = alias.of(target)
+    for shared in captured.shared:
+        source = place(shared.source)
+        if shared.is_same:
+            results[shared.result] = source
+        elif recorder is not None:
+            results[shared.result] = view_again(
+                recorder, captured, captured.trace, shared, (source, source), results[shared.result]
+            )
+    return tuple(results)
+
+
+def view_again(
+    recorder: Recorder,
+    captured: Captured,
+    trace: Trace,
+    shared: Shared,
+    tensors: tuple[torch.Tensor, torch.Tensor],
+    result: Any,
+) -> Any:
+    """A result of a captured function, or of a transform of it, that is a view of a tensor in eager mode.
+
+    It is taken of the tensor again where the trace takes it by views. Elsewhere neither can be changed while both live.
+
+    Args:
+        tensors: what it is a view of, and the same as the trace has its new value, if it writes one.
+    """
+    source, value = map(recorder.lift, tensors)
+    if is_wrapped(source) or is_wrapped(result):
+        return result
+    new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
+    written = next((value for one, value in new if one.target is shared.source), None)
+    way = _way(trace, trace.outputs[shared.result], written)
+    if way is not None:
+        value = value if way[0] == written else source
+        for equation, index in way[1]:
+            env = {equation.operands[0].index: value}
+            value = _replay_equation(recorder, specialize_equation(equation, _names_of(equation, value)), env)[index]
+        if internals.have_one_memory(source, value):
+            return value
+    part(recorder, source, result, captured.trace.name)
+    return result
+
+
+def _way(trace: Trace, atom: Atom, start: Atom | None = None) -> tuple[Var, list[tuple[Equation, int]]] | None:
+    """The input, constant or `start` that an atom of a trace is a view of, and the views with the output taken of each."""
+    steps: list[tuple[Equation, int]] = []
+    makers = {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
+    while isinstance(atom, Var) and atom != start and atom.index in makers:
+        equation, index = makers[atom.index]
+        if equation.op.kind == "composite":
+            inner = _way(equation.body, equation.body.outputs[index])
+            if inner is None or inner[0] not in equation.body.inputs:
+                return None
+            steps += reversed(inner[1])
+            atom = equation.operands[equation.body.inputs.index(inner[0])]
+        elif len(equation.operands) == 1 and (equation.op == ops.RESHAPE or _is_tracked_view(equation.op)):
+            steps.append((equation, index))
+            atom = equation.operands[0]
+        else:
+            return None
+    return (atom, steps[::-1]) if isinstance(atom, Var) else None
+
+
+def _is_tracked_view(op: Op) -> bool:
+    return ops.is_view(op) and op.name != "aten.detach.default"
+
+
+def part(recorder: Recorder, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
+    """Let nobody change a result that shares memory with a source in eager mode and not here, nor the source."""
+    tracers = [recorder.lift(source), recorder.lift(result)]
+    if not any(map(is_wrapped, tracers)):
+        recorder.history.part(tracers[0], tracers[1], name)

@@ -10,10 +10,12 @@ turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorded import Leaf, Scope
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derive_activity import ACTIVE
@@ -33,7 +35,10 @@ def bind_followed(
     `split` is the rule of a composite; others have theirs.
     """
     node = _Node(recorder, bind, apply, split)
-    results = _Followed.apply(node, *values)
+    with (
+        internals.outside_torch_func() if internals.inside_torch_func() else nullcontext()
+    ):  # none of the values is in it
+        results = _Followed.apply(node, *values)
     return results if isinstance(results, tuple) else (results,)
 
 

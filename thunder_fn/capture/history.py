@@ -16,6 +16,7 @@ import torch
 
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
+from thunder_fn.errors import AliasedMutation, located
 from thunder_fn.trace import Literal, Op, Var
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class History:
         self._written: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._links: list[tuple[Memory, weakref.ref[Memory], Op]] = []
+        self._apart: list[tuple[set[int], list[Callable[[], bool]], str]] = []
 
     @property
     def is_following(self) -> bool:
@@ -153,6 +155,7 @@ class History:
         to date.
         """
         var_of = self.recorder.var_of
+        self.check_not_parted(tensors)
         self.bring_up_to_date((*tensors, *others))
         whole: list[tuple[torch.Tensor, Var | None]] = []
         if not torch.is_grad_enabled():
@@ -230,6 +233,41 @@ class History:
         fake = self._with_history(internals.inner_fake(value), history)
         self._link(internals.memory_in(value), internals.give_memory(tracer, fake))
 
+    def part(self, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
+        """A result shares memory with a source in eager mode, and not in the trace: while both live, neither can be changed."""
+        memories = [internals.memory_in(source), internals.memory_in(result)]
+        ids = {internals.storage_id(memory) for memory in memories}
+        self._apart.append((ids, [internals.memory_watch(memory) for memory in memories], name))
+
+    def check_not_parted(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Raise if one of the tensors has been parted from its other name."""
+        if not self._apart:
+            return
+        self._apart = [one for one in self._apart if all(is_alive() for is_alive in one[1])]
+        for tensor in tensors:
+            memories = self.linked(internals.storage_id(internals.memory_in(tensor)))
+            for ids, _, name in self._apart:
+                if ids & memories:
+                    what = (
+                        f"a result of {name} shares memory with what {name} reads, and one of them is changed in place"
+                    )
+                    fix = f"Return a clone from {name}, or clone its result."
+                    raise AliasedMutation(located(what, source=self.recorder.source, fix=fix))
+
+    def linked(self, memory: int) -> set[int]:
+        """The memories, by id, that have the same values as this one."""
+        found, pending = set[int](), [memory]
+        pairs = [
+            (internals.storage_id(source), internals.storage_id(alias))
+            for source, reference, _ in self._links
+            if (alias := reference()) is not None
+        ]
+        while pending:
+            one = pending.pop()
+            found.add(one)
+            pending += [b for pair in pairs for a, b in (pair, pair[::-1]) if a == one and b not in found]
+        return found
+
     def _link(self, source: Memory, alias: Memory, write: Op = ops.STRAIGHT_THROUGH) -> None:
         """Link two memories, which have the same values from now on, as long as the alias lives.
 
@@ -274,4 +312,5 @@ class History:
         """Forget everything at the end of the capture."""
         self._links.clear()
         self._kept.clear()
+        self._apart.clear()
         del self.recorder

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.lookasides import calling_frame
 from thunder_fn.capture.recorder import CHANGED, current
@@ -43,6 +45,8 @@ def _noting_from_users(name: str, original: Callable[[], Any]) -> Callable[[], A
         recorder = current()
         if recorder is None or is_internal(calling_frame().f_code.co_filename):
             return original()
+        if name == "is_inference_mode_enabled" and recorder.inference:
+            return recorder.inference[-1]
         return recorder.properties.look_at_process(name, original, recorder.around[name])
 
     return asked
@@ -62,11 +66,39 @@ def _noting_flags(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, An
     return __get__
 
 
+def _entering_inference(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`torch.inference_mode.__enter__`: gradients go off, as under `no_grad`. Functional tensors have no inference mode."""
+
+    def __enter__(self: Any) -> None:
+        recorder = current()
+        if recorder is None:
+            original(self)
+            return
+        self.recorder, self.gradients = recorder, torch.is_grad_enabled()
+        recorder.inference.append(self.mode)
+        torch.set_grad_enabled(not self.mode)
+
+    return __enter__
+
+
+def _leaving_inference(original: Callable[..., None]) -> Callable[..., None]:
+    def __exit__(self: Any, *error: Any) -> None:
+        recorder = vars(self).pop("recorder", None)
+        if recorder is None:
+            original(self, *error)
+            return
+        recorder.inference.pop()
+        torch.set_grad_enabled(self.gradients)
+
+    return __exit__
+
+
 _asked = internals.process_patch(
     {name: functools.partial(_noting_from_users, name) for name in CHANGED}
     | {name: functools.partial(_noting, name) for name in ASKED},
     _noting,
     _noting_flags,
+    {"__enter__": _entering_inference, "__exit__": _leaving_inference},
 )
 
 

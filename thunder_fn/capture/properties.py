@@ -244,6 +244,8 @@ def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -
 
 def _is_inference_mode(recorder: Recorder) -> bool:
     name = "is_inference_mode_enabled"
+    if recorder.inference:
+        return recorder.inference[-1]
     return recorder.properties.look_at_process(name, torch.is_inference_mode_enabled, recorder.around[name])
 
 

@@ -86,6 +86,7 @@ class Recorder:
         self.around: dict[str, Any] = (
             {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
         )
+        self.inference: list[bool] = [] if outer is None else outer.inference
         self.properties = Properties(self)
         self.default_dtype: torch.dtype = torch.get_default_dtype() if outer is None else outer.default_dtype
         if outer is not None:
@@ -272,6 +273,10 @@ class Recorder:
     def know_made(self, constants: Iterable[Constant]) -> None:
         """Take over the tensors that a function used inside made itself (`torch.tensor([1, 2])`)."""
         self._made.update((id(constant.tensor), constant.tensor) for constant in constants if constant.owned)
+
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a function that runs inside made the tensor itself."""
+        return id(tensor) in self._made
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """Test whether the tracer was made by this recorder."""

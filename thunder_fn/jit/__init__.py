@@ -216,8 +216,7 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     recorder.gradients.follows |= captured.follows
     with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):
         outputs = bind_call(recorder, body, (*inputs, *closures), body.name, options)
-    write_back(captured, inputs, outputs[captured.num_results :])
-    result = captured.result(outputs)
+    result = captured.result(write_back(captured, inputs, outputs))
     return finish(result, call.args, call.kwargs) if type(result) is Filling else result
 
 

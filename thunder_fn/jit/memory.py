@@ -41,18 +41,10 @@ def give_away(*tensors: torch.Tensor) -> None:
         tensor.__class__ = DonatedTensor
 
 
-def write(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a mutated tensor its new value, which may be a view of it.
-
-    A leaf that requires grad was changed where gradients were off.
-    """
-    if value is not target and value.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
-        value = value.clone()
-    if target.requires_grad and target.is_leaf:
-        with torch.no_grad():
-            target.copy_(value)
-    else:
-        target.copy_(value)
+def own(value: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """Return a value in memory of its own: a copy, if it lies in the memory of one of the others."""
+    memory = internals.storage_id(value)
+    return value.clone() if any(internals.storage_id(other) == memory for other in others) else value
 
 
 @cache

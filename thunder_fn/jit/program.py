@@ -19,7 +19,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current, host_random
-from thunder_fn.capture.apply import write_back
+from thunder_fn.capture.apply import write, write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
@@ -30,18 +30,20 @@ from thunder_fn.capture.watching import made
 from thunder_fn.constraints import constraints_of
 from thunder_fn.errors import HostRandomWarning, JitError, kind_of, located
 from thunder_fn.executors import Executor, Program, any_fuses, lower
-from thunder_fn.executors.reuse import is_dense
+from thunder_fn.executors.reuse import find_aliases, is_dense
 from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
-from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, write
+from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, own
 from thunder_fn.jit.module_containers import Filling, filling
 from thunder_fn.jit.options import Options, calls_within
 from thunder_fn.jit.outside import Outside, watching
 from thunder_fn.jit.prologue import prologue_trace, structure_text
-from thunder_fn.trace import Source, Trace, Var, cut
+from thunder_fn.ops import is_view
+from thunder_fn.structured.call import CALL
+from thunder_fn.trace import Atom, Source, Trace, Var, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +109,12 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
     def as_far_as_it_got(captured: Captured) -> None:
         """f raised: its changes until then are made, and random numbers are drawn, as in eager mode."""
         values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
-        write_back(captured, tensors, evaluate(captured.trace, values))
+        write_back(captured, tensors, evaluate(captured.trace, values))  # of no results
 
     before = host_random.state()
     with watching(f) as read:
-        captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got)
+        is_final = symbolic is None  # else f is traced again, without symbols
+        captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got if is_final else None)
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
     closed, constants = close_over(traces[-1])
@@ -394,7 +397,25 @@ class _Execution:
             return f"{values[position]}.detach()"
         if isinstance(atom, Var) and atom.index < len(self.inputs) and self.inputs[atom.index] in self.with_bits:
             return self.inputs[atom.index]
+        if isinstance(atom, Var) and is_chosen(self.trace, atom):
+            roots = sorted(find_aliases(self.trace).buffers[atom.index])
+            others = [self.inputs[root] for root in roots if root < len(self.inputs)]
+            return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
+
+
+def is_chosen(trace: Trace, atom: Atom) -> bool:
+    """Tell whether a choice or a loop makes an output of a trace, which may then lie in the memory of an operand."""
+    makers = {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
+    while isinstance(atom, Var) and atom.index in makers:
+        equation, index = makers[atom.index]
+        if equation.op.kind == "leaf" and is_view(equation.op):
+            atom = equation.operands[0]
+        elif equation.op.kind == "composite" or equation.op == CALL:
+            return is_chosen(equation.body, equation.body.outputs[index])
+        else:
+            return equation.op.kind == "structured" and equation.op.name in ("cond", "switch", "scan", "while_loop")
+    return False
 
 
 class _Lazily:

@@ -15,11 +15,10 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.number_arithmetic import is_found_in_data
 from thunder_fn.capture.python_numbers import running
-from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.constraints import equations_between
 from thunder_fn.derive_activity import activity
-from thunder_fn.errors import CaptureError, InvalidTrace, TraceTypeError, kind_of, located
+from thunder_fn.errors import CaptureError, InvalidTrace, TracedFunctionError, TraceTypeError, kind_of, located
 from thunder_fn.interpreters.autocast import ending_in
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.interpreters.vmap import batched_outputs as batched_outputs, expand as expand
@@ -55,7 +54,7 @@ def capture_bodies(
     One function on the same arguments is captured once, so conditions nested in both branches take linear work.
 
     Args:
-        writes: a function may write to tensors from outside: the new values are outputs, for `write_inside`.
+        writes: a function may write to tensors from outside: the new values are outputs, for `write_back`.
 
     Raises:
         CaptureError: a function writes to a tensor from outside, and may not.
@@ -63,12 +62,26 @@ def capture_bodies(
     known: dict[tuple[int, int], Captured] = {}
     for function, arguments in zip(functions, args, strict=True):
         key = id(function), id(arguments)
-        known[key] = known.get(key) or capture(function, arguments)
+        known[key] = known.get(key) or _captured(op, function, arguments, writes)
     captured = tuple(known[id(function), id(arguments)] for function, arguments in zip(functions, args, strict=True))
     for function, one in zip(functions, captured, strict=True):
         if not writes:
             check_no_writes(op, function, one)
     return Bodies(captured, *close_bodies(captured))
+
+
+def _captured(op: str, function: Callable[..., Any], arguments: tuple[Any, ...], writes: bool) -> Captured:
+    try:
+        return capture(function, arguments)
+    except TracedFunctionError as error:
+        if writes or not internals.is_write_to_leaf(error.__cause__):
+            raise
+        what = f"{op}: {function_name(function)} writes in place to a leaf that requires grad"
+        what = f"{what}, but a body computes new values only"
+        raise CaptureError(located(what, source=user_source(), fix=RETURN_IT)) from error
+
+
+RETURN_IT = "Return the new value, or write to a copy made inside the body (`x = x.clone()`)."
 
 
 def close_bodies(captured: Sequence[Captured]) -> tuple[tuple[Trace, ...], tuple[torch.Tensor, ...]]:
@@ -102,7 +115,7 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
     new_values = captured.trace.outputs[captured.num_results :]
     sources = [made_at(captured.trace, value) for value in new_values]
     source = next((found for found in sources if found is not None), None) or user_source()
-    fix = "Return the new value, or write to a copy made inside the body (`x = x.clone()`)."
+    fix = RETURN_IT
     if not all(isinstance(write.target, int) for write in captured.writes):
         fix += "\nA module that updates buffers can be in `.eval()`, or be called by `torch.func.functional_call` on copies."
     targets = ", ".join(
@@ -121,16 +134,6 @@ def made_at(trace: Trace, value: Atom) -> Source | None:
         return equation and equation.source
     inner = made_at(equation.body, equation.body.outputs[equation.outputs.index(value)])
     return inner or equation.source
-
-
-def write_inside(
-    recorder: Recorder, captured: Captured, leaves: Sequence[torch.Tensor], results: Sequence[Any]
-) -> None:
-    """Give the tensors that a body writes to their new values, in the capture around it."""
-    for write, value in zip(captured.writes, results[captured.num_results :], strict=True):
-        target = recorder.lift(leaves[write.target] if isinstance(write.target, int) else write.target)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not target.is_leaf):
-            target.copy_(value)
 
 
 def as_before_autocast(before: Any, after: Any) -> Any:
@@ -202,6 +205,11 @@ def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
 def tensor_leaves(tree: Any) -> list[torch.Tensor]:
     """The tensors of a pytree, which are the inputs of a trace captured on it."""
     return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def own_memory(tree: Any) -> Any:
+    """Copy the tensors of a result: a choice or a loop returns no memory of what it is given."""
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def types_of_tensors(tree: Any) -> tuple[Type, ...]:

@@ -11,6 +11,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
+from thunder_fn.capture.apply import part
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derive import is_differentiable
 from thunder_fn.errors import CustomRuleError, kind_of, located, with_article
@@ -184,6 +185,16 @@ def captured_bodies(
         found.append(capture(function, tuple(tensors)))
         check_no_writes(op, function, found[-1])
     return found
+
+
+def result_of(
+    call: Call, recorder: Recorder, captured: Captured, tensors: Sequence[Any], results: tuple[Any, ...]
+) -> Any:
+    """The result of a bound custom function. One that is an argument or a view of it cannot be changed, nor can that."""
+    for shared in captured.shared:
+        source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
+        part(recorder, source, results[shared.result], call.name)
+    return captured.result(results)
 
 
 def examples_of(types: Sequence[Type]) -> list[torch.Tensor]:

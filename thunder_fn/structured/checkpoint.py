@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
+from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.evaluate import evaluate
@@ -34,7 +35,7 @@ from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EV
 from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import capture_bodies, tensor_leaves, write_inside
+from thunder_fn.structured.bodies import capture_bodies, tensor_leaves
 from thunder_fn.structured.policies import AllBut, Budget, Policy, check_policy, everything_saveable
 from thunder_fn.structured.recomputed import Kept, backward_computing, forward_keeping, places_of
 from thunder_fn.structured.remat import keep_random, numbers_read, recompute, variables, within_budget
@@ -201,8 +202,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         (captured,), (body,) = bodies.captured, bodies.bodies
         values = (*leaves, *bodies.closures)
         results = bind(recorder, CHECKPOINT, values, (body,), body.output_types, policy=chosen)
-        write_inside(recorder, captured, leaves, results)
-        return captured.result(results)
+        return captured.result(write_back(captured, leaves, results))
 
     return checkpointed
 

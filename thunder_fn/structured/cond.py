@@ -3,7 +3,8 @@
     outputs = cond(pred, *operands)      bodies: true, false      on the operands
     outputs = switch(index, *operands)   bodies: one per branch   on the operands
 
-Semantics: JAX; the signature of `cond` is torch.cond's. Both are one op with a chosen branch: cond's number
+Semantics: JAX; the signature of `cond` is torch.cond's. Results share no memory with
+operands. Both are one op with a chosen branch: cond's number
 is 0 for true and 1 for false.
 
 Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects. A branch reads zeros for
@@ -40,6 +41,7 @@ from thunder_fn.structured.bodies import (
     index as chosen_index,
     misuse,
     operand_tuple,
+    own_memory,
     predicate,
     tensor_leaves,
     widened,
@@ -289,7 +291,7 @@ def cond(
     check_functions("cond", true_fn=true_fn, false_fn=false_fn)
     operands, pred = operand_tuple("cond", "operands", operands), predicate("cond", pred, "predicate")
     if recorder is None or not isinstance(pred, torch.Tensor):
-        return (true_fn if decided("cond", pred, bool) else false_fn)(*operands)
+        return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
 
 
@@ -309,7 +311,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
     check_functions("switch", **{f"branches[{i}]": branch for i, branch in enumerate(functions)})
     operands, choice = operand_tuple("switch", "operands", operands), chosen_index("switch", index, "index")
     if recorder is None or not isinstance(choice, torch.Tensor):
-        return functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands)
+        return own_memory(functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands))
     return _choose(recorder, SWITCH, choice, functions, operands, options)
 
 

@@ -362,4 +362,4 @@ def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) ->
             captured.append(capture_jvp(call, captured[0], tensors))
     bodies, closures = close_bodies(captured)
     results = bind(recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call)
-    return captured[0].result(results)
+    return calls.result_of(call, recorder, captured[0], tensors, results)

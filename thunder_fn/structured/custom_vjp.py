@@ -351,4 +351,4 @@ def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) ->
     bodies, closures = close_bodies(captured)
     options = {"rule": call.settled(), "gradients": places}
     results = bind(recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options)
-    return captured[0].result(results)
+    return calls.result_of(call, recorder, captured[0], tensors, results)

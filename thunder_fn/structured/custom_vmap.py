@@ -220,4 +220,4 @@ class custom_vmap:
         bodies, closures = close_bodies(captured)
         values = (*tensors, *closures)
         results = bind(recorder, CUSTOM_VMAP, values, bodies, bodies[0].output_types, rule=call)
-        return captured[0].result(results)
+        return calls.result_of(call, recorder, captured[0], tensors, results)

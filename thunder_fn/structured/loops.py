@@ -23,6 +23,7 @@ from thunder_fn.structured.bodies import (
     capture_bodies,
     described_function,
     next_carry,
+    own_memory,
     standing_for,
     tensor_leaves,
     tensor_type,
@@ -80,7 +81,7 @@ def scan(
     if not callable(combine_fn):
         raise TraceTypeError(f"scan: combine_fn must be a function, not {kind_of(combine_fn)}")
     if xs is not None and length is None and not pytree.flatten(xs)[0]:
-        return init, []
+        return own_memory(init), []
     size, dim = number_of_steps(xs, dim, length, unroll)
     if unroll is True or unroll > 1:
         size = int(size)  # a loop that is written out has a number of steps
@@ -151,7 +152,7 @@ def _run(combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse:
     stacks = [
         torch.stack(column[::-1] if reverse else column, dim if dim <= column[0].ndim else 0) for column in columns
     ]
-    return carry, pytree.unflatten(ys_spec, stacks)
+    return own_memory(carry), pytree.unflatten(ys_spec, stacks)
 
 
 def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
@@ -264,7 +265,7 @@ def _record(
     loop = Loop(len(closures) + len(consts), len(moving), as_dim(size), bool(reverse), unroll)
     found = scan_evaluate_rule((body,), *closures, *consts, *moving, *x_leaves, **loop.literals())
     last, stacks = loop.results(found)
-    supply, kept = iter(last), iter(consts)
+    supply, kept = iter(own_memory(last) if current() is None else last), iter(own_memory(consts))
     final = [next(kept) if flag else next(supply) for flag in is_fixed]
     return captured.result((*final, *stacks))
 
@@ -414,7 +415,7 @@ def mapped_function(f: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[A
 def _torch_scan(combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
     """PyTorch's scan: without xs there is no step."""
     if not pytree.flatten(xs)[0]:
-        return init, []
+        return own_memory(init), []
     return scan(combine_fn, init, xs, dim=dim, reverse=reverse)
 
 

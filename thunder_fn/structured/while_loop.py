@@ -38,6 +38,7 @@ from thunder_fn.structured.bodies import (
     misuse,
     next_carry,
     operand_tuple,
+    own_memory,
     predicate,
     standing_for,
     tensor_leaves,
@@ -284,8 +285,8 @@ def _run(condition: Callable[..., Any], body: Callable[..., Any], carry: tuple[A
             check_carry("while_loop", body, first, carry)
     if steps == 0 and len(carry) == 1:  # only the body tells whether its one carry stands in a tuple
         with suppress(CaptureError):
-            return _record(condition, body, carry, max_steps)
-    return carry
+            return own_memory(_record(condition, body, carry, max_steps))
+    return own_memory(carry)
 
 
 def _record(

@@ -116,7 +116,7 @@ def outside_inference_mode() -> Generator[None]:
         yield
         return
     gradients = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+    with torch._C._InferenceMode(False), torch.set_grad_enabled(gradients):
         yield
 
 

@@ -396,12 +396,14 @@ def process_patch(
     of_torch: dict[str, Callable[[Any], Any]],
     flag: Callable[[str, Any], Callable[..., Any]],
     property_of_backends: Callable[[Any], Any],
+    inference: dict[str, Callable[[Any], Any]],
 ) -> Patch:
     """Functions that say how PyTorch's process is configured, as ours."""
     flags = [(torch._C, name, functools.partial(flag, name)) for name in STATE if hasattr(torch._C, name)]
     functions = [(torch, name, make) for name, make in of_torch.items()]
     fast = (torch.backends.mha, "get_fastpath_enabled", functools.partial(flag, "get_fastpath_enabled"))
-    return Patch(*functions, *flags, fast, (torch.backends.ContextProp, "__get__", property_of_backends))
+    regions = [(torch.inference_mode, name, make) for name, make in inference.items()]
+    return Patch(*functions, *flags, fast, (torch.backends.ContextProp, "__get__", property_of_backends), *regions)
 
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

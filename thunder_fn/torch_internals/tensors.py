@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import TensorWeakRef
 
@@ -19,6 +20,13 @@ from thunder_fn.torch_internals.modes import no_torch_function
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
     """Test whether the tensor is one of torch.func's wrappers."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the wrappers of torch.func."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def has_type(tensor: torch.Tensor) -> bool:
@@ -115,6 +123,13 @@ def become_results(tensors: Iterable[torch.Tensor]) -> None:
             _Result.apply(torch.empty(0, requires_grad=True), *chosen)
 
 
+def is_write_to_leaf(error: BaseException | None) -> bool:
+    """Tell whether autograd refuses a write to a leaf that requires grad, or to a view of one."""
+    return isinstance(error, RuntimeError) and "leaf Variable that requires grad is being used in an in-place" in str(
+        error
+    )
+
+
 def nodes_behind(roots: Iterable[Any]) -> set[Any]:
     """The nodes of autograd's graph that a backward from these reaches: themselves where something else leads to them."""
     pending, seen = [node for node in roots if node is not None], set[Any]()
@@ -144,7 +159,17 @@ def is_result_from_outside(node: Any) -> bool:
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that tensors in the same memory share."""
     with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage()._cdata
+        try:
+            return tensor.untyped_storage()._cdata
+        except NotImplementedError:  # a wrapper of torch.func
+            return innermost(tensor).untyped_storage()._cdata
+
+
+def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
+    """A question: does any tensor still have the memory of this one? It does not keep the memory alive."""
+    with torch._C.DisableTorchFunction():
+        reference = StorageWeakRef(tensor.untyped_storage())
+    return lambda: not reference.expired()
 
 
 def _range(tensor: torch.Tensor) -> tuple[Any, Any]:

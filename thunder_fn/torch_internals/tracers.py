@@ -23,7 +23,7 @@ from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
-from thunder_fn.torch_internals.tensors import bits_between, storage_id
+from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
 from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
@@ -528,13 +528,6 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
 def fake_mode_of(tracer: torch.Tensor) -> Any:
     """The fake tensor mode that a functional tensor's inside belongs to, if any."""
     return getattr(torch._from_functional_tensor(tracer.elem), "fake_mode", None)  # type: ignore[attr-defined]
-
-
-def innermost(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the wrappers of torch.func."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
 
 
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:

@@ -1,0 +1,191 @@
+"""Writes beside transformed functions: what shares memory in eager mode shares it in a trace, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import thunder_fn as tfn
+from thunder_fn.errors import AliasedMutation
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+X = torch.arange(1.0, 10.0, dtype=torch.float64).reshape(3, 3)
+
+TRANSFORMED: dict[str, Callable[[Function], Function]] = {
+    "jit": tfn.jit,
+    "vjp": lambda f: lambda x: tfn.vjp(f, x)[0],
+    "jvp": lambda f: lambda x: tfn.jvp(f, (x,), (torch.ones_like(x),))[0],
+    "linearize": lambda f: lambda x: tfn.linearize(f, x)[0],
+    "grad": lambda f: lambda x: tfn.grad(lambda u: ((u * 1).sum(), f(u)), has_aux=True)(x)[1],
+    "autocast": tfn.autocast,
+    "functionalize": tfn.functionalize,
+    "checkpoint": tfn.checkpoint,
+    "checkpoint of PyTorch": lambda f: lambda x: checkpoint(f, x, use_reentrant=False),
+}
+RETURNED: dict[str, Function] = {
+    "itself": lambda u: u,
+    "a row": lambda u: u[1],
+    "a transpose": lambda u: u.t()[1:],
+    "a flat view": lambda u: u.view(-1)[2:],
+    "a diagonal": lambda u: u.diagonal(),
+    "a column": lambda u: u.select(1, 2),
+    "itself, written to": lambda u: u.mul_(2),
+    "a row, written to": lambda u: u.mul_(2)[1],
+}
+
+
+def written(op: Function) -> Function:
+    def f(w: Tensor) -> tuple[Tensor, Tensor]:
+        x = w * w
+        y = op(x)
+        y.mul_(w.flatten()[: y.numel()].reshape(y.shape))
+        x.add_(w)
+        return y * 1, x * 1
+
+    return f
+
+
+def values_and_gradient(f: Function) -> list[Tensor]:
+    w = X.clone().requires_grad_()
+    results = f(w)
+    torch.stack([(result.cos() * (i + 1)).sum() for i, result in enumerate(results)]).sum().backward()
+    assert w.grad is not None
+    return [*results, w.grad]
+
+
+@pytest.mark.parametrize("returned", RETURNED)
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_result_that_is_memory_of_an_argument(name: str, returned: str) -> None:
+    function = RETURNED[returned]
+    expected = values_and_gradient(written(function))
+    inside = values_and_gradient(tfn.jit(written(TRANSFORMED[name](function))))
+    torch.testing.assert_close(inside, expected)
+
+
+@pytest.mark.parametrize("in_dims", [0, 1])
+@pytest.mark.parametrize("returned", ["itself", "a row", "itself, written to"])
+def test_a_result_of_vmap_that_is_memory_of_an_argument(returned: str, in_dims: int) -> None:
+    function = {"itself": lambda u: u, "a row": lambda u: u[1:], "itself, written to": lambda u: u.mul_(2)}[returned]
+    expected = values_and_gradient(written(torch.func.vmap(function, in_dims)))
+    inside = values_and_gradient(tfn.jit(written(tfn.vmap(function, in_dims))))
+    torch.testing.assert_close(inside, expected)
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_result_that_is_memory_from_outside(name: str) -> None:
+    def run(wrap: Callable[[Function], Function]) -> Function:
+        def f(w: Tensor) -> tuple[Tensor, Tensor]:
+            h = w * 2
+            y = wrap(lambda u: h[0])(w * 1)
+            h.mul_(w)
+            return y * 1, h * 1
+
+        return f
+
+    expected = values_and_gradient(run(lambda f: f))
+    torch.testing.assert_close(values_and_gradient(tfn.jit(run(TRANSFORMED[name]))), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMED if "checkpoint" not in name])
+@pytest.mark.parametrize("via", [tfn.jit, lambda f: f])
+def test_a_write_from_inside_keeps_its_history(name: str, via: Callable[[Function], Function]) -> None:
+    def run(wrap: Callable[[Function], Function]) -> Function:
+        def f(w: Tensor) -> tuple[Tensor, ...]:
+            h, buffer = w * 2, torch.zeros(3, dtype=torch.float64)
+
+            def g(u: Tensor) -> Tensor:
+                h.add_(u)
+                buffer.add_(h[0])
+                if name not in ("jvp", "linearize"):  # docs/limits.md, `untracked_write`
+                    with torch.no_grad():
+                        h.mul_(2)
+                u.mul_(3)
+                return u * 1
+
+            u = w * 1
+            y = wrap(g)(u)
+            return y, h, buffer, u
+
+        return f
+
+    expected = values_and_gradient(run(lambda f: f))
+    torch.testing.assert_close(values_and_gradient(via(run(TRANSFORMED[name]))), expected)
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Tensor:
+        return cotangents[0] * 3
+
+
+same_vjp = tfn.custom_vjp(lambda x: x)
+same_vjp.defvjp(lambda x: (x, None), lambda residuals, cotangent: (cotangent * 3,))
+
+
+@pytest.mark.parametrize("op", [Same.apply, same_vjp])
+@pytest.mark.parametrize("target", ["result", "argument"])
+def test_a_custom_function_that_returns_its_argument_is_not_written_to(op: Function, target: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = op(x)
+        (y if target == "result" else x).mul_(2)
+        return y * x
+
+    with pytest.raises(AliasedMutation, match="shares memory with what"):
+        tfn.jit(f)(torch.ones(2))
+
+
+@pytest.mark.parametrize("via", [tfn.jit, lambda f: f])
+def test_a_pullback_does_not_see_what_its_function_wrote(via: Callable[[Function], Function]) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        x, h = x * 1, x * 2
+        pulled = tfn.vjp(lambda x: (x.mul_(x).sin() * h.mul_(2)).sum(), x)[1](torch.ones((), dtype=x.dtype))[0]
+        x = x / x.abs().sqrt()
+        pushed = tfn.linearize(lambda x: x.mul_(x).sin(), x)[1](torch.ones_like(x))
+        return pulled, pushed
+
+    pulled, pushed = via(f)(X)
+    torch.testing.assert_close(pulled, 2 * X * (X * X).cos() * 4 * X)
+    torch.testing.assert_close(pushed, 2 * X * (X * X).cos())
+
+
+CHOICES: dict[str, Function] = {
+    "cond": lambda x: tfn.cond(x.sum() > 0, lambda u: u, lambda u: u * 2, (x,)),
+    "cond of a number": lambda x: tfn.cond(x.dim() > 0, lambda u: u, lambda u: u * 2, (x,)),
+    "cond, a closure": lambda x: tfn.cond(x.sum() > 0, lambda: x, lambda: x * 2),
+    "switch": lambda x: tfn.switch(torch.tensor(0), [lambda u: u[1:]], (x,)),
+    "switch of a number": lambda x: tfn.switch(0, [lambda u: u], (x,)),
+    "scan": lambda x: tfn.scan(lambda c, u: (c, u), x, x)[0],
+    "scan of nothing": lambda x: tfn.scan(lambda c, u: (c, u), x, x[:0])[0],
+    "scan without xs": lambda x: tfn.scan(lambda c, u: (c, u), x, [])[0],
+    "ys": lambda x: tfn.scan(lambda c, u: (c, u), x, x)[1],
+    "fori_loop": lambda x: tfn.fori_loop(0, 2, lambda i, u: u, x),
+    "fori_loop of nothing": lambda x: tfn.fori_loop(0, 0, lambda i, u: u, x),
+    "while_loop": lambda x: tfn.while_loop(lambda u: u.sum() < 0, lambda u: (u * 2,), (x,))[0],
+    "map": lambda x: tfn.map(lambda u: u, x[:1]),
+    "associative_scan": lambda x: tfn.associative_scan(torch.add, x[:1]),
+    "reversed": lambda x: tfn.associative_scan(torch.add, x[:1], reverse=True),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("via", [tfn.jit, lambda f: f])
+def test_choices_and_loops_return_memory_of_their_own(name: str, via: Callable[[Function], Function]) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = CHOICES[name](x)
+        before = x * 1
+        y.mul_(5)
+        return x, before
+
+    after, before = via(f)(X.clone())
+    torch.testing.assert_close(after, before)
+    x = X.clone()
+    assert via(CHOICES[name])(x).untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
