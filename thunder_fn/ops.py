@@ -26,6 +26,11 @@ RESHAPE = Op("leaf", "aten.reshape.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
 ASSERT = Op("leaf", "aten._assert_scalar.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
+"""The value of one tensor with the derivatives of another: what a write to `x.detach()` leaves in x."""
+NO_GRAD_WRITE = Op("structured", "no_grad_write")
+"""The same in reverse mode; in forward mode the tangent is the value's: what a write under `no_grad` leaves in x."""
+PUSHED_WRITE = Op("structured", "pushed_write")
+"""Stand-in for `NO_GRAD_WRITE` while a trace is pushed forward, where what is written has derivatives."""
 DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
 

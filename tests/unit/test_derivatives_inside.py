@@ -178,3 +178,97 @@ def test_rules_are_found_alike_whatever_runs_around(around: str) -> None:
             found.append((derive.ruled(one), [str(new) for news in made for new in news]))
     forget()
     assert found[0] == found[1]
+
+
+# ---- writes where gradients are off ----
+
+
+def _multiplied(v: Any) -> Any:
+    y = v * 1
+    with torch.no_grad():
+        y.mul_(v)
+    return y * v
+
+
+def _copied(v: Any) -> Any:
+    y = v * 1
+    with torch.no_grad():
+        y.copy_(v * 3)
+    return y * v
+
+
+def _element_written(v: Any) -> Any:
+    y = v * 1
+    with torch.no_grad():
+        y[0] = v[1] * 2
+    return y * v
+
+
+def _made_and_written(v: Any) -> Any:
+    with torch.no_grad():
+        y = v * 2
+        y.add_(v)
+    return y * v
+
+
+def _written_by_a_view(v: Any) -> Any:
+    y = v * 1
+    view = y.view(-1)
+    with torch.no_grad():
+        view.mul_(v)
+    return y + view * v
+
+
+def _written_by_a_view_from_inside(v: Any) -> Any:
+    y = v * 1
+    with torch.no_grad():
+        y.view(-1).mul_(v)
+    return y * v
+
+
+def _detached_written(v: Any) -> Any:
+    y = v * 1
+    y.detach().mul_(v)
+    return y * v
+
+
+def _constant_written(v: Any) -> Any:
+    y = torch.ones_like(v)
+    with torch.no_grad():
+        y.add_(v * v)
+    return y * v
+
+
+TRANSFORMS: dict[str, Any] = {
+    "jvp": lambda lib, f: lib.jvp(f, (X,), (torch.ones(3),)),
+    "jacfwd": lambda lib, f: lib.jacfwd(f)(X),
+    "vjp": lambda lib, f: lib.vjp(f, X)[1](torch.ones(3)),
+    "jvp of jvp": lambda lib, f: lib.jvp(lambda v: lib.jvp(f, (v,), (torch.ones(3),))[1], (X,), (torch.ones(3),)),
+    "jacrev of jacfwd": lambda lib, f: lib.jacrev(lib.jacfwd(f))(X),
+    "jacfwd of jacrev": lambda lib, f: lib.jacfwd(lib.jacrev(f))(X),
+    "vmap of jvp": lambda lib, f: lib.vmap(lambda t: lib.jvp(f, (X,), (t,))[1])(torch.eye(3)),
+    "jvp of vmap": lambda lib, f: lib.jvp(lib.vmap(f), (X.expand(2, 3) * 1,), (torch.ones(2, 3),)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    "f",
+    [
+        _multiplied,
+        _copied,
+        _element_written,
+        _made_and_written,
+        _written_by_a_view,
+        _written_by_a_view_from_inside,
+        _detached_written,
+        _constant_written,
+    ],
+    ids=lambda f: f.__name__.strip("_"),
+)
+def test_a_write_without_gradients_has_the_derivatives_of_torch_func(f: Any, transform: str) -> None:
+    """Reverse mode keeps the history from before the write; forward mode, which is not off, follows it."""
+    run = TRANSFORMS[transform]
+    expected = run(torch.func, f)
+    for mine in (f, tfn.jit(f)):
+        torch.testing.assert_close(run(tfn, mine), expected)

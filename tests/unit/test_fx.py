@@ -165,7 +165,7 @@ def test_nodes_without_type() -> None:
     assert from_fx(module, [torch.rand(3)]).output_types == (f32(3),)
 
 
-def test_straight_through_is_its_value() -> None:
+def test_a_write_without_gradients_is_its_value() -> None:
     def clamped(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         with torch.no_grad():
@@ -174,7 +174,7 @@ def test_straight_through_is_its_value() -> None:
 
     x = torch.linspace(-1, 1, 4)
     trace = tfn.trace(clamped, x)
-    assert "straight_through(" in str(trace)
+    assert "no_grad_write(" in str(trace)
     assert torch.equal(trace.to_fx()(x)[0], clamped(x))
 
 

@@ -2,7 +2,7 @@
 
 Values flow from equation to equation, and gradients mostly flow back the same way. They do not where code runs under
 `no_grad`, inside a `torch.autograd.Function`, or writes to memory that another tensor has with a history of its own. There a
-variable is read through an equation that says so: `detach`, `straight_through` or `autograd_function`.
+variable is read through an equation that says so: `detach`, `straight_through`, `no_grad_write` or `autograd_function`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class History:
         self._updating = False
         self._written: set[int] = set()
         self._kept: list[torch.Tensor] = []
-        self._links: list[tuple[Memory, weakref.ref[Memory]]] = []
+        self._links: list[tuple[Memory, weakref.ref[Memory], Op]] = []
         self._apart: list[tuple[set[int], list[Callable[[], bool]], str]] = []
 
     @property
@@ -113,7 +113,7 @@ class History:
             if function is not None:
                 op, args = AUTOGRAD_FUNCTION, (var, Literal(function))
             elif before is not None and self._has_history(before):
-                op, args = ops.STRAIGHT_THROUGH, (var, self._followed(before))
+                op, args = ops.NO_GRAD_WRITE, (var, self._followed(before))
             else:
                 op, args = ops.NO_GRAD, (var,)
             (known,) = recorder.emit(op, args, (var.type,), ())
@@ -209,7 +209,7 @@ class History:
         alias = internals.functionalize(
             self._fake(self._stopped(var, ops.NO_GRAD), value), self.recorder.functional_mode
         )
-        self._link(memory, internals.memory_in(alias))
+        self._link(memory, internals.memory_in(alias), ops.NO_GRAD_WRITE)
         self._kept.append(alias)
         return alias
 
@@ -259,7 +259,7 @@ class History:
         found, pending = set[int](), [memory]
         pairs = [
             (internals.storage_id(source), internals.storage_id(alias))
-            for source, reference in self._links
+            for source, reference, _ in self._links
             if (alias := reference()) is not None
         ]
         while pending:
@@ -268,10 +268,13 @@ class History:
             pending += [b for pair in pairs for a, b in (pair, pair[::-1]) if a == one and b not in found]
         return found
 
-    def _link(self, source: Memory, alias: Memory) -> None:
-        """Link two memories, which have the same values from now on, as long as the alias lives."""
-        self._links = [(memory, other) for memory, other in self._links if other() is not None]
-        self._links.append((source, weakref.ref(alias)))
+    def _link(self, source: Memory, alias: Memory, write: Op = ops.STRAIGHT_THROUGH) -> None:
+        """Link two memories, which have the same values from now on, as long as the alias lives.
+
+        `write` is the op that gives one of them what is written to the other.
+        """
+        self._links = [link for link in self._links if link[1]() is not None]
+        self._links.append((source, weakref.ref(alias), write))
 
     def _tell(self, changed: Memory) -> None:
         """Give the new values of a changed memory to the memories linked to it."""
@@ -279,21 +282,21 @@ class History:
         while pending:
             memory = internals.storage_id(pending.pop())
             told.add(memory)
-            for source, reference in self._links:
+            for source, reference, write in self._links:
                 alias = reference()
                 for here, there in ((source, alias), (alias, source)):
                     if here is None or there is None or internals.storage_id(here) != memory:
                         continue
                     if internals.storage_id(there) not in told:
                         history = self._followed(self.recorder.known(internals.read_memory(there)))
-                        internals.write_memory(there, self._with_history(internals.read_memory(here), history))
+                        internals.write_memory(there, self._with_history(internals.read_memory(here), history, write))
                         self._written.add(internals.storage_id(there))
                         pending.append(there)
 
-    def _with_history(self, value: torch.Tensor, history: Var) -> torch.Tensor:
+    def _with_history(self, value: torch.Tensor, history: Var, write: Op = ops.STRAIGHT_THROUGH) -> torch.Tensor:
         """A fake tensor of the value that autograd follows to another variable."""
         args = self.recorder.known(value), history
-        (var,) = self.recorder.emit(ops.STRAIGHT_THROUGH, args, (args[0].type,), ())
+        (var,) = self.recorder.emit(write, args, (args[0].type,), ())
         return self._fake(var, value)
 
     def _stopped(self, var: Var, op: Op = ops.STOP_GRADIENT) -> Var:

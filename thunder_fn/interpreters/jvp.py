@@ -38,9 +38,10 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
         A rule whose trace maps the inputs, then the tangents of the active inputs, to the outputs, then the tangents
         of those outputs that `active_outputs` marks; the others' tangents are zero.
     """
-    if _has_op(trace, ops.NO_GRAD):
-        rule = push_forward(_with_op(trace, ops.NO_GRAD, _MOVES), active)
-        return JvpRule(_with_op(rule.trace, _MOVES, ops.NO_GRAD), rule.active_outputs)
+    for op, stand_in in _STAND_INS.items():
+        if _has_op(trace, op):
+            rule = push_forward(_with_op(trace, op, stand_in), active)
+            return JvpRule(_with_op(rule.trace, stand_in, op), rule.active_outputs)
     builder = TraceBuilder(f"{trace.name}_jvp")
     primals = [builder.input(var.type) for var in trace.inputs]
     given = [flag and is_differentiable(var.type) for var, flag in zip(trace.inputs, active, strict=True)]
@@ -53,6 +54,7 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
 
 _MOVES = ops.leaf(torch.ops.aten.lift.default)
 """Stand-in for `NO_GRAD` while a trace is pushed forward, where it is no constant."""
+_STAND_INS = {ops.NO_GRAD: _MOVES, ops.NO_GRAD_WRITE: ops.PUSHED_WRITE}
 
 
 @memo(16384)
@@ -66,7 +68,7 @@ def _has_op(trace: Trace, op: Op) -> bool:
 
 @memo(16384)
 def _with_op(trace: Trace, old: Op, new: Op) -> Trace:
-    """The trace with one op of one operand in place of another, in bodies too."""
+    """The trace with one op in place of another, in bodies too."""
     if not _has_op(trace, old):
         return trace
     return replace(trace, equations=tuple(_renamed(equation, old, new) for equation in trace.equations))

@@ -137,7 +137,7 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
     """The variable that has the gradient of this one, unchanged, behind all changes made where gradients are off."""
     made_by = {var: equation for equation in trace.equations for var in equation.outputs}
     while isinstance(atom, Var) and (equation := made_by.get(atom)) is not None:
-        if equation.op == ops.STRAIGHT_THROUGH:
+        if equation.op in (ops.STRAIGHT_THROUGH, ops.NO_GRAD_WRITE):
             atom = equation.operands[1]
             continue
         if equation.op.kind != "composite":

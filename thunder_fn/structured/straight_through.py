@@ -1,9 +1,11 @@
-"""straight_through: the value of one tensor with the gradient of another.
+"""straight_through and no_grad_write: the value of one tensor with the derivatives of another.
 
     output = straight_through(value, history)
+    output = no_grad_write(value, history)
 
-The op stands for an in-place change where gradients are off. `with torch.no_grad(): x.clamp_(min=0)` changes the
-values of x. Gradients of later uses of x flow to its earlier value, unchanged.
+Both stand for an in-place change that autograd does not follow. Gradients of later uses flow to the earlier value,
+unchanged. Where `x.detach()` is written to, tangents do so too. Where x is written to under `no_grad`, which does not
+turn forward mode off, the tangent is that of the new value, as in torch.func.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from thunder_fn.derive import is_differentiable
 from thunder_fn.derive_activity import ACTIVE
 from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.structured.bodies import expand
-from thunder_fn.trace import Dim, Equation, Trace, TraceBuilder, Var, type_of_value
+from thunder_fn.trace import Dim, Equation, Op, Trace, TraceBuilder, Var, type_of_value
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -46,45 +49,79 @@ class _StraightThrough(torch.autograd.Function):
         return tangents[1].view_as(tangents[1])
 
 
-@CHECK.rule("straight_through")
+class _NoGradWrite(_StraightThrough):
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _NoGradWrite.apply(*tangents)
+
+
+@CHECK.rule("straight_through", "no_grad_write", "pushed_write")
 def straight_through_check_rule(equation: Equation) -> None:
     """Check for two tensors of one type, which is the output's."""
     operands = equation.operands
     if len(operands) != 2 or equation.bodies:
-        what = "straight_through takes two tensors, the value and the one that gets the gradient, and no bodies"
+        what = f"{equation.op} takes two tensors, the value and the one that gets the gradient, and no bodies"
         raise InvalidTrace(located(what, source=equation.source))
     for var in operands:
         check_types(equation, (var.type,), "an operand is")
 
 
-@EVALUATE.rule("straight_through")
-def straight_through_evaluate_rule(bodies: Sequence[Trace], value: Any, history: Any) -> tuple[Any, ...]:
-    """The value; autograd and torch.func see the other's gradient."""
+def _evaluate(op: Op, function: type[_StraightThrough], value: Any, history: Any) -> tuple[Any, ...]:
     recorder = current()
     args = operands_of(recorder, (value, history)) if recorder is not None else None
     if recorder is not None and args is not None:
-        return bind_equation(recorder, ops.STRAIGHT_THROUGH, args, (), (type_of_value(value),))
-    return (_StraightThrough.apply(value, history),)
+        return bind_equation(recorder, op, args, (), (type_of_value(value),))
+    return (function.apply(value, history),)
 
 
-@ACTIVE.rules.rule("straight_through")
+@EVALUATE.rule("straight_through")
+def straight_through_evaluate_rule(bodies: Sequence[Trace], value: Any, history: Any) -> tuple[Any, ...]:
+    """The value; autograd and torch.func see the other's derivatives."""
+    return _evaluate(ops.STRAIGHT_THROUGH, _StraightThrough, value, history)
+
+
+@EVALUATE.rule("no_grad_write")
+def no_grad_write_evaluate_rule(bodies: Sequence[Trace], value: Any, history: Any) -> tuple[Any, ...]:
+    """The value; autograd sees the other's gradient."""
+    return _evaluate(ops.NO_GRAD_WRITE, _NoGradWrite, value, history)
+
+
+@ACTIVE.rules.rule("straight_through", "no_grad_write")
 def straight_through_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Active if the history is."""
     return (active[1] and is_differentiable(equation.outputs[0].type),)
 
 
+@ACTIVE.rules.rule("pushed_write")
+def pushed_write_activity_rule(equation: Equation, active: Mask) -> Mask:
+    """Active if the value is, or the history."""
+    return (any(active) and is_differentiable(equation.outputs[0].type),)
+
+
+@JVP.rule("pushed_write")
+def pushed_write_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """The value with its tangent; to reverse mode both are the history's."""
+    builder = TraceBuilder("no_grad_write")
+    primals = tuple(builder.input(var.type) for var in equation.operands)
+    type = equation.outputs[0].type
+    given = [builder.input(type) if flag else None for flag in active]
+    tangents = tuple(zeros(builder, type) if tangent is None else tangent for tangent in given)
+    return JvpRule(
+        builder.build(tuple(builder.add(equation.op, pair, (type,))[0] for pair in (primals, tangents))), (True,)
+    )
+
+
 @JVP.rule("straight_through")
 def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The value, with the tangent of the history."""
+    """The op, whose derivatives of every order are the history's, with the tangent of the history."""
     builder = TraceBuilder("straight_through")
-    value, _ = (builder.input(var.type) for var in equation.operands)
+    primals = tuple(builder.input(var.type) for var in equation.operands)
     tangents = [builder.input(var.type) for var, flag in zip(equation.operands, active, strict=True) if flag]
-    if not active[1]:
-        return JvpRule(builder.build((value,)), (False,))
-    return JvpRule(builder.build((value, tangents[-1])), (True,))
+    results = builder.add(equation.op, primals, (equation.outputs[0].type,))
+    return JvpRule(builder.build((*results, *tangents[-1:]) if active[1] else results), (active[1],))
 
 
-@VJP.rule("straight_through")
+@VJP.rule("straight_through", "no_grad_write")
 def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Forward is the op; backward hands the cotangent to the history."""
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
@@ -97,7 +134,7 @@ def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_
     return Split(forward, backward, (), tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag))
 
 
-@VMAP.rule("straight_through")
+@VMAP.rule("straight_through", "no_grad_write")
 def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Return the op on batches; operands that are not batched are expanded."""
     builder = TraceBuilder("straight_through")
@@ -112,7 +149,7 @@ def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, ra
     return builder.build(results), (any(batched),)
 
 
-@LOWER.rule("straight_through")
+@LOWER.rule("straight_through", "no_grad_write")
 def straight_through_lower_rule(equation: Equation) -> Trace:
     """The value, as a tensor of its own: with one history or without, it is no result that another one is."""
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
@@ -121,4 +158,4 @@ def straight_through_lower_rule(equation: Equation) -> Trace:
     return Trace((value, history), (alias,), (output,), (), (), "straight_through")
 
 
-DCE.enter(keep_all, "straight_through")
+DCE.enter(keep_all, "straight_through", "no_grad_write", "pushed_write")
