@@ -12,6 +12,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
+from thunder_fn.errors import UnsupportedCall
 
 Tensor = torch.Tensor
 
@@ -56,6 +57,56 @@ def test_a_detached_alias_of_what_is_written_to_has_no_gradient(f: Callable[...,
     assert run(tfn.jit(f)) == run(known)
     alias, y = tfn.jit(f)(torch.ones(2))
     assert alias is not y
+
+
+def of_another_rank(x: Tensor) -> Any:
+    out = x * 1
+    torch.sin(x[0], out=out)
+    return out, out.dim(), len(out), out * 2, [row * 2 for row in out]
+
+
+def of_nothing(x: Tensor) -> Any:
+    out = torch.empty(0, dtype=x.dtype)
+    torch.add(x, x, out=out)
+    row = out[0]
+    row.mul_(3)
+    return out, out.shape[0], row
+
+
+def of_two(x: Tensor) -> Any:
+    out = torch.empty(0, dtype=x.dtype), torch.empty(0, dtype=torch.int64)
+    torch.max(x, 0, out=out)
+    return *out, out[0].dim(), out[1] + 1
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("f", [of_another_rank, of_nothing, of_two])
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+def test_out_of_another_size_is_resized(f: Callable[..., Any], cache: str) -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    torch.testing.assert_close(tfn.jit(f, cache=cache)(x), f(x))
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda x: x.conj().imag])
+def test_out_that_is_a_view_of_bits_keeps_its_size(view: Callable[[Tensor], Tensor]) -> None:
+    def f(x: Tensor) -> Tensor:
+        out = view(x * 1)
+        torch.sum(x, 0, out=out)
+        return out
+
+    with pytest.raises(UnsupportedCall, match="conjugate or negative view"):
+        tfn.jit(f)(torch.ones(2, 3, dtype=torch.complex64))
+
+
+def test_the_memory_of_a_tensor_from_outside_is_not_set() -> None:
+    outside = torch.ones(2)
+
+    def f(x: Tensor) -> Tensor:
+        outside.set_(x)  # pyright: ignore[reportArgumentType]
+        return outside * 2
+
+    with pytest.raises(UnsupportedCall, match="`set_` of a tensor from outside"):
+        tfn.jit(f)(torch.ones(2))
 
 
 def test_out_is_a_write_that_aliases_see() -> None:

@@ -15,7 +15,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.structured.autograd_function import with_batch_dims
-from thunder_fn.torch_internals import become_results, is_functorch_wrapped, outside_torch_func
+from thunder_fn.torch_internals import become_results, is_functorch_wrapped, outside_inference_mode, outside_torch_func
 from thunder_fn.trace import as_dim, type_of_value
 
 RANDOMNESS = ("error", "different", "same")
@@ -186,7 +186,10 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
             return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
     is_shown = not is_tracer(leaf) and leaf.shape[dim]
-    with torch.set_grad_enabled(bool(is_shown)):  # a view taken without gradients cannot be changed
+    with (
+        outside_inference_mode(),
+        torch.set_grad_enabled(bool(is_shown)),
+    ):  # a view taken without gradients cannot be changed
         example = leaf.data.as_strided(shape, stride) if is_shown else leaf.new_empty(shape)
     if leaf.requires_grad and leaf.is_leaf:
         with outside_torch_func():

@@ -216,22 +216,54 @@ class ScopeMode(TorchFunctionMode):
             return instead(*args, **kwargs)
         if func in GRADS:
             recorder.gradients.look_at(args[0])
+        if isinstance(kwargs.get("out"), Tensor):
+            _check_out(recorder, func, args, kwargs)
+            result = self._called(func, args, kwargs)
+            _resize_out(recorder, kwargs["out"])
+            return result
         if func in DETACHES:
             recorder.detaching, before = True, recorder.detaching
             try:
                 return func(*args, **kwargs)
             finally:
                 recorder.detaching = before
-        if isinstance(func, types.FunctionType):
-            self._running.append(func)
-            try:
-                with self:
-                    result = internals.without_torch_function_checks(original_of(func))(*args, **kwargs)
-            finally:
-                self._running.pop()
-        else:
-            result = func(*args, **kwargs)
-        return result
+        return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not isinstance(func, types.FunctionType):
+            return func(*args, **kwargs)
+        self._running.append(func)
+        try:
+            with self:
+                return internals.without_torch_function_checks(original_of(func))(*args, **kwargs)
+        finally:
+            self._running.pop()
+
+
+def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse to resize a conjugate or negative view: PyTorch resizes it in eager mode, and its base keeps its size."""
+    out = kwargs["out"]
+    if not out.is_conj() and not out.is_neg():
+        return
+    with internals.no_torch_function():
+        found = func(*args, **{key: value for key, value in kwargs.items() if key != "out"})
+    if isinstance(found, Tensor) and found.shape != out.shape:
+        what = f"`out=` is a conjugate or negative view of the shape {tuple(out.shape)}, not {tuple(found.shape)}"
+        raise UnsupportedCall(located(what, source=recorder.source, fix="Use the result instead of `out=`."))
+
+
+def _resize_out(recorder: Recorder, out: Tensor) -> None:
+    """Give an `out=` that an op has resized its new shape, and memory that views of it do not share."""
+    if not isinstance(out, internals.Tracer):
+        return
+    with internals.no_torch_function():
+        inner = internals.inner_fake(out)
+        if inner.dim() == out.dim() and all(a is b or a == b for a, b in zip(inner.shape, out.shape, strict=True)):
+            return
+    var = recorder.var_of(out)
+    new = None if var is None else recorder.tracer_of(var)
+    if new is not None:
+        internals.become(out, new)
 
 
 def lift_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
@@ -363,6 +364,9 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
+        if func is _SET and any(type(arg) is torch.Tensor for arg in args):
+            what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
+            raise UnsupportedCall(located(what, fix="Pass the tensor as an argument, or write `x.copy_(y)`."))
         if func is _SET and type(args[1]) is Tracer:  # it takes a tensor's memory, and not its bits
             with self:
                 for view in bits_between(args[1], args[0]):
