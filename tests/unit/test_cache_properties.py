@@ -65,7 +65,8 @@ rename rename_ unflatten
 """Written in terms of ops, or of hooks, which have tests of their own."""
 
 MACHINERY = """
-__slotnames__ __annotations__ __array_wrap__ __delattr__ __dict__ __dir__ __dlpack_c_exchange_api__ __doc__ __getattribute__
+__slotnames__ __annotations__ __firstlineno__ __static_attributes__ __array_wrap__ __delattr__ __dict__ __dir__
+__dlpack_c_exchange_api__ __doc__ __getattribute__
 __getstate__ __hash__ __init__ __init_subclass__ __module__ __new__ __setattr__ __setstate__ __subclasshook__
 __torch_dispatch__ __torch_function__ __weakref__ _clear_non_serializable_cached_data _dtensor__new__ _fix_weakref
 _has_symbolic_sizes_strides _make_subclass _make_wrapper_subclass _make_dtensor _python_dispatch _reduce_ex_internal

@@ -85,6 +85,7 @@ def test_ops_of_another_library_are_not_their_namesakes(namesakes: Any) -> None:
 RULES = {
     "backwards.py": "arguments of reductions",
     "batching.py": "rules by op",
+    "capture/instead.py": "methods of tensors",
     "capture/leaf_ops.py": "ops that are recorded as another one",
     "capture/number_arithmetic.py": "operators of Python",
     "decompositions.py": "ops that PyTorch differentiates or batches wrongly, beside the formulas for them",

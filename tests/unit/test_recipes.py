@@ -587,7 +587,7 @@ def test_what_a_module_counts_itself(frontend: Any, counts: bool) -> None:
     if counts:
         with pytest.warns(UserWarning) as caught:
             found = [compiled(x) for x in batches]
-        (said,) = caught
+        (said,) = [one for one in caught if "Python 3.13.0" not in str(one.message)]  # which Dynamo warns of
         assert said.category is (RetraceWarning if frontend else tfn.errors.GraphBreakWarning)
         assert "Counting changes its attribute 'calls' in each call" in str(said.message)
     else:
