@@ -189,3 +189,59 @@ def test_choices_and_loops_return_memory_of_their_own(name: str, via: Callable[[
     torch.testing.assert_close(after, before)
     x = X.clone()
     assert via(CHOICES[name])(x).untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def turned(x: Tensor) -> Any:
+    x.t_()
+    return x * 2
+
+
+def turned_and_written(x: Tensor) -> Any:
+    x.t_()
+    x[0].mul_(3)
+    return x
+
+
+def written_and_turned(x: Tensor) -> Any:
+    row = x[0]
+    x.mul_(2)
+    x.transpose_(0, 1)
+    row.add_(1)
+    return x.sum(0), row
+
+
+def turned_inside(x: Tensor) -> Any:
+    tfn.jit(turned)(x)
+    return x * 1, x[0]
+
+
+def turned_again(x: Tensor) -> Any:
+    x.t_().add_(1).swapaxes_(0, 1)
+    return x
+
+
+LAYOUTS: dict[str, Function] = {
+    "contiguous": lambda w: w * 1,
+    "transposed": lambda w: (w * 1).t(),
+    "with gaps": lambda w: (torch.cat([w, w]) * 1)[::2],
+    "without gradient": lambda w: w.detach().clone(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("f", [turned, turned_and_written, written_and_turned, turned_inside, turned_again])
+@pytest.mark.parametrize("options", [{}, {"cache": "symbolic values"}])
+def test_an_argument_that_is_transposed_in_place_keeps_its_memory(f: Function, layout: str, options: Any) -> None:
+    """A view of it that the caller holds does not change."""
+
+    def run(f: Function) -> Any:
+        w = X.clone().requires_grad_()
+        x = LAYOUTS[layout](w)
+        row = x[1]
+        results = f(x)
+        tensors = [x, row, *(results if isinstance(results, tuple) else (results,))]
+        loss = torch.stack([(tensor * tensor * (i + 1)).sum() for i, tensor in enumerate([x, *tensors[2:]])]).sum()
+        gradient = torch.autograd.grad(loss, w)[0] if x.requires_grad else None
+        return [tensor.detach() for tensor in tensors], gradient, x.stride()
+
+    torch.testing.assert_close(run(tfn.jit(f, **options)), run(f))

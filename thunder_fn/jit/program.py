@@ -19,7 +19,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current, host_random
-from thunder_fn.capture.apply import write, write_back
+from thunder_fn.capture.apply import restride, write, write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
@@ -356,6 +356,9 @@ class _Execution:
         if self.bridge is not None:
             active = [values[place] for place in self.captured.retained if self.bridge.active[place]]
             lines += [f"    {value}.retain_grad()" for value in active]
+        for one, target in zip(self.captured.writes, self.targets, strict=True):
+            if one.strides is not None:
+                lines.append(f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})")
         for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
             lines.append(f"    if {value} is not {target}: write({target}, {value})")
         result = self.result(values)
