@@ -62,17 +62,6 @@ EXPLAINED = [
         why="call [1-9].*backward through the graph a second time",
     ),
     Explained(
-        "`requires_grad_` of an argument: the caller's tensor keeps what it had (docs/limits.md)",
-        kind="value of gradient",
-        text=r"\ba\d+\.requires_grad_\(False\)",
-    ),
-    Explained(
-        "`detach_` of an argument makes it a leaf in eager mode; the caller's tensor keeps what it had (docs/limits.md)",
-        kind="value of gradient",
-        why="another number of values",
-        text=r"\ba\d+\.detach_\(",
-    ),
-    Explained(
         "PyTorch's rule for fake tensors asks for more than its kernel does",
         kind="raised",
         why="size mismatch \\(got input|Dimension out of range",

@@ -48,7 +48,7 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.garbage import no_collections
-from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim
+from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
 
 __all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "current", "named_composite", "pytree"]
 
@@ -349,6 +349,10 @@ def _end(
     statics = tuple(_static(leaf, f, name) for leaf in leaves)
     results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
     outputs = tuple(_output(recorder, leaf, name) for leaf in results)
+    given = {id(tracer) for tracer in (*tracers, *(tracer for _, tracer, _ in recorder.lifted()))}
+    for leaf in results:
+        if isinstance(leaf, internals.Tracer) and id(leaf) not in given:
+            _check_attributes(f, leaf)
     own = tuple(_own_leaves(recorder, results))
     changes = tuple(_changes(recorder, f, tensors, tracers))
     grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.gradients.read.values())
@@ -479,7 +483,36 @@ def _changes(
             found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.history.read(var)))
     for _, tracer, before in recorder.gradients.taken:
         found += _accumulated(recorder, f, tracer, before)
+    for tensor, tracer in (*zip(tensors, tracers, strict=True), *((one, own) for one, own, _ in recorder.lifted())):
+        _check_marks(f, tensor, tracer, recorder.required_grad.get(id(tracer)))
     return found
+
+
+def _check_marks(f: Callable[..., Any], tensor: torch.Tensor, tracer: torch.Tensor, required_grad: bool | None) -> None:
+    """Refuse to lose a `requires_grad` or an attribute that the function sets on a tensor from outside.
+
+    A tensor that is differentiated is no leaf; one that was written to has the history of the write.
+    """
+    with internals.no_torch_function():
+        is_other = required_grad is not None and tracer.is_leaf and tracer.requires_grad != required_grad
+        names = [name for name in internals.attributes_set(tracer) if name not in vars(tensor)]
+        type = with_article(type_of_value(tracer)) if is_other or names else ""
+    if is_other or names:
+        what = f"sets `{names[0]}`" if names else f"sets requires_grad to {tracer.requires_grad}"
+        fix = "Do it outside of the function, or return what it is needed for."
+        if is_other:
+            fix = "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is another tensor."
+        raise CaptureError(located(f"the function {what} on {type} from outside", source=source_of(f), fix=fix))
+
+
+def _check_attributes(f: Callable[..., Any], result: torch.Tensor) -> None:
+    """Refuse to lose an attribute that the function sets on a result."""
+    with internals.no_torch_function():
+        names = internals.attributes_set(result)
+        if names:
+            what = f"the function sets `{names[0]}` on a result, {with_article(type_of_value(result))}"
+            fix = "Return it beside the tensor, or set it where the function is called."
+            raise CaptureError(located(what, source=source_of(f), fix=fix))
 
 
 def _written(

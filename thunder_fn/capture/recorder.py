@@ -128,6 +128,7 @@ class Recorder:
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
         self._outside: dict[int, torch.Tensor] = {}
+        self.required_grad: dict[int, bool] = {}
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
     # ---- running ----
@@ -170,6 +171,7 @@ class Recorder:
         self.given.clear()
         self.results_from_outside.clear()
         self._outside.clear()
+        self.required_grad.clear()
         self._vars.clear()
         self._lifted.clear()
         self._made.clear()
@@ -306,6 +308,7 @@ class Recorder:
             with internals.outside_torch_func():
                 tracer.requires_grad_(True)
         self._outside[id(tracer)] = tensor
+        self.required_grad[id(tracer)] = tracer.requires_grad
         if tensor.requires_grad and not is_leaf:
             self.results_from_outside.append((tracer, internals.node_of(tracer), tensor))
         return tracer, var

@@ -160,7 +160,7 @@ class Rewritten(Transformed):
         examples = list(map(example, layout.types))
         if getattr(self.fn, "of_parameters", False):
             examples = [
-                value.requires_grad_(is_differentiable(type))
+                value.detach().requires_grad_(is_differentiable(type))
                 for value, type in zip(examples, layout.types, strict=True)
             ]
         params = pytree.unflatten(layout.spec, examples)

@@ -69,6 +69,14 @@ class Tracer(FunctionalTensor):
         return self.detach().requires_grad_(self.requires_grad)
 
 
+_OWN_ATTRIBUTES = ("elem", "outside_class", "is_own_view")
+
+
+def attributes_set(tracer: torch.Tensor) -> list[str]:
+    """The attributes that the traced function has set on a tracer. Dynamo's marks of tensors mean nothing here."""
+    return [name for name in vars(tracer) if name not in _OWN_ATTRIBUTES and not name.startswith("_dynamo")]
+
+
 _SPECIAL_IN_FUNCTIONAL = (
     *("__bool__", "tolist", "to", "cuda", "char", "cpu", "bfloat16", "byte", "double", "float", "bool", "half"),
     *("int", "long", "to_dense", "layout"),
