@@ -244,3 +244,23 @@ def test_an_argument_that_is_transposed_in_place_keeps_its_memory(f: Function, l
         return [tensor.detach() for tensor in tensors], gradient, x.stride()
 
     torch.testing.assert_close(run(tfn.jit(f, **options)), run(f))
+
+
+@pytest.mark.parametrize("name", ["cond", "while_loop", "switch"])
+def test_an_operand_that_a_choice_returns_stays_what_it_was(name: str) -> None:
+    """It is no result of the other branch, which requires a gradient, and neither is a view of it."""
+
+    def f(c: Tensor, x: Tensor) -> Tensor:
+        if name == "cond":
+            return tfn.cond(c.sum() > 0, lambda u: u, lambda u: u * x, (c,))
+        if name == "switch":
+            return tfn.switch(torch.zeros((), dtype=torch.int64), [lambda u: u, lambda u: u * x], (c,))
+        return tfn.while_loop(lambda u: u.sum() < 0, lambda u: (u * x,), (c,), max_steps=3)[0]
+
+    c, x = torch.ones(3), torch.ones(3, requires_grad=True)
+    row = c[1:]
+    result = tfn.jit(f)(c, x)
+    assert not c.requires_grad and c.is_leaf and not row.requires_grad
+    assert result.requires_grad and torch.equal(
+        torch.autograd.grad(result.sum(), x, allow_unused=True)[0], torch.zeros(3)
+    )

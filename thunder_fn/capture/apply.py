@@ -337,7 +337,7 @@ def view_again(
         for equation, index in way[1]:
             env = {equation.operands[0].index: value}
             value = _replay_equation(recorder, specialize_equation(equation, _names_of(equation, value)), env)[index]
-        if internals.have_one_memory(source, value):
+        if isinstance(value, internals.Tracer) and internals.have_one_memory(source, value):
             return value
     part(recorder, source, result, captured.trace.name)
     return result

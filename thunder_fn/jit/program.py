@@ -36,14 +36,12 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
-from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, own
+from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, is_chosen, own
 from thunder_fn.jit.module_containers import Filling, filling
 from thunder_fn.jit.options import Options, calls_within
 from thunder_fn.jit.outside import Outside, watching
 from thunder_fn.jit.prologue import prologue_trace, structure_text
-from thunder_fn.ops import is_view
-from thunder_fn.structured.call import CALL
-from thunder_fn.trace import Atom, Source, Trace, Var, cut
+from thunder_fn.trace import Source, Trace, Var, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -405,20 +403,6 @@ class _Execution:
             others = [self.inputs[root] for root in roots if root < len(self.inputs)]
             return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
-
-
-def is_chosen(trace: Trace, atom: Atom) -> bool:
-    """Tell whether a choice or a loop makes an output of a trace, which may then lie in the memory of an operand."""
-    makers = {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
-    while isinstance(atom, Var) and atom.index in makers:
-        equation, index = makers[atom.index]
-        if equation.op.kind == "leaf" and is_view(equation.op):
-            atom = equation.operands[0]
-        elif equation.op.kind == "composite" or equation.op == CALL:
-            return is_chosen(equation.body, equation.body.outputs[index])
-        else:
-            return equation.op.kind == "structured" and equation.op.name in ("cond", "switch", "scan", "while_loop")
-    return False
 
 
 class _Lazily:
