@@ -57,6 +57,11 @@ EXPLAINED = [
         why="writes to an expanded tensor|more than one element of the written-to tensor",
     ),
     Explained(
+        "a later call's backward meets the graph of an earlier one, which autograd has freed and a program does not need",
+        kind="accepts",
+        why="call [1-9].*backward through the graph a second time",
+    ),
+    Explained(
         "PyTorch's rule for fake tensors asks for more than its kernel does",
         kind="raised",
         why="size mismatch \\(got input|Dimension out of range",

@@ -101,9 +101,8 @@ def test_a_write_from_inside_keeps_its_history(name: str, via: Callable[[Functio
             def g(u: Tensor) -> Tensor:
                 h.add_(u)
                 buffer.add_(h[0])
-                if name not in ("jvp", "linearize"):  # docs/limits.md, `untracked_write`
-                    with torch.no_grad():
-                        h.mul_(2)
+                with torch.no_grad():
+                    h.mul_(2)
                 u.mul_(3)
                 return u * 1
 
@@ -189,3 +188,79 @@ def test_choices_and_loops_return_memory_of_their_own(name: str, via: Callable[[
     torch.testing.assert_close(after, before)
     x = X.clone()
     assert via(CHOICES[name])(x).untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def turned(x: Tensor) -> Any:
+    x.t_()
+    return x * 2
+
+
+def turned_and_written(x: Tensor) -> Any:
+    x.t_()
+    x[0].mul_(3)
+    return x
+
+
+def written_and_turned(x: Tensor) -> Any:
+    row = x[0]
+    x.mul_(2)
+    x.transpose_(0, 1)
+    row.add_(1)
+    return x.sum(0), row
+
+
+def turned_inside(x: Tensor) -> Any:
+    tfn.jit(turned)(x)
+    return x * 1, x[0]
+
+
+def turned_again(x: Tensor) -> Any:
+    x.t_().add_(1).swapaxes_(0, 1)
+    return x
+
+
+LAYOUTS: dict[str, Function] = {
+    "contiguous": lambda w: w * 1,
+    "transposed": lambda w: (w * 1).t(),
+    "with gaps": lambda w: (torch.cat([w, w]) * 1)[::2],
+    "without gradient": lambda w: w.detach().clone(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("f", [turned, turned_and_written, written_and_turned, turned_inside, turned_again])
+@pytest.mark.parametrize("options", [{}, {"cache": "symbolic values"}])
+def test_an_argument_that_is_transposed_in_place_keeps_its_memory(f: Function, layout: str, options: Any) -> None:
+    """A view of it that the caller holds does not change."""
+
+    def run(f: Function) -> Any:
+        w = X.clone().requires_grad_()
+        x = LAYOUTS[layout](w)
+        row = x[1]
+        results = f(x)
+        tensors = [x, row, *(results if isinstance(results, tuple) else (results,))]
+        loss = torch.stack([(tensor * tensor * (i + 1)).sum() for i, tensor in enumerate([x, *tensors[2:]])]).sum()
+        gradient = torch.autograd.grad(loss, w)[0] if x.requires_grad else None
+        return [tensor.detach() for tensor in tensors], gradient, x.stride()
+
+    torch.testing.assert_close(run(tfn.jit(f, **options)), run(f))
+
+
+@pytest.mark.parametrize("name", ["cond", "while_loop", "switch"])
+def test_an_operand_that_a_choice_returns_stays_what_it_was(name: str) -> None:
+    """It is no result of the other branch, which requires a gradient, and neither is a view of it."""
+
+    def f(c: Tensor, x: Tensor) -> Tensor:
+        if name == "cond":
+            return tfn.cond(c.sum() > 0, lambda u: u, lambda u: u * x, (c,))
+        if name == "switch":
+            return tfn.switch(torch.zeros((), dtype=torch.int64), [lambda u: u, lambda u: u * x], (c,))
+        return tfn.while_loop(lambda u: u.sum() < 0, lambda u: (u * x,), (c,), max_steps=3)[0]
+
+    c, x = torch.ones(3), torch.ones(3, requires_grad=True)
+    row = c[1:]
+    result = tfn.jit(f)(c, x)
+    assert not c.requires_grad and c.is_leaf and not row.requires_grad
+    assert result.requires_grad and torch.equal(
+        torch.autograd.grad(result.sum(), x, allow_unused=True)[0], torch.zeros(3)
+    )

@@ -70,9 +70,13 @@ TENSOR = _TensorLeaf()
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A mutation by the function: of an input of the trace, by index, or of a closed-over tensor."""
+    """A mutation by the function: of an input of the trace, by index, or of a closed-over tensor.
+
+    `strides`: the tensor is its own view from then on, as after `t_()`, with other strides in the same memory.
+    """
 
     target: int | torch.Tensor
+    strides: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,7 +532,18 @@ def _written(
                 fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
             )
         )
+    if internals.is_own_view(tracer):
+        write = dataclasses.replace(write, strides=_strides(tracer))
     return [(write, recorder.history.read(after))]
+
+
+def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
+    with internals.no_torch_function():
+        strides = tuple(tracer.stride())
+    if any(type(stride) is not int for stride in strides):
+        what = "the function changes the shape of a tensor from outside in place, and its strides are symbols"
+        raise CaptureError(located(what, fix="Return the new tensor instead, or jit with `dynamic=False`."))
+    return strides
 
 
 def _accumulated(

@@ -252,12 +252,25 @@ def tensors_of(captured: Captured, args: Any, kwargs: Any) -> list[torch.Tensor]
     return [leaf for leaf, known in zip(leaves, captured.in_leaves, strict=True) if known is TENSOR]
 
 
+def restride(target: torch.Tensor, strides: tuple[int, ...]) -> None:
+    """Make a tensor its own view with its dims in the order of these strides, as `t_()` does; its memory stays as it is."""
+    shape, own = tuple(target.shape), sorted(target.stride(), reverse=True)
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    new = tuple(own[order.index(dim)] for dim in range(len(strides)))
+    is_permuted = sorted(zip(shape, new, strict=True)) == sorted(zip(shape, target.stride(), strict=True))
+    if is_permuted and new != tuple(target.stride()):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (target.requires_grad and target.is_leaf)):
+            target.as_strided_(shape, new, target.storage_offset())
+
+
 def write(target: torch.Tensor, value: torch.Tensor) -> None:
     """Give a mutated tensor its new value, which may be a view of it, and its history.
 
     A leaf that requires grad was changed where gradients were off.
     """
     if value is not target and internals.storage_id(value) == internals.storage_id(target):
+        if value.stride() == target.stride() and value.storage_offset() == target.storage_offset():
+            return
         value = value.clone()
     if target.requires_grad and target.is_leaf:
         with torch.no_grad():
@@ -279,6 +292,8 @@ def write_back(captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequ
     place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: inputs[it] if isinstance(it, int) else it
     for one, value in zip(captured.writes, outputs[count:], strict=True):
         target = place(one.target)
+        if one.strides is not None:
+            restride(target, one.strides)
         write(target if recorder is None else recorder.lift(target), value)
     results = list(outputs[:count])
     for alias in captured.aliases:
@@ -322,7 +337,7 @@ def view_again(
         for equation, index in way[1]:
             env = {equation.operands[0].index: value}
             value = _replay_equation(recorder, specialize_equation(equation, _names_of(equation, value)), env)[index]
-        if internals.have_one_memory(source, value):
+        if isinstance(value, internals.Tracer) and internals.have_one_memory(source, value):
             return value
     part(recorder, source, result, captured.trace.name)
     return result

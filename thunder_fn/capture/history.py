@@ -254,6 +254,10 @@ class History:
                     fix = f"Return a clone from {name}, or clone its result."
                     raise AliasedMutation(located(what, source=self.recorder.source, fix=fix))
 
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tracer stands for an argument or for a tensor from outside."""
+        return any(tensor is one for one in self.recorder.given)
+
     def linked(self, memory: int) -> set[int]:
         """The memories, by id, that have the same values as this one."""
         found, pending = set[int](), [memory]

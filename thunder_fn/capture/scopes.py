@@ -218,8 +218,15 @@ class ScopeMode(TorchFunctionMode):
             recorder.gradients.look_at(args[0])
         if isinstance(kwargs.get("out"), Tensor):
             _check_out(recorder, func, args, kwargs)
-            result = self._called(func, args, kwargs)
-            _resize_out(recorder, kwargs["out"])
+            try:
+                result = self._called(func, args, kwargs)
+                _resize_out(recorder, kwargs["out"])
+            except RuntimeError as error:
+                if "is invalid for input of size" not in str(error):  # the base of a view, which does not grow
+                    raise
+                what = f"`out=` is a view of the shape {tuple(kwargs['out'].shape)}, and the result has another"
+                fix = "Use the result instead of `out=`."
+                raise UnsupportedCall(located(what, source=recorder.source, fix=fix)) from error
             return result
         if func in DETACHES:
             recorder.detaching, before = True, recorder.detaching

@@ -26,6 +26,7 @@ from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.ir import inline_into, put, rewritten
+from thunder_fn.jit.memory import is_chosen
 from thunder_fn.jit.nodes import Following, Node, call
 from thunder_fn.jit.pieces import Pieces, pieces_of
 from thunder_fn.rules import Split, memo
@@ -221,6 +222,12 @@ class Bridge:
         """The wanted inputs that never get a gradient: autograd would go on into the graphs that they come from."""
         pairs = zip(self.wanted_places, self.split.gradients, strict=True)
         return frozenset(place for place, found in pairs if found is None)
+
+    @cached_property
+    def chosen(self) -> frozenset[int]:
+        """The active outputs that a choice or a loop makes: they may be an input, which autograd must not take for a result."""
+        pairs = enumerate(zip(self.trace.outputs, self.active, strict=True))
+        return frozenset(place for place, (atom, flag) in pairs if flag and is_chosen(self.trace, atom))
 
     @cached_property
     def handed_over(self) -> Mask:

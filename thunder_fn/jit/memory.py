@@ -10,7 +10,9 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DonatedTensorError, located
-from thunder_fn.trace import Trace
+from thunder_fn.ops import is_view
+from thunder_fn.structured.call import CALL
+from thunder_fn.trace import Atom, Trace, Var
 
 
 class DonatedTensor(torch.Tensor):
@@ -45,6 +47,20 @@ def own(value: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """Return a value in memory of its own: a copy, if it lies in the memory of one of the others."""
     memory = internals.storage_id(value)
     return value.clone() if any(internals.storage_id(other) == memory for other in others) else value
+
+
+def is_chosen(trace: Trace, atom: Atom) -> bool:
+    """Tell whether a choice or a loop makes an output of a trace, which may then lie in the memory of an operand."""
+    makers = {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
+    while isinstance(atom, Var) and atom.index in makers:
+        equation, index = makers[atom.index]
+        if equation.op.kind == "leaf" and is_view(equation.op):
+            atom = equation.operands[0]
+        elif equation.op.kind == "composite" or equation.op == CALL:
+            return is_chosen(equation.body, equation.body.outputs[index])
+        else:
+            return equation.op.kind == "structured" and equation.op.name in ("cond", "switch", "scan", "while_loop")
+    return False
 
 
 @cache

@@ -18,6 +18,7 @@ from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import inline_into
+from thunder_fn.jit.memory import own
 from thunder_fn.jit.pieces import Piece, depends
 from thunder_fn.rules import Mask
 from thunder_fn.symbols import bind, is_symbolic, replaced, specialize
@@ -171,6 +172,12 @@ class _Call:
         outputs = tuple(value if flag or isinstance(atom, Literal) else None for value, flag, atom in passing)
         if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
             outputs = _own_tensors(outputs, self.inputs, bridge.active)
+        if bridge.chosen:
+            given = [value for value in self.inputs if isinstance(value, torch.Tensor)]
+            pairs = enumerate(outputs)
+            outputs = tuple(
+                own(value, *given) if value is not None and place in bridge.chosen else value for place, value in pairs
+            )
         self.outputs = outputs
         followed = (value for value, flag in zip(outputs, bridge.active, strict=True) if flag)
         self.edges.update(enumerate(followed))

@@ -19,7 +19,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current, host_random
-from thunder_fn.capture.apply import write, write_back
+from thunder_fn.capture.apply import restride, write, write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.numbers import Symbolic, value_at
@@ -36,14 +36,12 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.jit.autograd import Bridge, bridge
 from thunder_fn.jit.call import Call
 from thunder_fn.jit.callpath import Namespace, put_together, skeleton
-from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, own
+from thunder_fn.jit.memory import all_exclusive, clash_check, give_away, is_chosen, own
 from thunder_fn.jit.module_containers import Filling, filling
 from thunder_fn.jit.options import Options, calls_within
 from thunder_fn.jit.outside import Outside, watching
 from thunder_fn.jit.prologue import prologue_trace, structure_text
-from thunder_fn.ops import is_view
-from thunder_fn.structured.call import CALL
-from thunder_fn.trace import Atom, Source, Trace, Var, cut
+from thunder_fn.trace import Source, Trace, Var, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -356,6 +354,9 @@ class _Execution:
         if self.bridge is not None:
             active = [values[place] for place in self.captured.retained if self.bridge.active[place]]
             lines += [f"    {value}.retain_grad()" for value in active]
+        for one, target in zip(self.captured.writes, self.targets, strict=True):
+            if one.strides is not None:
+                lines.append(f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})")
         for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
             lines.append(f"    if {value} is not {target}: write({target}, {value})")
         result = self.result(values)
@@ -402,20 +403,6 @@ class _Execution:
             others = [self.inputs[root] for root in roots if root < len(self.inputs)]
             return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
-
-
-def is_chosen(trace: Trace, atom: Atom) -> bool:
-    """Tell whether a choice or a loop makes an output of a trace, which may then lie in the memory of an operand."""
-    makers = {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
-    while isinstance(atom, Var) and atom.index in makers:
-        equation, index = makers[atom.index]
-        if equation.op.kind == "leaf" and is_view(equation.op):
-            atom = equation.operands[0]
-        elif equation.op.kind == "composite" or equation.op == CALL:
-            return is_chosen(equation.body, equation.body.outputs[index])
-        else:
-            return equation.op.kind == "structured" and equation.op.name in ("cond", "switch", "scan", "while_loop")
-    return False
 
 
 class _Lazily:

@@ -197,6 +197,10 @@ class WritesAndReads(Protocol):
         """The tensor of which a view is taken in place of this one, where gradients are off."""
         ...
 
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tracer stands for an argument or for a tensor from outside."""
+        ...
+
     def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
         """Hear of `alias = source.detach()`."""
         ...
@@ -364,9 +368,10 @@ class TracerMode(FunctionalTensorMode):
                 return _draw_in_memory_order(func, args, kwargs or {})
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
-        if func is _SET and any(type(arg) is torch.Tensor for arg in args):
+        is_given = self.history is not None and func is _SET and self.history.is_given(args[0])
+        if is_given or (func is _SET and any(type(arg) is torch.Tensor for arg in args)):
             what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
-            raise UnsupportedCall(located(what, fix="Pass the tensor as an argument, or write `x.copy_(y)`."))
+            raise UnsupportedCall(located(what, fix="Write `x.copy_(y)`, or return the new tensor."))
         if func is _SET and type(args[1]) is Tracer:  # it takes a tensor's memory, and not its bits
             with self:
                 for view in bits_between(args[1], args[0]):
@@ -467,6 +472,11 @@ def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     with only_memory():
         tracer.elem = torch._to_functional_tensor(fake)  # type: ignore[attr-defined]
     return memory_in(tracer)
+
+
+def is_own_view(tracer: torch.Tensor) -> bool:
+    """Tell whether the shape of a tracer was changed in place."""
+    return tracer.is_own_view  # type: ignore[attr-defined]
 
 
 def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
