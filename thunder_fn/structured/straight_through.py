@@ -25,7 +25,7 @@ from thunder_fn.derive_vmap import batched_type
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
-from thunder_fn.structured.bodies import expand
+from thunder_fn.structured.bodies import expand, tensor_type
 from thunder_fn.trace import Dim, Equation, Op, Trace, TraceBuilder, Var, type_of_value
 
 
@@ -103,7 +103,7 @@ def pushed_write_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The value with its tangent; to reverse mode both are the history's."""
     builder = TraceBuilder("no_grad_write")
     primals = tuple(builder.input(var.type) for var in equation.operands)
-    type = equation.outputs[0].type
+    type = tensor_type(equation.outputs[0].type)
     given = [builder.input(type) if flag else None for flag in active]
     tangents = tuple(zeros(builder, type) if tangent is None else tangent for tangent in given)
     return JvpRule(
