@@ -69,7 +69,7 @@ class Tracer(FunctionalTensor):
         return self.detach().requires_grad_(self.requires_grad)
 
 
-_OWN_ATTRIBUTES = ("elem", "outside_class", "is_own_view")
+_OWN_ATTRIBUTES = ("elem", "outside_class", "is_own_view", "_is_param")  # a result that is a Parameter is one again
 
 
 def attributes_set(tracer: torch.Tensor) -> list[str]:
