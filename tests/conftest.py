@@ -56,10 +56,6 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        for name, reason in OPEN.items():
-            if name in item.nodeid:
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
     if seed := config.getoption("--random-order"):
         random.Random(seed).shuffle(items)
 
@@ -118,7 +114,3 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
-
-
-OPEN: dict[str, str] = {}
-"""Tests that fail and are open, with what is known of each."""

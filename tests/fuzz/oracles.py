@@ -89,7 +89,7 @@ def _linked(tree: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def _write_back(primals: Any, given: Any) -> None:
-    """What the function wrote to its arguments, its caller sees."""
+    """The caller sees what the function wrote to its arguments."""
     for primal, one in zip(pytree.tree_leaves(primals), pytree.tree_leaves(given), strict=True):
         if not one.is_inference() and one._version:
             with torch.set_grad_enabled(primal.requires_grad):

@@ -1,4 +1,4 @@
-"""What is written to a negative view of another size was broadcast into it, where eager PyTorch resizes it."""
+"""A write to a negative view of another size was broadcast into it; eager PyTorch resizes the view."""
 
 import torch
 

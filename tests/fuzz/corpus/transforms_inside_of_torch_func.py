@@ -1,4 +1,4 @@
-"""What torch.func does not look at was recorded as a Function of its own levels, which needs a setup_context."""
+"""A function that torch.func does not look at was recorded as one of its own levels, which needs a setup_context."""
 
 import torch
 

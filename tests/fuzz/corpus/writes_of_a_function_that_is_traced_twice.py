@@ -1,4 +1,4 @@
-"""Where no symbol can stand for a number, the function is traced again; what it had written by then was written twice."""
+"""The function is traced again if no symbol can stand for a number; its writes were made twice."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a differentiated function writes to its argument is seen, and what it read before is differentiated."""
+"""A write of a differentiated function to its argument is seen; the value before it is differentiated."""
 
 import torch
 
