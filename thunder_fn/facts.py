@@ -2,9 +2,9 @@
 
     op in facts.RESHAPES
 
-This is the only place where sets of ATen's ops stand, so that two interpreters cannot disagree about one. Facts that
-PyTorch knows (views, effects, random numbers, pointwise ops) are asked of it in `thunder_fn.ops`. Rules are no facts: a
-table from an op to a function stands with its interpreter.
+Sets of ATen's ops stand here, so that two interpreters cannot disagree about one; `tests/unit/test_facts.py` lists the
+files that may have others, with reasons. Facts that PyTorch knows (views, effects, random numbers, pointwise ops) are
+asked of it in `thunder_fn.ops`. Rules are no facts: a table from an op to a function stands with its interpreter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from thunder_fn.trace import Op
 class Leaves:
     """A set of leaf ops. `add` names every overload of ATen's `add`, `add.Tensor` one of them.
 
-    Names of other libraries are written with their namespace: `mylib.add`.
+    Names of `prims` and of our own ops are written with their namespace: `thunder_fn.key_normal`. Ops of other libraries
+    have no facts here.
     """
 
     def __init__(self, *names: str) -> None:
@@ -40,7 +41,7 @@ class Leaves:
         return f"Leaves({', '.join(self)})"
 
 
-_NAMESPACES = ("aten.", "prims.", "thunder_fn.", "_c10d_functional.")
+_NAMESPACES = ("aten.", "prims.", "thunder_fn.")
 
 
 def _has_namespace(name: str) -> bool:

@@ -28,7 +28,8 @@ def test_every_op_exists(name: str) -> None:
 
 
 def test_a_name_is_every_overload_or_one() -> None:
-    leaves = Leaves("add mul.Tensor", "mylib.add")
+    leaves = Leaves("add mul.Tensor", "thunder_fn.key_normal")
+    assert "thunder_fn.key_normal.default" in leaves and "aten.key_normal.default" not in leaves
     assert "aten.add.Scalar" in leaves and "aten.mul.Tensor" in leaves and ops.leaf(torch.ops.aten.add.Tensor) in leaves
     assert "aten.mul.Scalar" not in leaves and "other.add.Tensor" not in leaves
     assert ops.composite("aten.add.Tensor") not in leaves

@@ -352,7 +352,7 @@ def _end(
     given = {id(tracer) for tracer in (*tracers, *(tracer for _, tracer, _ in recorder.lifted()))}
     for leaf in results:
         if isinstance(leaf, internals.Tracer) and id(leaf) not in given:
-            _check_attributes(f, leaf)
+            _check_attributes(f, leaf, "that it returns")
     own = tuple(_own_leaves(recorder, results))
     changes = tuple(_changes(recorder, f, tensors, tracers))
     grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.gradients.read.values())
@@ -493,24 +493,22 @@ def _check_marks(f: Callable[..., Any], tensor: torch.Tensor, tracer: torch.Tens
 
     A tensor that is differentiated is no leaf; one that was written to has the history of the write.
     """
+    _check_attributes(f, tracer, "from outside", vars(tensor))
     with internals.no_torch_function():
-        is_other = required_grad is not None and tracer.is_leaf and tracer.requires_grad != required_grad
-        names = [name for name in internals.attributes_set(tracer) if name not in vars(tensor)]
-        type = with_article(type_of_value(tracer)) if is_other or names else ""
-    if is_other or names:
-        what = f"sets `{names[0]}`" if names else f"sets requires_grad to {tracer.requires_grad}"
-        fix = "Do it outside of the function, or return what it is needed for."
-        if is_other:
-            fix = "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is another tensor."
-        raise CaptureError(located(f"the function {what} on {type} from outside", source=source_of(f), fix=fix))
+        if required_grad is None or not tracer.is_leaf or tracer.requires_grad == required_grad:
+            return
+        type = with_article(type_of_value(tracer))
+    what = f"the function sets requires_grad to {not required_grad} on {type} from outside"
+    fix = "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is another tensor."
+    raise CaptureError(located(what, source=source_of(f), fix=fix))
 
 
-def _check_attributes(f: Callable[..., Any], result: torch.Tensor) -> None:
-    """Refuse to lose an attribute that the function sets on a result."""
+def _check_attributes(f: Callable[..., Any], tracer: torch.Tensor, where: str, known: Collection[str] = ()) -> None:
+    """Refuse to lose an attribute, other than the known ones, that the function sets on a tensor."""
     with internals.no_torch_function():
-        names = internals.attributes_set(result)
+        names = [name for name in internals.attributes_set(tracer) if name not in known]
         if names:
-            what = f"the function sets `{names[0]}` on a result, {with_article(type_of_value(result))}"
+            what = f"the function sets `{names[0]}` on {with_article(type_of_value(tracer))} {where}"
             fix = "Return it beside the tensor, or set it where the function is called."
             raise CaptureError(located(what, source=source_of(f), fix=fix))
 
