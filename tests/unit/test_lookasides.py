@@ -521,6 +521,21 @@ def test_threads_with_lookasides_of_their_own_through_dynamo() -> None:
     assert not wrong
 
 
+def test_code_is_exchanged_while_no_thread_compiles() -> None:
+    """Dynamo guards the code of what it inlines, so that it fails if another thread exchanges it meanwhile."""
+    code = slow.__code__
+    lookaside = Lookaside(slow, lambda x: x * 3)
+    compiled = tfn.compile(lambda x: slow(x), frontend="dynamo", executors="torch", lookasides=[lookaside])
+    found = list[Tensor]()
+    thread = threading.Thread(target=lambda: found.append(compiled(X)))
+    with internals.no_compilation():
+        thread.start()
+        thread.join(0.5)
+        assert slow.__code__ is code and not found
+    thread.join()
+    assert torch.equal(found[0], X * 3) and slow.__code__ is code
+
+
 def test_what_dynamo_does_not_follow() -> None:
     for lookaside, name in (
         (Lookaside(math.sqrt, lambda x: 1.0), "a lookaside of the builtin sqrt"),

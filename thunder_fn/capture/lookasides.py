@@ -222,15 +222,20 @@ def diverted() -> Generator[None]:
 def diverted_in_parts(given: Sequence[Lookaside]) -> Generator[None]:
     """Lead Python functions to the dispatcher while something runs that Dynamo compiles, in its graphs and between
     them.
+
+    Code is exchanged while no thread compiles: Dynamo guards the code of each function that it inlines.
     """
-    token = _in_parts.set(True)
+    token, stack = _in_parts.set(True), ExitStack()
     try:
-        with lookasides(given), ExitStack() as stack:
-            for one in given:
-                if isinstance(one.fn, types.FunctionType):
-                    stack.enter_context(_trampoline(one.fn).applied())
+        with lookasides(given):
+            with internals.no_compilation():
+                for one in given:
+                    if isinstance(one.fn, types.FunctionType):
+                        stack.enter_context(_trampoline(one.fn).applied())
             yield
     finally:
+        with internals.no_compilation():
+            stack.close()
         _in_parts.reset(token)
 
 

@@ -255,6 +255,13 @@ def is_dynamo_compiling() -> bool:
     return torch.compiler.is_dynamo_compiling()
 
 
+def no_compilation() -> contextlib.AbstractContextManager[Any]:
+    """Hold the lock under which Dynamo compiles: inside, no other thread does."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    return compile_lock
+
+
 def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
     """A function that Dynamo calls while it compiles, whose result it takes for a constant."""
     fn._dynamo_marked_constant = True  # as `torch._dynamo.assume_constant_result`, without importing Dynamo
