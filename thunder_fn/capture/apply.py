@@ -21,7 +21,7 @@ from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import CaptureError, located
+from thunder_fn.errors import CaptureError, UnsupportedInput, located
 from thunder_fn.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
 from thunder_fn.trace import (
     Arg,
@@ -39,6 +39,25 @@ from thunder_fn.trace import (
     map_arg,
     python_arg,
 )
+
+
+def without_values(tree: Any) -> Any:
+    """A tree of arguments with a tensor that has no values in the place of each `TensorType`.
+
+    Raises:
+        UnsupportedInput: a size is symbolic.
+    """
+    mode = internals.fake_mode()
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return leaf
+        if not all(isinstance(size, int) for size in leaf.shape):
+            what = f"{leaf} has a symbolic size, where only numbers are known"
+            raise UnsupportedInput(located(what, source=user_source(), fix="Write a number for each size."))
+        return internals.fake_in(mode, leaf)
+
+    return pytree.tree_map(of, tree)
 
 
 def apply_inside(
