@@ -13,7 +13,7 @@ Functions in, functions out:
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
 Look at what became of them:
-    traces           trace, evaluate, check, simplify
+    traces           trace, eval_shape, evaluate, check, simplify
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
     modules          inspect (pages and reports), errors; to import: extend, executors, recipes, testing, benchmarks
 
@@ -39,6 +39,7 @@ from thunder_fn.api import (
 from thunder_fn.api.associative_scan import associative_scan as associative_scan
 from thunder_fn.api.autocast import autocast as autocast, autocast_policy as autocast_policy
 from thunder_fn.api.checkpoint import checkpoint as checkpoint
+from thunder_fn.api.eval_shape import eval_shape as eval_shape
 from thunder_fn.api.functional import (
     functional_call as functional_call,
     functionalize as functionalize,

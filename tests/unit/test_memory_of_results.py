@@ -223,3 +223,24 @@ def test_expanded_tensors_are_not_written_to() -> None:
         return x
 
     assert torch.equal(tfn.jit(row)(x.clone()), row(x.clone()))
+
+
+@pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}, {"dynamic": False}), ids=str)
+def test_writes_to_arguments_whose_elements_overlap(options: dict[str, Any]) -> None:
+    """Every (size, stride) of two dims: written as eager does, or refused, whatever sizes and strides came before."""
+
+    def f(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x + 1
+
+    jitted = tfn.jit(f, **options)
+    for size in ((2, 3), (3, 3), (3, 2)):
+        for stride in ((1, 1), (1, 2), (2, 1), (3, 1), (1, 3), (2, 3), (4, 2), (2, 4)):
+            places = {i * stride[0] + j * stride[1] for i in range(size[0]) for j in range(size[1])}
+            mine, its = (torch.arange(20.0) for _ in range(2))
+            if len(places) < size[0] * size[1]:
+                with pytest.raises(RuntimeError, match="several of whose elements share memory"):
+                    jitted(mine.as_strided(size, stride))
+                continue
+            found, known = jitted(mine.as_strided(size, stride)), f(its.as_strided(size, stride))
+            assert torch.equal(found, known) and torch.equal(mine, its), (size, stride)

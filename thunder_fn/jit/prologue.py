@@ -124,7 +124,7 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         check_supported(leaf, lambda: argument_name(tree, position))
         return (
-            type(leaf),
+            internals.class_of(leaf),
             leaf.dtype,
             leaf.shape,
             leaf.stride(),

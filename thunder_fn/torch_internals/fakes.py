@@ -423,6 +423,12 @@ def fake_in(mode: RecordingMode, type: TensorType) -> torch.Tensor:
         return torch.empty(tuple(map(mode.size, type.shape)), dtype=type.dtype, device=type.device)
 
 
+def class_of(tensor: torch.Tensor) -> type:
+    """The class of a tensor; a fake tensor's is that of the tensor that it stands for."""
+    cls = type(tensor)
+    return torch.Tensor if cls is FakeTensor else cls
+
+
 def allocations(run: Callable[[], object]) -> list[int]:
     """The bytes that PyTorch's allocator hands out while something runs, in order; returned ones are negative."""
     with torch.autograd.profiler.profile(profile_memory=True) as profiled:

@@ -262,22 +262,29 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Test whether two elements of a tensor are one, as far as numbers say so."""
-    sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the trace.
+
+    Sizes found in data are unknown, and count as 2.
+    """
+    sizes = [2 if type(size) is not int else size for size in tensor.shape]
     if 0 in sizes or tensor.is_contiguous():
         return False
-    dims = sorted(
-        (stride, size) for size, stride in zip(sizes, tensor.stride(), strict=True) if size > 1 and type(stride) is int
-    )
-    if any(stride == 0 for stride, _ in dims):
+    dims = [
+        (stride, size) for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True) if known > 1
+    ]
+    if any(type(stride) is int and stride == 0 for stride, _ in dims):
         return True
+    if not all(type(item) is int or item.node.has_hint() for dim in dims for item in dim):
+        return False
+    dims.sort(key=lambda dim: tuple(item if type(item) is int else item.node.hint for item in dim))
     reach, apart = 0, True
     for stride, size in dims:
-        apart, reach = apart and stride > reach, reach + stride * (size - 1)
-    if apart or any(type(item) is not int for item in (*tensor.shape, *tensor.stride())):
+        apart, reach = apart and bool(stride > reach), reach + stride * (size - 1)
+    if apart:
         return False
-    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, dims, {0})
-    return len(places) < math.prod(tensor.shape)
+    numbers = [(int(stride), int(size)) for stride, size in dims]
+    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0})
+    return len(places) < math.prod(size for _, size in numbers)
 
 
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
