@@ -166,7 +166,7 @@ class Frame:
         self.touched: set[int] = set()
         """The holders that were looked at for it."""
         self.waits = False
-        """Whether some attribute or item is what a callee returns."""
+        """Set where an attribute or item is the result of a callee."""
 
 
 @dataclass(slots=True, eq=False)
