@@ -244,3 +244,41 @@ def test_writes_to_arguments_whose_elements_overlap(options: dict[str, Any]) -> 
                 continue
             found, known = jitted(mine.as_strided(size, stride)), f(its.as_strided(size, stride))
             assert torch.equal(found, known) and torch.equal(mine, its), (size, stride)
+
+
+C = torch.complex(torch.arange(6.0), torch.arange(6.0).cos()).reshape(2, 3)
+UNDER_BITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "conjugate": lambda z: z.conj(),
+    "a conjugate's row": lambda z: z.conj()[1:],
+    "a conjugate's transpose": lambda z: z.mH,
+    "a conjugate's conjugate": lambda z: z.conj().conj(),
+    "a conjugate's imaginary part": lambda z: z.conj().imag,
+    "a negative view": lambda z: torch._neg_view(z.conj()),
+}
+WRITTEN: dict[str, Callable[[Tensor], Any]] = {
+    "by a number": lambda y: y.mul_(2.5),
+    "a copy": lambda y: y.copy_(torch.ones(y.shape)),
+    "an element": lambda y: y.__setitem__((0, 0), 3.0),
+    "in place conjugate": lambda y: y.conj_physical_(),
+    "out": lambda y: torch.add(y, y, out=y),
+}
+
+
+@pytest.mark.parametrize("given", [lambda: C.clone(), lambda: C.clone().conj()], ids=["plain", "conjugate argument"])
+@pytest.mark.parametrize("kind", UNDER_BITS)
+def test_what_is_read_after_a_write_through_a_conjugate_or_negative_view(
+    kind: str, given: Callable[[], Tensor]
+) -> None:
+    def f(z: Tensor, write: Callable[[Tensor], Any]) -> Any:
+        found: list[Any] = []
+        for x in (z, z * 1):
+            y = UNDER_BITS[kind](x)
+            write(y)
+            found += [y * 1, x.imag * 1, x.real * 1, x.conj() * 1, x.conj().imag * 1, x.is_conj(), x._conj().is_conj()]
+            found += [torch.view_as_real(x.resolve_conj()) * 1, y.is_conj(), y.is_neg()]
+        return found
+
+    for write in WRITTEN.values():
+        mine, its = given(), given()
+        torch.testing.assert_close(tfn.jit(f)(mine, write), f(its, write))
+        torch.testing.assert_close(mine, its)

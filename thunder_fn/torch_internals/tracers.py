@@ -31,6 +31,7 @@ _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
 _UNFOLD = torch.ops.aten.unfold.default
 _SET = torch.ops.aten.set_.source_Tensor
+_BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
 
 class Tracer(FunctionalTensor):
@@ -341,6 +342,7 @@ class TracerMode(FunctionalTensorMode):
         self.on_new = on_new
         self.on_higher_order = on_higher_order
         self.history = history
+        self.under_bits: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
@@ -356,7 +358,10 @@ class TracerMode(FunctionalTensorMode):
         if changed:
             _check_distinct(func, changed)
             with self.history.changing(changed, others):
-                return self._dispatch(func, types, args, kwargs or {})
+                result = self._dispatch(func, types, args, kwargs or {})
+                if self.under_bits:
+                    self._settle(changed)
+                return result
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
@@ -373,6 +378,8 @@ class TracerMode(FunctionalTensorMode):
         if is_strided_draw(func, args):
             with self:
                 return _draw_in_memory_order(func, args, kwargs or {})
+        if func in _BITS and type(args[0]) is Tracer:
+            self.under_bits.append(memory_in(args[0]))
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
         is_given = self.history is not None and func is _SET and self.history.is_given(args[0])
@@ -409,6 +416,15 @@ class TracerMode(FunctionalTensorMode):
                     self.adopt(item)
         return result
 
+    def _settle(self, changed: list[torch.Tensor]) -> None:
+        """Give memory without bits a value without them: a write through a conjugate or negative view leaves its bit there."""
+        places = {storage_id(memory_in(tensor)) for tensor in changed}
+        for memory in self.under_bits:
+            if storage_id(memory) in places:
+                value = read_memory(memory)
+                if [memory.is_conj(), memory.is_neg()] == [False, False] and (value.is_conj() or value.is_neg()):
+                    write_memory(memory, value.resolve_conj().resolve_neg())
+
     def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An op with an effect as it is: the order of the equations is order enough."""
         args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
@@ -421,6 +437,7 @@ class TracerMode(FunctionalTensorMode):
         self.on_higher_order = None
         self.on_attribute = None
         self.history = None
+        self.under_bits = []
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""
