@@ -8,7 +8,7 @@ from typing import Any
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.apply import tensors_of, write_back
+from thunder_fn.capture.apply import tensors_of, with_memory, write_back
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import GradError, JitError, kind_of, located
 from thunder_fn.executors.base import Numerics, is_within
@@ -38,7 +38,7 @@ def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any,
     recorder = current()
     if recorder is None:
         return evaluate(new, inputs)
-    return bind_composite(recorder, name, new, inputs)
+    return with_memory(recorder, new, inputs, lambda trace: bind_composite(recorder, name, trace, inputs))
 
 
 def unwritten(captured: Captured, trace: Trace, residuals: Sequence[Any]) -> tuple[Trace, tuple[Any, ...]]:

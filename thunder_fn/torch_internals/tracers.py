@@ -31,6 +31,7 @@ _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
 _UNFOLD = torch.ops.aten.unfold.default
 _SET = torch.ops.aten.set_.source_Tensor
+_BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
 
 class Tracer(FunctionalTensor):
@@ -275,22 +276,29 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Test whether two elements of a tensor are one, as far as numbers say so."""
-    sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the trace.
+
+    Sizes found in data are unknown, and count as 2.
+    """
+    sizes = [2 if type(size) is not int else size for size in tensor.shape]
     if 0 in sizes or tensor.is_contiguous():
         return False
-    dims = sorted(
-        (stride, size) for size, stride in zip(sizes, tensor.stride(), strict=True) if size > 1 and type(stride) is int
-    )
-    if any(stride == 0 for stride, _ in dims):
+    dims = [
+        (stride, size) for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True) if known > 1
+    ]
+    if any(type(stride) is int and stride == 0 for stride, _ in dims):
         return True
+    if not all(type(item) is int or item.node.has_hint() for dim in dims for item in dim):
+        return False
+    dims.sort(key=lambda dim: tuple(item if type(item) is int else item.node.hint for item in dim))
     reach, apart = 0, True
     for stride, size in dims:
-        apart, reach = apart and stride > reach, reach + stride * (size - 1)
-    if apart or any(type(item) is not int for item in (*tensor.shape, *tensor.stride())):
+        apart, reach = apart and bool(stride > reach), reach + stride * (size - 1)
+    if apart:
         return False
-    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, dims, {0})
-    return len(places) < math.prod(tensor.shape)
+    numbers = [(int(stride), int(size)) for stride, size in dims]
+    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0})
+    return len(places) < math.prod(size for _, size in numbers)
 
 
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
@@ -347,6 +355,7 @@ class TracerMode(FunctionalTensorMode):
         self.on_new = on_new
         self.on_higher_order = on_higher_order
         self.history = history
+        self.under_bits: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
@@ -362,7 +371,10 @@ class TracerMode(FunctionalTensorMode):
         if changed:
             _check_distinct(func, changed)
             with self.history.changing(changed, others):
-                return self._dispatch(func, types, args, kwargs or {})
+                result = self._dispatch(func, types, args, kwargs or {})
+                if self.under_bits:
+                    self._settle(changed)
+                return result
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
@@ -382,6 +394,8 @@ class TracerMode(FunctionalTensorMode):
         if func in _WITHOUT_GENERATOR and kwargs.get("generator") is not None:
             with self:
                 return args[0].copy_(_WITHOUT_GENERATOR[func](*args, **kwargs))
+        if func in _BITS and type(args[0]) is Tracer:
+            self.under_bits.append(memory_in(args[0]))
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
         is_given = self.history is not None and func is _SET and self.history.is_given(args[0])
@@ -418,6 +432,15 @@ class TracerMode(FunctionalTensorMode):
                     self.adopt(item)
         return result
 
+    def _settle(self, changed: list[torch.Tensor]) -> None:
+        """Give memory without bits a value without them: a write through a conjugate or negative view leaves its bit there."""
+        places = {storage_id(memory_in(tensor)) for tensor in changed}
+        for memory in self.under_bits:
+            if storage_id(memory) in places:
+                value = read_memory(memory)
+                if [memory.is_conj(), memory.is_neg()] == [False, False] and (value.is_conj() or value.is_neg()):
+                    write_memory(memory, value.resolve_conj().resolve_neg())
+
     def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An op with an effect as it is: the order of the equations is order enough."""
         args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
@@ -430,6 +453,7 @@ class TracerMode(FunctionalTensorMode):
         self.on_higher_order = None
         self.on_attribute = None
         self.history = None
+        self.under_bits = []
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""
