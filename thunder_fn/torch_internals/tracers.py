@@ -120,19 +120,24 @@ class SymbolicTracing(Exception):
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
 _library.define(
-    "normal_one_by_one(Tensor like, float mean, float std) -> Tensor", tags=[torch.Tag.nondeterministic_seeded]
+    "normal_one_by_one(Tensor like, float mean, float std, *, Generator? generator=None) -> Tensor",
+    tags=[torch.Tag.nondeterministic_seeded],
 )
 
 
-def _normal_one_by_one(like: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+def _normal_one_by_one(
+    like: torch.Tensor, mean: float, std: float, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """Normal numbers as PyTorch draws them for a tensor with gaps: one after the other, not in blocks."""
     with_gaps = like.new_empty((*like.shape, 2)).select(-1, 0)
-    return with_gaps.normal_(mean, std).contiguous()
+    return with_gaps.normal_(mean, std, generator=generator).contiguous()
 
 
 _library.impl("normal_one_by_one", _normal_one_by_one, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "thunder_fn::normal_one_by_one", lambda like, mean, std: like.new_empty(like.shape), lib=_library
+    "thunder_fn::normal_one_by_one",
+    lambda like, mean, std, *, generator=None: like.new_empty(like.shape),
+    lib=_library,
 )
 
 
@@ -173,7 +178,8 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     order = _memory_order(target)
     if _is_one_by_one(func, target):
         mean, std = (*rest, *(kwargs.get(key, value) for key, value in (("mean", 0.0), ("std", 1.0))[len(rest) :]))
-        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std)
+        given = {"generator": kwargs.get("generator")} if kwargs.get("generator") is not None else {}
+        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std, **given)
         return target.copy_(drawn.permute([order.index(dim) for dim in range(target.dim())]))
     rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
     func(target.permute(order), *rest, **kwargs)
@@ -231,6 +237,13 @@ OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
     },
 }
 """In-place ops that functionalization does not know, and comparisons, whose results have a gradient to autograd: zero."""
+
+
+_WITHOUT_GENERATOR: dict[Any, Callable[..., Any]] = {
+    getattr(aten, f"{name}_").default: getattr(aten, name).default
+    for name in ("cauchy", "exponential", "geometric", "log_normal")
+}
+"""In-place ops whose rules for types know no generator; functionalization asks them."""
 
 
 def changed_tensors(
@@ -337,6 +350,9 @@ class TracerMode(FunctionalTensorMode):
         if is_strided_draw(func, args):
             with self:
                 return _draw_in_memory_order(func, args, kwargs or {})
+        if func in _WITHOUT_GENERATOR and kwargs.get("generator") is not None:
+            with self:
+                return args[0].copy_(_WITHOUT_GENERATOR[func](*args, **kwargs))
         if func in _BITS and type(args[0]) is Tracer:
             self.under_bits.append(memory_in(args[0]))
         if func is _VIEW and type(args[0]) is Tracer:
