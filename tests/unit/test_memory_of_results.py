@@ -253,7 +253,7 @@ UNDER_BITS: dict[str, Callable[[Tensor], Tensor]] = {
     "a conjugate's transpose": lambda z: z.mH,
     "a conjugate's conjugate": lambda z: z.conj().conj(),
     "a conjugate's imaginary part": lambda z: z.conj().imag,
-    "a negative view": lambda z: torch._neg_view(z.conj()),  # pyright: ignore
+    "a negative view": lambda z: torch._neg_view(z.conj()),  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 }
 WRITTEN: dict[str, Callable[[Tensor], Any]] = {
     "by a number": lambda y: y.mul_(2.5),
