@@ -1,6 +1,7 @@
-"""Writes to memory that the same op reads or writes elsewhere, whose results in eager mode depend on the order of its loop.
+"""Refuse writes to memory that the same op reads or writes elsewhere.
 
-PyTorch refuses some of them, and computes others without notice. A trace has values and no memory, so all are refused.
+In eager mode their results depend on the order of a loop. PyTorch refuses some of them, and computes others without notice. A
+trace has values and no memory, so all are refused.
 """
 
 from __future__ import annotations
