@@ -20,12 +20,12 @@ from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
 from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
-from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default

@@ -12,26 +12,28 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import capture, current
 from thunder_fn.capture.apply import apply_inside, replay
-from thunder_fn.check import check
+from thunder_fn.distributed.schedule import overlapped
 from thunder_fn.executors.claims import claim
-from thunder_fn.fx import from_fx, to_fx
-from thunder_fn.interpreters import clean, jvp as forward, simplify, vjp as reverse, vmap as batching
+from thunder_fn.interpreters import clean, grad as reverse, jvp as forward, simplify, vmap as batching
 from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.interpreters.checkpoint.policies import check_policy
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
-from thunder_fn.interpreters.partial import follows_from, partial_eval
-from thunder_fn.interpreters.rewrite import represent
-from thunder_fn.interpreters.schedule import overlapped
-from thunder_fn.ir import inline_into
+from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
+from thunder_fn.interpreters.rewriting.rewrite import represent
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check
 from thunder_fn.ir.flow import WIRINGS, Flow, Port
-from thunder_fn.rules import Split
-from thunder_fn.structured.bodies import expand
+from thunder_fn.ir.fx import from_fx, to_fx
+from thunder_fn.ir.rules import Split
+from thunder_fn.ir.trace import Equation, Expr, Literal, Source, TensorType, Trace, TraceBuilder, Var, subtraces
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.checkpoint import alone as checkpointed
-from thunder_fn.structured.policies import check_policy
 from thunder_fn.structured.roll import roll, unroll
+from thunder_fn.structured.shared.bodies import expand
+from thunder_fn.testing.drawn_programs import static_shape
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
@@ -50,8 +52,6 @@ from thunder_fn.testing.laws.comparing import (
 )
 from thunder_fn.testing.laws.losses import emit, scalarised
 from thunder_fn.testing.laws.unfolding import unfolded
-from thunder_fn.testing.programs import static_shape
-from thunder_fn.trace import Equation, Expr, Literal, Source, TensorType, Trace, TraceBuilder, Var, subtraces
 
 aten = torch.ops.aten
 
