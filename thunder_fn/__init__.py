@@ -13,7 +13,7 @@ Functions in, functions out:
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
 Look at what became of them:
-    traces           trace, evaluate, check, simplify
+    traces           trace, eval_shape, evaluate, check, simplify
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
     modules          inspect (pages and reports), errors; to import: extend, executors, recipes, testing, benchmarks
 
@@ -96,6 +96,7 @@ __all__ = [
     "custom_vmap",
     "ddp",
     "errors",
+    "eval_shape",
     "evaluate",
     "explain_claims",
     "explain_misses",

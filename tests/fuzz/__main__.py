@@ -50,6 +50,7 @@ def run_chunk(seeds: range, folder: Path, shrinks: bool, skip: str, steady: bool
             if text is None or (skip and re.search(skip, text)) or (steady and is_open(text)):
                 log.write(f"{seed} none\n")
                 continue
+            log.write(f"{seed} drawn\n")
             outcome = judge(text)
             name = normalised(outcome)
             log.write(f"{seed} {name}\n")
@@ -109,13 +110,15 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         done = seeds.stop
         if status:
-            last = int(re.findall(r"^(\d+) begins", log.read_text(), re.M)[-1])
+            last, at = re.findall(r"^(\d+) (begins|drawn)$", log.read_text(), re.M)[-1]
+            whose = "FOUND crash" if at == "drawn" else "eager PyTorch crashed"  # while the program was drawn
             with log.open("a") as out:
-                out.write(f"{last} FOUND crash: status {status}\n")
+                out.write(f"{last} {whose}: status {status}\n")
+            last = int(last)
             done = last + 1
         print(f"{done - asked.seed} programs, {(done - asked.seed) / (time.time() - begun):.2f} a second", flush=True)
     lines = [line.split(" ", 1)[1] for line in log.read_text().splitlines() if " " in line]
-    for line, count in collections.Counter(line for line in lines if line != "begins").most_common(60):
+    for line, count in collections.Counter(line for line in lines if line not in ("begins", "drawn")).most_common(60):
         print(f"{count:6} {line}")
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.fuzz import grammar
+from tests.fuzz.differential import TooSlow, time_limit
 from tests.fuzz.oracles import FUNC, GRAPH
 
 HOLE = re.compile(r"\{(\w)\}")
@@ -560,10 +561,12 @@ def generate(seed: int) -> str | None:
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         try:
-            text = Draw(seed).program()
+            with time_limit(20):  # loops of loops
+                text = Draw(seed).program()
         except (
             IndexError,
             RuntimeError,
+            TooSlow,
         ):  # a value that eager PyTorch refuses to look at, such as a view that is out of date
             text = None
         finally:

@@ -131,6 +131,8 @@ DOORS = {
     ("interpreters.evaluate", "interpreters.followed"): "a value that autograd follows is evaluated by its rule",
     ("structured.loop_functions", "structured.while_loop"): "fori_loop of unknown length is a while_loop",
     ("jitted", "jitted.modules.module"): "jit of a module",
+    ("jitted", "inspect.lowered"): "`jit(f).lower(...)`, a door to the reports on programs",
+    ("jitted.modules.module", "inspect.lowered"): "`jit(module).lower(...)`",
     ("parameters.rewritten", "parameters.modules"): "a rewritten function of a module becomes a module",
     ("executors.base", "executors.registry"): "executors are looked up by name",
     ("executors.base", "executors.torch_executor"): "an executor's program is lowered when it first runs",

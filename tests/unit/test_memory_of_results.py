@@ -223,3 +223,62 @@ def test_expanded_tensors_are_not_written_to() -> None:
         return x
 
     assert torch.equal(tfn.jit(row)(x.clone()), row(x.clone()))
+
+
+@pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}, {"dynamic": False}), ids=str)
+def test_writes_to_arguments_whose_elements_overlap(options: dict[str, Any]) -> None:
+    """Every (size, stride) of two dims: written as eager does, or refused, whatever sizes and strides came before."""
+
+    def f(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x + 1
+
+    jitted = tfn.jit(f, **options)
+    for size in ((2, 3), (3, 3), (3, 2)):
+        for stride in ((1, 1), (1, 2), (2, 1), (3, 1), (1, 3), (2, 3), (4, 2), (2, 4)):
+            places = {i * stride[0] + j * stride[1] for i in range(size[0]) for j in range(size[1])}
+            mine, its = (torch.arange(20.0) for _ in range(2))
+            if len(places) < size[0] * size[1]:
+                with pytest.raises(RuntimeError, match="several of whose elements share memory"):
+                    jitted(mine.as_strided(size, stride))
+                continue
+            found, known = jitted(mine.as_strided(size, stride)), f(its.as_strided(size, stride))
+            assert torch.equal(found, known) and torch.equal(mine, its), (size, stride)
+
+
+C = torch.complex(torch.arange(6.0), torch.arange(6.0).cos()).reshape(2, 3)
+UNDER_BITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "conjugate": lambda z: z.conj(),
+    "a conjugate's row": lambda z: z.conj()[1:],
+    "a conjugate's transpose": lambda z: z.mH,
+    "a conjugate's conjugate": lambda z: z.conj().conj(),
+    "a conjugate's imaginary part": lambda z: z.conj().imag,
+    "a negative view": lambda z: torch._neg_view(z.conj()),
+}
+WRITTEN: dict[str, Callable[[Tensor], Any]] = {
+    "by a number": lambda y: y.mul_(2.5),
+    "a copy": lambda y: y.copy_(torch.ones(y.shape)),
+    "an element": lambda y: y.__setitem__((0, 0), 3.0),
+    "in place conjugate": lambda y: y.conj_physical_(),
+    "out": lambda y: torch.add(y, y, out=y),
+}
+
+
+@pytest.mark.parametrize("given", [lambda: C.clone(), lambda: C.clone().conj()], ids=["plain", "conjugate argument"])
+@pytest.mark.parametrize("kind", UNDER_BITS)
+def test_what_is_read_after_a_write_through_a_conjugate_or_negative_view(
+    kind: str, given: Callable[[], Tensor]
+) -> None:
+    def f(z: Tensor, write: Callable[[Tensor], Any]) -> Any:
+        found: list[Any] = []
+        for x in (z, z * 1):
+            y = UNDER_BITS[kind](x)
+            write(y)
+            found += [y * 1, x.imag * 1, x.real * 1, x.conj() * 1, x.conj().imag * 1, x.is_conj(), x._conj().is_conj()]
+            found += [torch.view_as_real(x.resolve_conj()) * 1, y.is_conj(), y.is_neg()]
+        return found
+
+    for write in WRITTEN.values():
+        mine, its = given(), given()
+        torch.testing.assert_close(tfn.jit(f)(mine, write), f(its, write))
+        torch.testing.assert_close(mine, its)

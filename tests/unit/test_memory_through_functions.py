@@ -264,3 +264,59 @@ def test_an_operand_that_a_choice_returns_stays_what_it_was(name: str) -> None:
     assert result.requires_grad and torch.equal(
         torch.autograd.grad(result.sum(), x, allow_unused=True)[0], torch.zeros(3)
     )
+
+
+def tangent(T: Any, f: Function, x: Tensor, t: Tensor) -> Any:
+    return T.jvp(f, (x, x), (t, t))[1]
+
+
+def cotangents(T: Any, f: Function, x: Tensor, t: Tensor) -> Any:
+    out, pull = T.vjp(f, x, x)
+    return pull(torch.cat([t, t * 3]).view(-1)[: out.numel()].view(out.shape) if out.numel() > 9 else t.view(out.shape))
+
+
+def linear(T: Any, f: Function, x: Tensor, t: Tensor) -> Any:
+    return T.linearize(f, x, x)[1](t, t)
+
+
+def gradients(T: Any, f: Function, x: Tensor, t: Tensor) -> Any:
+    return T.grad(lambda u, v: (f(u, v) ** 2).sum(), (0, 1))(x, t)
+
+
+DERIVED = [tangent, cotangents, linear, gradients]
+OF_TWO: dict[str, Function] = {
+    "the first": lambda u, v: u,
+    "a sum": lambda u, v: u + v,
+    "a sum with a transpose": lambda u, v: u.t() + v,
+    "a flat view": lambda u, v: u.view(-1),
+    "a view and a sum": lambda u, v: (u + v.t()).view(-1),
+    "a product": lambda u, v: u * v,
+    "a difference": lambda u, v: u - v,
+    "a repeated row": lambda u, v: (u + v)[0].expand(3, 3),
+    "both, beside each other": lambda u, v: torch.cat([u, v]),
+}
+
+
+@pytest.mark.parametrize("via", [tfn.jit, lambda f: f], ids=["jit", "plain"])
+@pytest.mark.parametrize("returned", OF_TWO)
+@pytest.mark.parametrize("derive", DERIVED)
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # by torch.func.linearize
+def test_a_derivative_that_is_memory_of_what_it_is_of(
+    derive: Function, returned: str, via: Callable[[Function], Function]
+) -> None:
+    """A write to each derivative, and then to what it was taken of, changes the others as under torch.func."""
+
+    def run(T: Any) -> Function:
+        def f(x: Tensor, t: Tensor) -> Any:
+            t = t * 1
+            found = derive(T, OF_TWO[returned], x, t)
+            found = found if isinstance(found, tuple) else (found,)
+            for one in found if returned != "a repeated row" else ():
+                one.add_(1)
+            t.mul_(2)
+            return [*(one * 1 for one in found), t]
+
+        return f
+
+    t = X.cos()
+    torch.testing.assert_close(via(run(tfn))(X.clone(), t), run(torch.func)(X.clone(), t))

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from torch import nn
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
 from thunder_fn import cache_info, explain_misses, jit
-from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside import frames, values as outside
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 FILLED_BY_THE_CALL = {"defaultdict"}
@@ -318,3 +319,87 @@ def test_what_an_import_runs_is_no_part_of_the_function(monkeypatch: pytest.Monk
         for name in ("a_library_that_draws", "a_package_that_draws"):
             sys.modules.pop(name, None)
         frames.is_machinery.cache_clear()
+
+
+def test_watching_runs_no_code_of_the_user() -> None:
+    """An object whose class answers every question about it is asked as often as in eager mode, and by the function alone."""
+    asked: list[str] = []
+
+    class Asked:
+        def __init__(self) -> None:
+            object.__setattr__(self, "held", {"k": 2.0})
+
+        def __getattribute__(self, name: str) -> object:
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+        @property
+        def k(self) -> float:
+            return self.held["k"]
+
+    box = [Asked()]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * box[0].k + len(box)
+
+    f(X)
+    expected = asked.copy()
+    asked.clear()
+    jitted = jit(f)
+    jitted(X)
+    assert asked == expected
+    box[0].held["k"] = 3.0
+    assert torch.equal(jitted(X), f(X))
+
+
+def test_what_was_found_is_looked_at_again_after_a_write() -> None:
+    """A helper that runs before and after its caller's write finds other objects: both are guarded."""
+    first, second, state = SimpleNamespace(k=2.0), SimpleNamespace(k=3.0), {}
+    held: list[SimpleNamespace] = []
+
+    class Kept:
+        now = first
+
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        for one in (*held, state.get("now", first), Kept.now):
+            x = x * one.k
+        return x
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = helper(x)
+        Kept.now = state["now"] = second
+        try:
+            return helper(x)
+        finally:
+            Kept.now = first
+            del state["now"]
+
+    jitted = jit(f)
+    for one in (first, second):
+        for _ in range(2):
+            assert torch.equal(jitted(X), f(X))
+        one.k += 4.0
+        assert torch.equal(jitted(X), f(X))
+
+
+def test_the_cost_of_watching_grows_with_the_reads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expressions are evaluated where they can lead outside: not those of tensors, and those of globals once."""
+    counted: dict[str, int] = {}
+    for kind, rule in list(outside.RULES.items()):
+
+        def counting(*args: object, kind: str = kind, rule: Callable[..., object] = rule) -> object:
+            counted[kind] = counted.get(kind, 0) + 1
+            return rule(*args)
+
+        monkeypatch.setitem(outside.RULES, kind, counting)
+
+    def step(x: torch.Tensor, i: int) -> torch.Tensor:
+        y = torch.sin(x).view(-1).mul(2.0)
+        return torch.nn.functional.relu(y.reshape(x.shape)) if i >= 0 else x
+
+    def count(calls: int) -> int:
+        counted.clear()
+        jit(lambda x: [x := step(x, i) for i in range(calls)][-1])(X)
+        return sum(counted.values())
+
+    assert count(40) == count(20) < 60

@@ -10,6 +10,7 @@ import torch
 
 from thunder_fn.api.calling import apply, main_only, main_output, unwritten, write_back
 from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -128,7 +129,9 @@ class Linear:
         given = check_tangents(self.primals, tangents, "linearize")
         moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
         of = self.captured.trace
-        supply = iter(apply(f"{of.name}_linear", self.trace, (*self.residuals, *moved), of))
+        found = apply(f"{of.name}_linear", self.trace, (*self.residuals, *moved), of)
+        shown = shows_inputs(self.trace)
+        supply = iter(value.clone() if flag else value for value, flag in zip(found, shown, strict=True))
         filled = tuple(
             next(supply) if flag else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
             for type, flag in zip(self.types, self.active_outputs, strict=True)

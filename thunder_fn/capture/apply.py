@@ -8,6 +8,7 @@ replayed op by op.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import CaptureError, located
+from thunder_fn.errors import CaptureError, UnsupportedInput, located
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
 from thunder_fn.ir.trace import (
@@ -39,6 +40,25 @@ from thunder_fn.ir.trace import (
     map_arg,
     python_arg,
 )
+
+
+def without_values(tree: Any) -> Any:
+    """A tree of arguments with a tensor that has no values in the place of each `TensorType`.
+
+    Raises:
+        UnsupportedInput: a size is symbolic.
+    """
+    mode = internals.fake_mode()
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return leaf
+        if not all(isinstance(size, int) for size in leaf.shape):
+            what = f"{leaf} has a symbolic size, where only numbers are known"
+            raise UnsupportedInput(located(what, source=user_source(), fix="Write a number for each size."))
+        return internals.fake_in(mode, leaf)
+
+    return pytree.tree_map(of, tree)
 
 
 def apply_inside(
@@ -332,35 +352,81 @@ def view_again(
         return result
     new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
     written = next((value for one, value in new if one.target is shared.source), None)
-    way = _way(trace, trace.outputs[shared.result], written)
-    if way is not None:
-        value = value if way[0] == written else source
-        for equation, index in way[1]:
-            env = {equation.operands[0].index: value}
-            value = _replay_equation(recorder, specialize_equation(equation, _names_of(equation, value)), env)[index]
+    makers = _makers(trace)
+    way = _way(makers, trace.outputs[shared.result], written)
+    if way is not None and (way[0] == written or way[0].index not in makers):
+        value = _along(recorder, way[1], value if way[0] == written else source)
         if isinstance(value, internals.Tracer) and internals.have_one_memory(source, value):
             return value
     part(recorder, source, result, captured.trace.name)
     return result
 
 
-def _way(trace: Trace, atom: Atom, start: Atom | None = None) -> tuple[Var, list[tuple[Equation, int]]] | None:
-    """The input, constant or `start` that an atom of a trace is a view of, and the views with the output taken of each."""
+def with_memory(
+    recorder: Recorder, trace: Trace, inputs: Sequence[Any], run: Callable[[Trace], Sequence[Any]]
+) -> tuple[Any, ...]:
+    """Record a trace by `run`. Results that show memory of an input, or of one another, do so as outside of a capture.
+
+    Values of which several results are views are computed as further outputs of the trace, and those views taken of them.
+    """
+    makers, ways = _makers(trace), dict[int, tuple[Var, list[tuple[Equation, int]]]]()
+    for place, atom in enumerate(trace.outputs):
+        if isinstance(atom, Var) and (way := _way(makers, atom)) is not None:
+            ways[place] = way
+    counts = collections.Counter(root for root, _ in ways.values())
+    roots = [root for root, count in counts.items() if count > 1 and root.index in makers]
+    found = list(run(cut(trace, outputs=(*trace.outputs, *roots)) if roots else trace))
+    count = len(trace.outputs)
+    known = dict(zip(trace.inputs, inputs, strict=True)) | dict(zip(roots, found[count:], strict=True))
+    for place, (root, steps) in ways.items():
+        if root in known and isinstance(found[place], torch.Tensor):
+            source = recorder.lift(known[root])
+            if is_wrapped(source) or is_wrapped(found[place]):
+                continue
+            value = _along(recorder, steps, source)
+            if isinstance(value, internals.Tracer) and internals.have_one_memory(source, value):
+                found[place] = value
+    return tuple(found[:count])
+
+
+def shows_inputs(trace: Trace) -> tuple[bool, ...]:
+    """Tell for each output whether it is an input or a view of one."""
+    makers = _makers(trace)
+    ways = (_way(makers, atom) for atom in trace.outputs)
+    return tuple(way is not None and way[0] in trace.inputs for way in ways)
+
+
+def _along(recorder: Recorder, steps: Sequence[tuple[Equation, int]], value: Any) -> Any:
+    """Take the views of a way of a tensor."""
+    for equation, index in steps:
+        env = {equation.operands[0].index: value}
+        value = _replay_equation(recorder, specialize_equation(equation, _names_of(equation, value)), env)[index]
+    return value
+
+
+def _makers(trace: Trace) -> dict[int, tuple[Equation, int]]:
+    """The equation that binds each variable, and the place among its outputs."""
+    return {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
+
+
+def _way(
+    makers: dict[int, tuple[Equation, int]], atom: Atom, start: Atom | None = None
+) -> tuple[Var, list[tuple[Equation, int]]] | None:
+    """The variable, computed by no view or `start`, that an atom is a view of, and the views with the output taken of each."""
     steps: list[tuple[Equation, int]] = []
-    makers = {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
     while isinstance(atom, Var) and atom != start and atom.index in makers:
         equation, index = makers[atom.index]
         if equation.op.kind == "composite":
-            inner = _way(equation.body, equation.body.outputs[index])
+            inner = _way(_makers(equation.body), equation.body.outputs[index])
             if inner is None or inner[0] not in equation.body.inputs:
-                return None
+                break
             steps += reversed(inner[1])
             atom = equation.operands[equation.body.inputs.index(inner[0])]
         elif len(equation.operands) == 1 and (equation.op == ops.RESHAPE or _is_tracked_view(equation.op)):
             steps.append((equation, index))
             atom = equation.operands[0]
         else:
-            return None
+            break
     return (atom, steps[::-1]) if isinstance(atom, Var) else None
 
 

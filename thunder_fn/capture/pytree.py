@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 from thunder_fn.errors import UnsupportedInput, with_article
+from thunder_fn.ir.trace import TensorType
 
 NAMESPACE = "thunder_fn"
 PyTreeSpec = optree.PyTreeSpec
@@ -156,7 +157,7 @@ def _size(children: Iterable[Any]) -> tuple[Any, ...]:
 
 def _is_container(leaf: Any) -> bool:
     cls = type(leaf)
-    if isinstance(leaf, (torch.Tensor, str, int, float)) or cls in _registered:
+    if isinstance(leaf, (torch.Tensor, TensorType, str, int, float)) or cls in _registered:
         return False
     return isinstance(leaf, _objects) or dataclasses.is_dataclass(leaf) or cls in torch_pytree.SUPPORTED_NODES
 

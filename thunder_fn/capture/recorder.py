@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.generators import Generators
 from thunder_fn.capture.history import History
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
@@ -115,6 +116,7 @@ class Recorder:
         self.modules = WatchedModules()
         self.refused: ThunderError | None = None
         self.draws = 0
+        self.generators: Generators = Generators() if outer is None else outer.generators
         self.where: Callable[[], Source | None] | None = None
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._next = 0
@@ -482,6 +484,8 @@ class Recorder:
             return self.read(value)
         if isinstance(value, (list, tuple)):
             return tuple(self.encode(item) for item in value)
+        if isinstance(value, torch.Generator):
+            value = self.generators.used(value)
         return encode_literal(value, self.source)
 
     def read(self, tensor: torch.Tensor) -> Var:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.generators import generators_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.derived import leaf_vjp as derive
@@ -105,6 +106,8 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     if ops.draws(equation) and randomness == "error":
         raise_randomness(equation.op.name)
     same = ops.draws(equation) and randomness == "same"
+    if same and generators_of(single):
+        raise_same(equation.op.name)
     if same and any(isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs):
         raise_same(equation.op.name)
     warnings.warn(
@@ -221,7 +224,7 @@ def raise_same(name: str) -> None:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        f"vmap: {name} has no batching rule, and on this device a loop would draw other numbers in each example\n"
+        f"vmap: {name} has no batching rule, and here a loop would draw other numbers in each example\n"
         'Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) < p).to(p.dtype)`.'
     )
 

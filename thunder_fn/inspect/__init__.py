@@ -12,6 +12,7 @@ from thunder_fn.inspect.chrome import chrome_trace
 from thunder_fn.inspect.costs import Cost, CostReport, cost, is_collective
 from thunder_fn.inspect.diffs import Diff, diff
 from thunder_fn.inspect.graphs import Picture, graph
+from thunder_fn.inspect.lowered import Lowered
 from thunder_fn.inspect.machines import Machine, machine_named, measured_machine
 from thunder_fn.inspect.memory_use import Buffer, Memory, memory
 from thunder_fn.inspect.page import Page, show
@@ -23,6 +24,7 @@ __all__ = [
     "Cost",
     "CostReport",
     "Diff",
+    "Lowered",
     "Machine",
     "Memory",
     "Page",

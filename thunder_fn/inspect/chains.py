@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal as Choice, TypeAlias
 
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.capture.apply import close_over
+from thunder_fn.capture.apply import close_over, without_values
 from thunder_fn.capture.watching import watched_by
 from thunder_fn.derived.leaf_vjp import Split
 from thunder_fn.executors import Decision, Program
@@ -22,10 +22,11 @@ from thunder_fn.inspect.diffs import Diff, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted import Jitted, jit
-from thunder_fn.jitted.call import read_call
+from thunder_fn.jitted.call import call_key, read_call
 from thunder_fn.jitted.claim_report import decisions_of, left_out
+from thunder_fn.jitted.dynamic import build_for
 from thunder_fn.jitted.modules.module import as_function
-from thunder_fn.jitted.program import Entry, build
+from thunder_fn.jitted.program import Entry
 
 Kind: TypeAlias = Choice["capture", "transform", "split", "program"]
 
@@ -69,6 +70,7 @@ class Chain:
         split: forward and backward, where an argument requires a gradient.
         decisions: which executor takes what and why others do not, as `explain_claims` has them.
         left_out: executors that were not asked, and why.
+        jitted: the function with the one program of the call in its cache.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Chain:
     split: Split | None = None
     decisions: tuple[Decision, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    jitted: Jitted | None = field(default=None, repr=False, compare=False)
 
     def diff(self, position: int) -> Diff | None:
         """The changes of a step; None for one that starts from nothing."""
@@ -143,6 +146,7 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
 
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s options are its own.
+        args, kwargs: as of the call, or `TensorType`s in the place of tensors.
 
     Example:
         >>> from thunder_fn import grad
@@ -154,10 +158,12 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     name = getattr(f, "__name__", type(f).__name__)
     if isinstance(jitted, torch.nn.Module):
         jitted, kwargs = as_function(jitted, kwargs)
+    args, kwargs = without_values((args, kwargs))
     call = read_call(jitted.options, args, kwargs)
     events = [_Event("start", None, None, time.perf_counter())]
     with watched_by(lambda how, trace, of: events.append(_Event(how, trace, of, time.perf_counter()))):
-        entry = build(jitted.fn, jitted.options, call)
+        built = Jitted(jitted.fn, jitted.options)
+        entry = build_for(jitted.fn, jitted.options, built.programs, call, call_key(call), ())
         if entry.bridge is not None:
             _ = entry.bridge.backward
     paths = (*pytree.paths(call.args, "args"), *pytree.paths(call.kwargs, "kwargs"))
@@ -167,7 +173,7 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     executors = jitted.options.executors_of(halves[0])
     decisions = tuple(one for trace in halves for one in decisions_of(trace, executors))
     whole = _Assembly(events, entry).chain(name, arguments)
-    return replace(whole, decisions=decisions, left_out=left_out(jitted.options, halves[0]))
+    return replace(whole, decisions=decisions, left_out=left_out(jitted.options, halves[0]), jitted=built)
 
 
 def _lowered(entry: Entry) -> tuple[Trace, ...]:

@@ -12,7 +12,7 @@ import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -36,6 +36,9 @@ from thunder_fn.jitted.modules.containers import Filling, finish
 from thunder_fn.jitted.options import Options, check_argnums
 from thunder_fn.jitted.program import Entry, build, capture_call, is_followed
 from thunder_fn.structured.call import bind_call
+
+if TYPE_CHECKING:
+    from thunder_fn.inspect.lowered import Lowered
 
 __all__ = [
     "CacheInfo",
@@ -110,6 +113,33 @@ class Jitted:
         """A call that no call path serves."""
         return _call_slowly(self, args, kwargs)
 
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Make the programs of a call ahead of time. Nothing is run.
+
+        Args:
+            args, kwargs: as of the call, or `TensorType`s in the place of tensors.
+
+        Returns:
+            An object with `text()`, `cost()`, `memory()` and `compile()`, which gives a function that never traces.
+
+        Raises:
+            CaptureError: f cannot be traced.
+
+        Example:
+            >>> import torch
+            >>> from thunder_fn.ir.trace import TensorType
+            >>> lowered = jit(lambda x: x @ x).lower(TensorType(torch.float32, (64, 64)))
+            >>> lowered.cost().total.flops == 2 * 64**3, lowered.memory().peak
+            (True, 16384)
+            >>> lowered.compile()(torch.eye(64)).shape
+            torch.Size([64, 64])
+
+        Source: `jax.jit(f).lower`.
+        """
+        from thunder_fn.inspect.lowered import lower
+
+        return lower(self, args, kwargs)
+
     def with_function(self, fn: Callable[..., Any]) -> Jitted:
         """Jit another function with the same options."""
         return Jitted(fn, self.options)
@@ -135,6 +165,7 @@ def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
     program. Tensors that f closes over are used by reference. If a value that f reads from outside changes, such as a
     global number or a module's `training`, f is traced again. Both programs are kept. `constant(value)` bakes a value
     in. Side effects on Python's own objects, such as `print` or an attribute that f sets, happen once, while tracing.
+    `jit(f).lower(*args)` makes the programs of a call ahead of time: `text()`, `cost()`, `memory()`, `compile()`.
     Lists and dicts among the arguments get what f puts into them or takes out. f has copies of other containers, such
     as dataclasses, and to change one is an error.
 

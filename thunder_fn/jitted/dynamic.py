@@ -65,7 +65,7 @@ def build_for(
 ) -> Entry:
     """A new program for a call, for calls with other sizes and numbers too where those have changed between calls."""
     family = cache.families.of(call, key)
-    miss = _reason(cache, family, call, key, known)
+    miss = reason(cache, family, call, key, known)
     entry = _with_symbols(f, options, family, call) if options.is_dynamic else None
     if entry is None:
         entry = cache.put(key, build(f, options, call), known=known)
@@ -108,7 +108,7 @@ def _name(f: Callable[..., Any]) -> str:
 # ---- why ----
 
 
-def _reason(cache: Cache, family: Family, call: Call, key: Any, known: tuple[Entry, ...]) -> Miss | None:
+def reason(cache: Cache, family: Family, call: Call, key: Any, known: tuple[Entry, ...]) -> Miss | None:
     """The reason why a call finds no program; None for the first one."""
     if known and (outside := known[0].outside) is not None and (change := outside.change()) is not None:
         return Miss(*change)

@@ -75,7 +75,14 @@ def family_key(call: Call, key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _leaf_family(leaf: Any, key: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
-        return type(leaf), leaf.dtype, leaf.dim(), leaf.device, internals.bits_of(leaf), leaf.requires_grad
+        return (
+            internals.class_of(leaf),
+            leaf.dtype,
+            leaf.dim(),
+            leaf.device,
+            internals.bits_of(leaf),
+            leaf.requires_grad,
+        )
     if is_number(leaf):
         return type(leaf)
     return key

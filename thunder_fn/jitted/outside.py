@@ -18,8 +18,9 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.outside.frames import observed_by
-from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, parts_of, seen, tracked
+from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
 from thunder_fn.capture.outside.values import MAX_ARRAY_BYTES, Edge, Watch, is_same, look, progress_of
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, kind_of, located
 from thunder_fn.ir.trace import Literal
@@ -64,7 +65,7 @@ class Outside:
                 continue
             if edge.kind == "content":
                 return f"the content of {edge.path} has changed", None, None
-            if isinstance(now, PLAIN) or isinstance(edge.value, PLAIN) or now is ABSENT or edge.value is ABSENT:
+            if is_a(now, PLAIN) or is_a(edge.value, PLAIN) or now is ABSENT or edge.value is ABSENT:
                 return edge.path, _described(edge.value), _described(now)
             return f"{edge.path} is another {type(now).__name__}", None, None
         for module in self.modules:
@@ -81,7 +82,7 @@ def _described(value: Any) -> str:
     """A value in a message, which does not keep it alive."""
     if value is ABSENT:
         return "missing"
-    return repr(value) if isinstance(value, PLAIN) else kind_of(value)
+    return repr(value) if is_a(value, PLAIN) else kind_of(value)
 
 
 # ---- edges as text ----
@@ -127,11 +128,11 @@ def _equal(found: str, value: Any, names: Namespace) -> str:
     if value is None or value is True or value is False:
         return f"{found} is {value}"
     known = names.bind(value, "v")
-    if isinstance(value, (tuple, frozenset)):
+    if is_a(value, (tuple, frozenset)):
         return f"(v := {found}) is {known} or type(v) is type({known}) and seen(v) == {names.bind(seen(value), 'seen')}"
-    if not isinstance(value, PLAIN):
+    if not is_a(value, PLAIN):
         return f"{found} is {known}"
-    if isinstance(value, (float, complex)) and (value != value or value == 0):
+    if is_a(value, (float, complex)) and (value != value or value == 0):
         return (
             f"(v := {found}) is {known} or type(v) is type({known}) and Literal(v) == {names.bind(Literal(value), 'v')}"
         )
@@ -143,7 +144,7 @@ def _quick(value: Any) -> Callable[[], bool]:
     parts: list[tuple[Any, list[Any]]] = []
     for part in parts_of(value):
         parts.append((part, list(part)))
-        if isinstance(part, dict):
+        if is_a(part, dict):
             parts.append((part.values(), list(part.values())))
     if not parts:
         return lambda: False
@@ -239,6 +240,8 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
                     fix="Draw from it outside of the function, and pass what it gives as an argument.",
                 )
             )
+    for path, name in watch.states.items():
+        raise state_error(f"{_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f))
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
             located(

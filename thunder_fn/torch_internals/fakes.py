@@ -98,6 +98,8 @@ class RecordingMode(FakeTensorMode):
         A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may
         copy. TracerMode asks the tensor whether eager PyTorch has the view.
         """
+        if kwargs.get("generator") is not None:  # nothing is drawn, and PyTorch's rules do not know it
+            kwargs = {**kwargs, "generator": None}
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
             return known
@@ -421,6 +423,12 @@ def fake_in(mode: RecordingMode, type: TensorType) -> torch.Tensor:
     """A contiguous fake tensor of such a mode."""
     with isolated(), no_torch_function(), mode:
         return torch.empty(tuple(map(mode.size, type.shape)), dtype=type.dtype, device=type.device)
+
+
+def class_of(tensor: torch.Tensor) -> type:
+    """The class of a tensor; a fake tensor's is that of the tensor that it stands for."""
+    cls = type(tensor)
+    return torch.Tensor if cls is FakeTensor else cls
 
 
 def allocations(run: Callable[[], object]) -> list[int]:

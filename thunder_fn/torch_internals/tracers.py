@@ -31,6 +31,7 @@ _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
 _UNFOLD = torch.ops.aten.unfold.default
 _SET = torch.ops.aten.set_.source_Tensor
+_BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
 
 class Tracer(FunctionalTensor):
@@ -120,19 +121,24 @@ class SymbolicTracing(Exception):
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
 _library.define(
-    "normal_one_by_one(Tensor like, float mean, float std) -> Tensor", tags=[torch.Tag.nondeterministic_seeded]
+    "normal_one_by_one(Tensor like, float mean, float std, *, Generator? generator=None) -> Tensor",
+    tags=[torch.Tag.nondeterministic_seeded],
 )
 
 
-def _normal_one_by_one(like: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+def _normal_one_by_one(
+    like: torch.Tensor, mean: float, std: float, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """Normal numbers as PyTorch draws them for a tensor with gaps: one after the other, not in blocks."""
     with_gaps = like.new_empty((*like.shape, 2)).select(-1, 0)
-    return with_gaps.normal_(mean, std).contiguous()
+    return with_gaps.normal_(mean, std, generator=generator).contiguous()
 
 
 _library.impl("normal_one_by_one", _normal_one_by_one, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "thunder_fn::normal_one_by_one", lambda like, mean, std: like.new_empty(like.shape), lib=_library
+    "thunder_fn::normal_one_by_one",
+    lambda like, mean, std, *, generator=None: like.new_empty(like.shape),
+    lib=_library,
 )
 
 
@@ -173,7 +179,8 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     order = _memory_order(target)
     if _is_one_by_one(func, target):
         mean, std = (*rest, *(kwargs.get(key, value) for key, value in (("mean", 0.0), ("std", 1.0))[len(rest) :]))
-        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std)
+        given = {"generator": kwargs.get("generator")} if kwargs.get("generator") is not None else {}
+        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std, **given)
         return target.copy_(drawn.permute([order.index(dim) for dim in range(target.dim())]))
     rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
     func(target.permute(order), *rest, **kwargs)
@@ -229,6 +236,13 @@ OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
 """In-place ops that functionalization does not know, and comparisons, whose results have a gradient to autograd: zero."""
 
 
+_WITHOUT_GENERATOR: dict[Any, Callable[..., Any]] = {
+    getattr(aten, f"{name}_").default: getattr(aten, name).default
+    for name in ("cauchy", "exponential", "geometric", "log_normal")
+}
+"""In-place ops whose rules for types know no generator; functionalization asks them."""
+
+
 def changed_tensors(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -262,22 +276,29 @@ def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Test whether two elements of a tensor are one, as far as numbers say so."""
-    sizes = [2 if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the trace.
+
+    Sizes found in data are unknown, and count as 2.
+    """
+    sizes = [2 if type(size) is not int else size for size in tensor.shape]
     if 0 in sizes or tensor.is_contiguous():
         return False
-    dims = sorted(
-        (stride, size) for size, stride in zip(sizes, tensor.stride(), strict=True) if size > 1 and type(stride) is int
-    )
-    if any(stride == 0 for stride, _ in dims):
+    dims = [
+        (stride, size) for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True) if known > 1
+    ]
+    if any(type(stride) is int and stride == 0 for stride, _ in dims):
         return True
+    if not all(type(item) is int or item.node.has_hint() for dim in dims for item in dim):
+        return False
+    dims.sort(key=lambda dim: tuple(item if type(item) is int else item.node.hint for item in dim))
     reach, apart = 0, True
     for stride, size in dims:
-        apart, reach = apart and stride > reach, reach + stride * (size - 1)
-    if apart or any(type(item) is not int for item in (*tensor.shape, *tensor.stride())):
+        apart, reach = apart and bool(stride > reach), reach + stride * (size - 1)
+    if apart:
         return False
-    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, dims, {0})
-    return len(places) < math.prod(tensor.shape)
+    numbers = [(int(stride), int(size)) for stride, size in dims]
+    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0})
+    return len(places) < math.prod(size for _, size in numbers)
 
 
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
@@ -334,6 +355,7 @@ class TracerMode(FunctionalTensorMode):
         self.on_new = on_new
         self.on_higher_order = on_higher_order
         self.history = history
+        self.under_bits: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
@@ -349,7 +371,10 @@ class TracerMode(FunctionalTensorMode):
         if changed:
             _check_distinct(func, changed)
             with self.history.changing(changed, others):
-                return self._dispatch(func, types, args, kwargs or {})
+                result = self._dispatch(func, types, args, kwargs or {})
+                if self.under_bits:
+                    self._settle(changed)
+                return result
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
@@ -366,6 +391,11 @@ class TracerMode(FunctionalTensorMode):
         if is_strided_draw(func, args):
             with self:
                 return _draw_in_memory_order(func, args, kwargs or {})
+        if func in _WITHOUT_GENERATOR and kwargs.get("generator") is not None:
+            with self:
+                return args[0].copy_(_WITHOUT_GENERATOR[func](*args, **kwargs))
+        if func in _BITS and type(args[0]) is Tracer:
+            self.under_bits.append(memory_in(args[0]))
         if func is _VIEW and type(args[0]) is Tracer:
             _check_view(*args)
         is_given = self.history is not None and func is _SET and self.history.is_given(args[0])
@@ -402,6 +432,15 @@ class TracerMode(FunctionalTensorMode):
                     self.adopt(item)
         return result
 
+    def _settle(self, changed: list[torch.Tensor]) -> None:
+        """Give memory without bits a value without them: a write through a conjugate or negative view leaves its bit there."""
+        places = {storage_id(memory_in(tensor)) for tensor in changed}
+        for memory in self.under_bits:
+            if storage_id(memory) in places:
+                value = read_memory(memory)
+                if [memory.is_conj(), memory.is_neg()] == [False, False] and (value.is_conj() or value.is_neg()):
+                    write_memory(memory, value.resolve_conj().resolve_neg())
+
     def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An op with an effect as it is: the order of the equations is order enough."""
         args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
@@ -414,6 +453,7 @@ class TracerMode(FunctionalTensorMode):
         self.on_higher_order = None
         self.on_attribute = None
         self.history = None
+        self.under_bits = []
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""

@@ -71,14 +71,43 @@ _BUILD = frozenset(("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET"))
 class Reading:
     """A code object: its expressions and their lines, the sources of locals and comprehensions, and the locals that are keys.
 
-    `moving` are the expressions that may give other values at the end of a frame.
+    `settled` are the expressions that depend on globals alone, and `open` all others. Those in `moving` may give other
+    values at the end of a frame.
     """
 
-    uses: dict[Source, int] = field(default_factory=dict[Source, int])
+    settled: dict[Source, int] = field(default_factory=dict[Source, int])
+    open: dict[Source, int] = field(default_factory=dict[Source, int])
     moving: dict[Source, int] = field(default_factory=dict[Source, int])
     assigned: dict[str, set[Source]] = field(default_factory=dict[str, set[Source]])
     comprehensions: dict[types.CodeType, Source] = field(default_factory=dict[types.CodeType, Source])
     keys: set[str] = field(default_factory=set[str])
+    known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
+
+    def live(self, names: frozenset[str], *, gives: bool, is_moving: bool) -> dict[Source, int]:
+        """The open expressions that lead to more than plain data and tensors.
+
+        Args:
+            names: the locals whose values do.
+            gives: some callee has returned such a value.
+            is_moving: only those in `moving`.
+        """
+        key = names, gives, is_moving
+        if key not in self.known:
+            found, before = set(names), -1
+            while before != len(found):
+                before = len(found)
+                found.update(
+                    name
+                    for name, sources in self.assigned.items()
+                    if name not in found and any(_is_live(source, found, gives) for source in sources)
+                )
+            of = self.moving if is_moving else self.open
+            self.known[key] = {
+                source: line
+                for source, line in of.items()
+                if _is_live(source if source is None or source[0] != "call" else source[1], found, gives)
+            }
+        return self.known[key]
 
 
 @lru_cache(maxsize=4096)
@@ -96,8 +125,10 @@ def reading(code: types.CodeType) -> Reading:
     comprehensions = {inner: _node(source, known) for inner, source in reader.comprehensions.items()}
     given = code.co_argcount + code.co_kwonlyargcount
     fixed = frozenset(code.co_varnames[:given]) - assigned.keys()
-    moving = {source: line for source, line in uses.items() if _is_moving(source, fixed)}
-    return Reading(uses, moving, assigned, comprehensions, reader.keys)
+    settled = {source: line for source, line in uses.items() if _is_settled(source)}
+    others = {source: line for source, line in uses.items() if source not in settled}
+    moving = {source: line for source, line in others.items() if _is_moving(source, fixed)}
+    return Reading(settled, others, moving, assigned, comprehensions, reader.keys)
 
 
 class Node(tuple[Any, ...]):
@@ -398,6 +429,32 @@ def _is_moving(source: Any, fixed: frozenset[str]) -> bool:
     if source[0] == "local":
         return source[1] not in fixed
     return source[0] == "call" or any(_is_moving(part, fixed) for part in source)
+
+
+def _is_settled(source: Any) -> bool:
+    """Test whether an expression depends on globals and constants alone."""
+    if not isinstance(source, tuple) or not source or source[0] == "const":
+        return True
+    return source[0] not in ("local", "cell", "call", "before") and all(map(_is_settled, source))
+
+
+def _is_live(source: Any, names: set[str], gives: bool) -> bool:
+    """Test whether an expression may lead to more than plain data and tensors, where of all locals these do."""
+    match source:
+        case None | ("const" | "code", *_):
+            return False
+        case ("global" | "cell", _):
+            return True
+        case ("local", name):
+            return name in names
+        case ("any", parts):
+            return any(_is_live(part, names, gives) for part in parts)
+        case ("call", target, arguments):  # a weak reference has no arguments
+            return gives or (not arguments and _is_live(target, names, gives))
+        case ("before" | "attr" | "item" | "each" | "whole" | "fields" | "inplace", of, *_):
+            return _is_live(of, names, gives)
+        case _:  # "given" and "unless"
+            return _is_live(source[2], names, gives)
 
 
 def _parts(source: Source) -> Iterator[Source]:

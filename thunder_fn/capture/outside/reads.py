@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside import frames
 from thunder_fn.ir.trace import Literal
 
+T = TypeVar("T")
 Reads = dict[tuple[torch.nn.Module, str], Any]
 """The findings, by module and name, as `seen` describes them."""
 
@@ -40,6 +41,19 @@ CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 DEPTH, LONG = 4, 256
 
 
+def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+    """Test the type of an object. `isinstance` would ask the object for its class: code of the user may answer."""
+    return issubclass(type(value), kinds)
+
+
+def dict_of(value: Any) -> Any:
+    """The `__dict__` of an object, or None, without running code of the user."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+
+
 def attribute(module: torch.nn.Module, name: str) -> Any:
     """The value of a module under a name: itself, or its class if that is plain data."""
     found = module.__dict__.get(name, ABSENT)
@@ -49,7 +63,7 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
 def of_class(cls: type, name: str) -> Any:
     """Plain data that a class holds under a name."""
     value = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
-    return value if isinstance(value, (*PLAIN, *CONTAINERS)) else ABSENT
+    return value if is_a(value, (*PLAIN, *CONTAINERS)) else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,7 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
         _written.reset(written)
         for key, (value, before) in found.items():
             now = attribute(*key)
-            if not isinstance(value, torch.Tensor) and not isinstance(now, torch.Tensor):
+            if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
                 result.reads[key] = before if seen(now, depth) == before else Changed(key[1])
 
 
@@ -140,15 +154,15 @@ class Changed:
 def seen(value: Any, depth: int = DEPTH) -> Any:
     """A value as a program may depend on it: numbers by value and type, containers by content, objects by identity and
     by the plain values that they hold."""
-    if isinstance(value, PLAIN):
+    if is_a(value, PLAIN):
         return type(value), Literal(value)
-    if isinstance(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
+    if is_a(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
         return Same(value)
-    if isinstance(value, CONTAINERS):
+    if is_a(value, CONTAINERS):
         items = content_of(value)
         if len(items) > LONG:
             return type(value), tuple(
-                map(Same, (part for pair in items for part in pair) if isinstance(value, dict) else items)
+                map(Same, (part for pair in items for part in pair) if is_a(value, dict) else items)
             )
         return type(value), tuple(seen(item, depth - 1) for item in items)
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
@@ -164,24 +178,24 @@ def holds_tensor(value: Any, depth: int) -> bool:
     """Test whether the value is a tensor or a container of some: data of a computation, and nothing that decides on
     it.
     """
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return True
-    if depth == 0 or not isinstance(value, CONTAINERS) or len(items := content_of(value)) > LONG:
+    if depth == 0 or not is_a(value, CONTAINERS) or len(items := content_of(value)) > LONG:
         return False
-    return any(holds_tensor(item[1] if isinstance(value, dict) else item, depth - 1) for item in items)
+    return any(holds_tensor(item[1] if is_a(value, dict) else item, depth - 1) for item in items)
 
 
 def content_of(value: Any) -> list[Any]:
     """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass may override its
     own.
     """
-    kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if isinstance(value, kind))
-    return list(kind.items(value) if isinstance(value, dict) else kind.__iter__(value))
+    kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))
+    return list(kind.items(value) if is_a(value, dict) else kind.__iter__(value))
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
     """The attributes of an object by name, those in slots too; None if it has none, or very many."""
-    fields = getattr(value, "__dict__", None)
+    fields = dict_of(value)
     names = [name for cls in type(value).__mro__ for name in _slots(cls)]
     if type(fields) is not dict:
         fields = {} if names else None
@@ -224,20 +238,20 @@ class Items:
 
 def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
     """The containers that decide on the answer of `seen` about a value."""
-    if isinstance(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
+    if is_a(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return
-    if isinstance(value, CONTAINERS):
-        if isinstance(value, dict):
+    if is_a(value, CONTAINERS):
+        if is_a(value, dict):
             yield value
-        elif not isinstance(value, (tuple, frozenset)):
+        elif not is_a(value, (tuple, frozenset)):
             yield value if type(value) in (list, set) else Items(value)
         items = content_of(value)
         for item in items if len(items) <= LONG else ():
-            yield from parts_of(item[1] if isinstance(value, dict) else item, depth - 1)
+            yield from parts_of(item[1] if is_a(value, dict) else item, depth - 1)
         return
     fields = fields_of(value)
     if fields is not None:
-        yield fields if fields is getattr(value, "__dict__", None) else Fields(value)
+        yield fields if fields is dict_of(value) else Fields(value)
         for item in fields.values():
             if not holds_tensor(item, depth - 1):
                 yield from parts_of(item, depth - 1)

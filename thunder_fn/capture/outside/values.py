@@ -23,17 +23,18 @@ import os
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
+from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.outside.expressions import Reading, Source, reading, text
 from thunder_fn.capture.outside.frames import is_import, is_library, is_machinery, is_user_file, is_watched
-from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, fields_of, seen
+from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, dict_of, fields_of, is_a, seen
 from thunder_fn.capture.replaced.lookasides import is_diverted
 
 MAX_ARRAY_BYTES = 4096
@@ -49,6 +50,7 @@ _HARMLESS = frozenset(
     map(id, (len, isinstance, issubclass, id, type, callable, print, hash, repr, getattr, hasattr, setattr, iter, str))
 )
 _DEEP = 6
+_Memo: TypeAlias = dict[Source, Sequence[Any]]
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +129,7 @@ def is_same(now: Any, then: Any, kind: str = "") -> bool:
         return True
     if kind == "content":
         return now == then
-    if type(now) is not type(then) or not isinstance(then, (*PLAIN, tuple, frozenset)):
+    if type(now) is not type(then) or not is_a(then, (*PLAIN, tuple, frozenset)):
         return False
     return seen(now) == seen(then)
 
@@ -150,6 +152,8 @@ class Frame:
         "reading",
         "returned",
         "stored",
+        "touched",
+        "waits",
     )
 
     def __init__(self, frame: types.FrameType, back: Frame | None, known: Reading) -> None:
@@ -160,6 +164,19 @@ class Frame:
         self.is_library, self.line = is_library(frame.f_code.co_filename), frame.f_code.co_firstlineno
         self.over: tuple[Source, Frame] | None = None
         self.stored: dict[str, dict[int, Any]] = {}
+        self.touched: set[int] = set()
+        """The holders that were looked at for it."""
+        self.waits = False
+        """Set where an attribute or item is the result of a callee."""
+
+
+@dataclass(slots=True, eq=False)
+class _Settled:
+    """The values of a code object's expressions that depend on its globals alone, and the holders that were looked at."""
+
+    names: dict[str, Any]
+    memo: _Memo
+    touched: set[int]
 
 
 class Watch:
@@ -175,12 +192,21 @@ class Watch:
         self.arrays: dict[int, tuple[Any, str]] = {}
         """Arrays that are too large to be compared."""
         self.constants: dict[str, Constant] = {}
+        self.states: dict[str, str] = {}
+        """Methods that look at or set the state of a generator of random numbers, by how the generator is written."""
         self.functions: dict[int, list[types.FunctionType]] = {}
         self.readings: dict[int, tuple[types.CodeType, Reading]] = {}
         self.stack: list[Frame] = []
         self.importing: types.FrameType | None = None
         self.before: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
-        self.done: set[Any] = set()
+        self.done: dict[Any, tuple[set[int], bool]] = {}
+        """Frames that have been looked at, by their names' values: the holders, and whether they wait for callees."""
+        self.settled: dict[tuple[int, int], _Settled] = {}
+        self.written: set[int] = set()
+        """Holders that the function writes to: what was found there before may have changed."""
+        self.classes: dict[int, type] = {}
+        """Classes whose methods are known by their code."""
+        self.methods: set[tuple[type, types.CodeType]] = set()
         self.inner: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         """Code objects that are made by a frame, and the cells that they share with it."""
         self.lost: dict[int, list[Frame]] = {}
@@ -189,6 +215,7 @@ class Watch:
         self.late: list[tuple[dict[str, Any], str, str]] = []
         """Values that cached properties compute while the function runs."""
         self.cycles = False
+        self.touched: set[int] = set()
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
@@ -207,7 +234,7 @@ class Watch:
         mine = Frame(frame, self.stack[-1] if self.stack else None, self.readings[id(code)][1])
         mine.over = self.over.get(id(code))
         self.stack.append(mine)
-        self.evaluate(mine, mine.reading.uses)
+        self.evaluate(mine)
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Look again, at the present values of its locals."""
@@ -217,45 +244,48 @@ class Watch:
         if not self.stack or self.stack[-1].code is not frame.f_code:
             return
         mine = self.stack.pop()
-        if mine.back is not None and not self.is_data(value):
+        is_data = all(map(self.is_data, value)) if type(value) is tuple else self.is_data(value)
+        if mine.back is not None and not is_data:
             mine.back.returned[id(value)] = value, mine.code
-        if uses := mine.reading.uses if mine.returned else mine.reading.moving:
-            mine.locals.append(frame.f_locals)
-            self.evaluate(mine, uses)
+        if not mine.returned and not mine.reading.moving:
+            return
+        mine.locals.append(frame.f_locals)
+        is_new = bool(mine.returned) and (mine.waits or not mine.touched.isdisjoint(self.written))
+        self.evaluate(mine, is_moving=not is_new)
 
     # ---- what is outside ----
 
     def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:
         """A value is outside. Functions that it leads to are known by their code from now on."""
-        if id(value) in self.outside or self.is_data(value) or isinstance(value, types.ModuleType):
+        if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
             return value
         self.outside[id(value)] = value, path
         self.iterator(value, path, is_used=False)
         if depth == 0:
             return value
-        if isinstance(value, torch.nn.Module):
+        if is_a(value, torch.nn.Module):
             if id(value) not in self.own:
                 self.modules.setdefault(id(value), value)
             for name, part in value.named_modules():
                 self.outside.setdefault(id(part), (part, f"{path}.{name}"))
                 self.reach(type(part), type(part).__name__, depth - 1)
-        elif isinstance(value, types.FunctionType):
+        elif is_a(value, types.FunctionType):
             self.reach_function(value, path, depth)
-        elif isinstance(value, types.MethodType):
+        elif is_a(value, types.MethodType):
             self.reach(value.__func__, path, depth - 1)
             self.reach(value.__self__, path.rpartition(".")[0] or path, depth - 1)
-        elif isinstance(value, functools.partial):
+        elif is_a(value, functools.partial):
             self.reach(value.func, f"{path}.func", depth - 1)
             for name in ("args", "keywords"):
                 self.content(getattr(value, name), f"{path}.{name}")
-        elif isinstance(value, type):
+        elif is_a(value, type):
             self.reach_class(value)
         elif is_machinery(type(value).__module__):
-            for item in () if isinstance(value, CONTAINERS) else (fields_of(value) or {}).values():
+            for item in () if is_a(value, CONTAINERS) else (fields_of(value) or {}).values():
                 if callable(item):
                     self.reach(item, path, depth - 1)
             self.reach(getattr(value, "__wrapped__", None), path, depth - 1)
-        elif not isinstance(value, CONTAINERS):
+        elif not is_a(value, CONTAINERS):
             self.reach(type(value), type(value).__name__, depth - 1)
         return value
 
@@ -267,28 +297,31 @@ class Watch:
             self.edge("attr", function, "__code__", f"the code of {path}")
             for name in ("__defaults__", "__kwdefaults__"):
                 found = self.edge("attr", function, name, f"{path}.{name}", is_by_value=True)
-                for item in found.values() if isinstance(found, dict) else found or ():
+                for item in found.values() if is_a(found, dict) else found or ():
                     self.reach(item, f"{path}.{name}", depth - 1)
                 if found:
                     self.content(found, f"{path}.{name}")
         for cell in function.__closure__ or ():
             inner = look("cell", cell, None)
-            if not is_user_file(file) or isinstance(inner, (types.FunctionType, functools.partial, types.MethodType)):
+            if not is_user_file(file) or is_a(inner, (types.FunctionType, functools.partial, types.MethodType)):
                 self.reach(inner, path, depth - 1)
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
 
     def reach_class(self, cls: type) -> None:
         """Reach a class, whose methods are known by their code."""
         for base in cls.__mro__[:-1]:
-            for item in () if base.__module__.startswith(("torch.", "builtins")) else base.__dict__.values():
+            if id(base) in self.classes or base.__module__.startswith(("torch.", "builtins")):
+                continue
+            self.classes[id(base)] = base
+            for item in tuple(base.__dict__.values()):
                 item = getattr(item, "__func__", getattr(item, "fget", getattr(item, "func", item)))
-                while isinstance(item, types.FunctionType):
+                while is_a(item, types.FunctionType):
                     self.functions.setdefault(id(item.__code__), []).append(item)
                     item = getattr(item, "__wrapped__", None)
 
     def is_outside(self, value: Any) -> bool:
         """Test whether the value was not made by the traced function."""
-        return isinstance(value, types.ModuleType) or id(value) in self.outside
+        return id(value) in self.outside or issubclass(type(value), types.ModuleType)
 
     def path(self, value: Any, otherwise: str) -> str:
         """The text of a value's path, as it was reached."""
@@ -297,7 +330,8 @@ class Watch:
     def edge(self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False) -> Any:
         """Cross an edge, from a holder that is outside."""
         place, value = (kind, id(holder), key), look(kind, holder, key)
-        if place not in self.edges and not (isinstance(value, torch.Tensor) and internals.is_tracer(value)):
+        self.touched.add(id(type) if kind == "class" else id(holder))
+        if place not in self.edges and not (is_a(value, torch.Tensor) and internals.is_tracer(value)):
             self.edges[place] = Edge(kind, holder, key, self.before.get(place, (None, value))[1], path)
         if not is_by_value:
             self.array(value, path)
@@ -305,21 +339,25 @@ class Watch:
 
     def content(self, value: Any, path: str) -> None:
         """Take the whole content of a container from outside, because its use is not known."""
-        if not isinstance(value, CONTAINERS):
+        if not is_a(value, CONTAINERS):
             self.array(value, path)
         elif type(value) is not dict or "__builtins__" not in value:
-            self.edge("content", value, None, path)
+            if ("content", id(value), None) not in self.edges:
+                self.edge("content", value, None, path)
+            self.touched.add(id(value))
             for item in _items(value):
-                if not isinstance(item, PLAIN) and id(item) not in self.outside:
+                if not is_a(item, PLAIN) and id(item) not in self.outside:
                     self.reach(item, path)
                     self.content(item, path)
 
     def fields(self, value: Any, path: str) -> None:
         """Reach the attributes of an object, any of which unseen code may read."""
-        found = None if isinstance(value, _NO_FIELDS) or callable(value) else fields_of(value)
+        found = None if is_a(value, _NO_FIELDS) or callable(value) else fields_of(value)
         if found is None or _is_ours(type(value).__module__):
             return
-        self.edge("content", value, None, path)
+        if ("content", id(value), None) not in self.edges:
+            self.edge("content", value, None, path)
+        self.touched.add(id(value))
         for item in found.values():
             self.reach(item, path)
 
@@ -335,8 +373,8 @@ class Watch:
 
     def iterator(self, value: Any, path: str, *, is_used: bool) -> None:
         """Note the position of an iterator from outside. One that does not tell it is drawn from where it is used."""
-        if not isinstance(value, _NO_FIELDS) and (step := getattr(type(value), "__next__", None)) is not None:
-            if isinstance(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
+        if not is_a(value, _NO_FIELDS) and (step := getattr(type(value), "__next__", None)) is not None:
+            if is_a(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
                 return  # its frames are seen
             progress = progress_of(value)
             if progress is not None or is_used:
@@ -344,27 +382,56 @@ class Watch:
 
     # ---- evaluating ----
 
-    def evaluate(self, frame: Frame, uses: dict[Source, int]) -> None:
-        """Cross all edges that the code of a frame can cross, with the present values of its locals."""
+    def evaluate(self, frame: Frame, *, is_moving: bool = False) -> None:
+        """Cross all edges that the code of a frame can cross, with the present values of its locals.
+
+        Args:
+            is_moving: only those that may be others than they were at the start of the frame.
+        """
         key = self.relevant(frame)
-        if key is not None and key in self.done:  # a frame like one that has been looked at
+        if key is not None and (known := self.done.get(key)) is not None and known[0].isdisjoint(self.written):
+            frame.touched |= known[0]  # a frame like one that has been looked at
+            frame.waits = frame.waits or known[1]
             return
-        if key is not None:
-            self.done.add(key)
+        before, self.touched = self.touched, frame.touched
         if len(frame.locals) == 1:
             self.method(frame)
             frame.cells = self.cells_of(frame)
             for code, source in frame.reading.comprehensions.items():
                 self.over[id(code)] = source, frame
+        settled = self.settled_values(frame)
+        names = frozenset(name for given in frame.locals for name, value in given.items() if not self.is_data(value))
+        uses = frame.reading.live(names, gives=bool(frame.returned), is_moving=is_moving)
         for _ in range(_PASSES):
-            memo: dict[Source, list[Any]] = {}
-            known = sum(map(len, frame.stored.values()))
+            memo = settled.copy()
+            count = sum(map(len, frame.stored.values()))
             self.cycles = False
             for source, line in uses.items():
                 frame.line = line
                 self.value(source, frame, memo)
-            if not self.cycles or sum(map(len, frame.stored.values())) == known:
-                return
+            if not self.cycles or sum(map(len, frame.stored.values())) == count:
+                break
+        self.touched = before
+        if key is not None:
+            self.done[key] = frame.touched, frame.waits
+
+    def settled_values(self, frame: Frame) -> _Memo:
+        """The values of what depends on globals alone: once for a code object, if the function does not write there."""
+        key = id(frame.code), id(frame.globals)
+        known = self.settled.get(key)
+        if known is None or not known.touched.isdisjoint(self.written):
+            before, waits, frame.waits = self.touched, frame.waits, False
+            known = _Settled(frame.globals, {}, set())
+            self.touched = known.touched
+            for source, line in frame.reading.settled.items():
+                frame.line = line
+                self.value(source, frame, known.memo)
+            self.touched = before
+            if not frame.waits:
+                self.settled[key] = known
+            frame.waits = frame.waits or waits
+        frame.touched |= known.touched
+        return known.memo
 
     def relevant(self, frame: Frame) -> Any:
         """The key of a frame's edges: its locals but for tensors, by identity, and the keys among them by value.
@@ -375,7 +442,7 @@ class Watch:
         for given in frame.locals:
             for name, value in given.items():
                 if self.is_data(value):
-                    if name in frame.reading.keys and isinstance(value, (str, int)):
+                    if name in frame.reading.keys and is_a(value, (str, int)):
                         found.add((name, value))
                 elif self.is_outside(value) or _is_lasting(value):
                     found.add((name, id(value)))
@@ -392,7 +459,7 @@ class Watch:
         cls = type(value)
         found = self.data.get(cls)
         if found is None:
-            found = self.data[cls] = isinstance(value, (*PLAIN, torch.Tensor))
+            found = self.data[cls] = is_a(value, (*PLAIN, torch.Tensor))
         return found
 
     def cells_of(self, frame: Frame) -> dict[str, types.CellType]:
@@ -409,7 +476,7 @@ class Watch:
             elif not found:
                 self.lost.setdefault(id(code), []).append(frame)
         for const in code.co_consts:
-            if isinstance(const, types.CodeType):
+            if is_a(const, types.CodeType):
                 self.inner[id(const)] = const, {name: found[name] for name in const.co_freevars if name in found}
         return found
 
@@ -418,10 +485,13 @@ class Watch:
         names = frame.code.co_varnames
         if not frame.code.co_argcount or not names:
             return
-        value = frame.locals[0].get(names[0])
-        cls = value if isinstance(value, type) else type(value)
-        if self.is_data(value) or isinstance(value, types.ModuleType) or not self.is_outside(value):
+        value: Any = frame.locals[0].get(names[0])
+        cls = value if is_a(value, type) else type(value)
+        if (cls, frame.code) in self.methods or self.is_data(value) or is_a(value, types.ModuleType):
             return
+        if not self.is_outside(value):
+            return
+        self.methods.add((cls, frame.code))
         name = frame.code.co_name
         owner = next((base for base in cls.__mro__ if _code_of(base.__dict__.get(name)) is frame.code), None)
         if owner is not None:
@@ -429,94 +499,91 @@ class Watch:
             of = cls if look("class", cls, name) is owner.__dict__[name] else owner
             self.edge("class", of, name, f"{of.__name__}.{name}")
 
-    def value(self, source: Source, frame: Frame, memo: dict[Source, list[Any]]) -> list[Any]:
-        """A possible value of an expression."""
+    def value(self, source: Source, frame: Frame, memo: _Memo) -> Sequence[Any]:
+        """The possible values of an expression, by the rule of its kind."""
         if source is None:
-            return []
+            return ()
         found = memo.get(source)
         if found is None:
+            kind = source[0]
+            if kind == "const":
+                return source[1:]
             memo[source] = _RUNNING
-            found = memo[source] = list(self.values(source, frame, memo))
+            found = memo[source] = RULES[kind](self, source, frame, memo)
         elif found is _RUNNING and source[0] == "local":  # it leads to itself
             self.cycles = True
             return list(frame.stored.get(source[1], {}).values())
         return found
 
-    def values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """The possible values of an expression, by the rule of its kind."""
-        return RULES[source[0]](self, source, frame, memo)
-
-    def const_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
-        """The value of a constant."""
-        return iter(source[1:])
-
-    def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The values in a closure."""
         name = source[1]
         cell = frame.cells.get(name)
         if cell is not None:
-            yield self.reach(self.edge("cell", cell, None, name), name)
-        else:
-            yield from (given[name] for given in frame.locals if name in given)
+            return (self.reach(self.edge("cell", cell, None, name), name),)
+        return [given[name] for given in frame.locals if name in given]
 
-    def any_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def any_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """One of several."""
-        for part in source[1]:
-            yield from self.value(part, frame, memo)
+        return [value for part in source[1] for value in self.value(part, frame, memo)]
 
-    def same_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def same_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The values of another expression."""
-        yield from self.value(source[1], frame, memo)
+        return self.value(source[1], frame, memo)
 
-    def unless_constant(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def unless_constant(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """Reads in the argument of a call that is not `constant`."""
         if not any(callee is constant for callee in self.value(source[1], frame, memo)):
             self.value(source[2], frame, memo)
-        return iter(())
+        return ()
 
-    def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """All of an expression's value counts."""
         for value in self.value(source[1], frame, memo):
             if not self.is_data(value):
                 self.whole(value, text(source[1]))
-        return iter(())
+        return ()
 
-    def given_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def given_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """An argument of a call to code that is not seen."""
         _, target, of = source
         for value in filter(self.is_outside, self.value(of, frame, memo)):
             if any(map(_is_unseen, self.value(target, frame, memo))):
                 self.unseen(value, self.path(value, text(of)), frame)
-        return iter(())
+        return ()
 
-    def field_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def field_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The values in the attributes of an object."""
-        for value in self.value(source[1], frame, memo):
-            yield from (fields_of(value) or {}).values()
+        values = self.value(source[1], frame, memo)
+        return [field for value in values for field in (fields_of(value) or {}).values()]
 
-    def each_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def each_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The values that a loop over a value gives."""
-        for value in self.value(source[1], frame, memo):
-            yield from self.items(value, f"{text(source[1])}[...]")
+        path = f"{text(source[1])}[...]"
+        return [item for value in self.value(source[1], frame, memo) for item in self.items(value, path)]
 
-    def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """An attribute, by any of its names."""
         _, of, key = source
+        found: list[Any] = []
         for value in self.value(of, frame, memo):
             if self.is_data(value):
                 continue
             for name in self.keys(key, frame, memo) or ():
-                if isinstance(name, str):
-                    yield from self.attribute(value, name, of, frame)
+                if is_a(name, str):
+                    found += self.attribute(value, name, of, frame)
+        return found
 
-    def item_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def item_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """An item, by any of its keys."""
         _, of, key = source
+        found: list[Any] = []
         for value in self.value(of, frame, memo):
             if not self.is_data(value):
-                yield from self.item(value, key, self.path(value, text(of)), frame, memo)
+                found += self.item(value, key, self.path(value, text(of)), frame, memo)
+        return found
 
-    def note_before(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def note_before(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """A place is written in this frame: an edge to it is read before that."""
         place = source[1]
         found: list[tuple[str, Any, Any]] = []
@@ -528,34 +595,34 @@ class Watch:
             case ("attr" | "item" as how, of, key):
                 for holder in filter(self.is_outside, self.value(of, frame, memo)):
                     if how == "attr":
-                        is_class, held = isinstance(holder, type), getattr(holder, "__dict__", None)
+                        is_class, held = is_a(holder, type), dict_of(holder)
                         kind = "class" if is_class else "key" if type(held) is dict else "attr"
                         holder = held if kind == "key" else holder
                     else:
-                        kind = "key" if isinstance(holder, dict) else "index"
+                        kind = "key" if is_a(holder, dict) else "index"
                         found.append(("content", holder, None))
+                    self.written.add(id(type) if kind == "class" else id(holder))
                     found += ((kind, holder, name) for name in self.keys(key, frame, memo) or ())
             case _:
                 pass
         for kind, holder, key in found:
+            self.written.add(id(type) if kind == "class" else id(holder))
             self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
-        return iter(())
+        return ()
 
-    def global_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def global_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """A global, or a builtin."""
         name = source[1]
         if name not in frame.globals:
-            builtins = frame.globals.get("__builtins__")
-            held = builtins if isinstance(builtins, dict) else vars(builtins) if builtins is not None else {}
-            if name in held:
-                yield held[name]
-            return
+            builtins: Any = frame.globals.get("__builtins__")
+            held: dict[str, Any] = builtins if is_a(builtins, dict) else vars(builtins) if builtins is not None else {}
+            return (held[name],) if name in held else ()
         value = frame.globals[name]
-        if not frame.is_library or isinstance(value, (*PLAIN, *CONTAINERS)):
+        if not frame.is_library or is_a(value, (*PLAIN, *CONTAINERS)):
             self.edge("key", frame.globals, name, name)
-        yield self.reach(value, name)
+        return (self.reach(value, name),)
 
-    def local_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def local_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The values of a local at the start and at the end, and those of its sources."""
         name = source[1]
         found = frame.stored.setdefault(name, {})
@@ -570,28 +637,29 @@ class Watch:
             for value in self.value(assigned, frame, memo):
                 if not self.is_data(value):
                     found.setdefault(id(value), value)
-        yield from list(found.values())
+        return list(found.values())
 
-    def call_values(self, source: tuple[Any, ...], frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def call_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The possible results of a call: those of this frame's Python callees. A new object of a class is not
         outside.
         """
         target = source[1]
         callees = self.value(target, frame, memo)
-        yield from _given_back(frame, callees)
+        found = _given_back(frame, callees) if frame.returned else []
         for callee in callees:
-            if isinstance(callee, types.MethodType) and self.is_outside(callee.__self__) and _is_unseen(callee):
+            if is_a(callee, types.MethodType) and self.is_outside(callee.__self__) and _is_unseen(callee):
                 self.unseen(callee.__self__, self.path(callee.__self__, text(target)), frame)
-            if isinstance(callee, weakref.ref) and (value := callee()) is not None:
-                yield self.reach(value, f"{text(target)}()")
-            if isinstance(callee, _FUNCTIONS) or not self.is_outside(callee):
+            if is_a(callee, weakref.ref) and (value := callee()) is not None:
+                found.append(self.reach(value, f"{text(target)}()"))
+            if is_a(callee, _FUNCTIONS) or not self.is_outside(callee):
                 continue
             self.attribute_of_class(callee, "__call__")
+        return found
 
     def attribute_of_class(self, value: Any, name: str) -> None:
         """Note a method that its class has for an operator."""
         cls = type(value)
-        if isinstance(look("class", cls, name), types.FunctionType) and not _is_ours(cls.__module__):
+        if is_a(look("class", cls, name), types.FunctionType) and not _is_ours(cls.__module__):
             self.edge("class", cls, name, f"{cls.__name__}.{name}")
 
     def unseen(self, value: Any, path: str, frame: Frame) -> None:
@@ -610,154 +678,157 @@ class Watch:
             self.content(value, path)
         elif depth and type(value) in _EXACT and len(value) <= LONG:
             for item in _items(value):
-                if not isinstance(item, PLAIN):
+                if not is_a(item, PLAIN):
                     self.whole(item, path, depth - 1)
 
-    def items(self, value: Any, path: str) -> Iterator[Any]:
+    def items(self, value: Any, path: str) -> Sequence[Any]:
         """The items that a loop over a value gives."""
-        if isinstance(value, CONTAINERS):
-            is_outside = self.is_outside(value)
-            for item in _items(value) if len(value) <= _MANY else ():
-                yield self.reach(item, path) if is_outside else item
-        elif isinstance(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
-            yield from value._modules.values()  # pyright: ignore[reportPrivateUsage]
-        else:
-            if self.is_outside(value):
-                self.iterator(value, self.path(value, path), is_used=True)
-            yield value
+        self.touched.add(id(value))
+        if is_a(value, CONTAINERS):
+            items = _items(value) if len(value) <= _MANY else []
+            return [self.reach(item, path) for item in items] if self.is_outside(value) else items
+        if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
+            return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
+        if self.is_outside(value):
+            self.iterator(value, self.path(value, path), is_used=True)
+        return (value,)
 
     # ---- attributes and items ----
 
-    def keys(self, source: Source, frame: Frame, memo: dict[Source, list[Any]]) -> list[Any] | None:
+    def keys(self, source: Source, frame: Frame, memo: _Memo) -> Sequence[Any] | None:
         """The possible keys: a constant, plain data from outside, or an argument; None if they are not known."""
         if source is None:
             return None
+        if source[0] == "const":
+            return source[1:] if is_a(source[1], _KEYS) else None
         if source[0] == "local":
             name = source[1]
             if name in frame.reading.assigned or name not in frame.locals[0]:
                 return None
-            found = [frame.locals[0][name]]
+            found: Sequence[Any] = (frame.locals[0][name],)
         else:
             found = self.value(source, frame, memo)
-        return [key for key in found if isinstance(key, _KEYS)] or None
+        return [key for key in found if is_a(key, _KEYS)] or None
 
-    def item(self, value: Any, key: Source, path: str, frame: Frame, memo: dict[Source, list[Any]]) -> Iterator[Any]:
+    def item(self, value: Any, key: Source, path: str, frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The value of a key, and the edge to it."""
-        if isinstance(value, contextvars.ContextVar):
-            yield self.reach(self.edge("context", value, None, path), path)
-            return
+        if is_a(value, contextvars.ContextVar):
+            return (self.reach(self.edge("context", value, None, path), path),)
         keys = self.keys(key, frame, memo)
         if value is os.environ or value is os:
             if keys is None:
                 self.edge("content", _environment(), None, "os.environ")
             for name in keys or ():
-                if isinstance(name, str):
+                if is_a(name, str):
                     self.edge("key", _environment(), os.environ.encodekey(name), f"os.environ[{name!r}]")  # type: ignore[attr-defined]
-            return
-        if isinstance(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
-            yield from value._modules.values()  # pyright: ignore[reportPrivateUsage]
-            return
+            return ()
+        if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
+            return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
         if not self.is_outside(value):
-            if type(value) in _EXACT:
-                yield from self.items(value, path)
-            return
-        if not isinstance(value, (dict, list, tuple, types.MappingProxyType)) or keys is None:
+            return self.items(value, path) if type(value) in _EXACT else ()
+        if not is_a(value, (dict, list, tuple, types.MappingProxyType)) or keys is None:
             self.content(value, path)
-            if isinstance(value, CONTAINERS):
-                yield from self.items(value, path)
-            elif _is_seen(method := look("class", type(value), "__getitem__")):
-                yield from _given_back(frame, [method])
-            else:
-                self.unseen(value, path, frame)
-            return
-        kind = "index" if isinstance(value, (list, tuple)) else "key"
+            if is_a(value, CONTAINERS):
+                return self.items(value, path)
+            if _is_seen(method := look("class", type(value), "__getitem__")):
+                return self.waited(frame, [method])
+            self.unseen(value, path, frame)
+            return ()
+        kind = "index" if is_a(value, (list, tuple)) else "key"
+        found: list[Any] = []
         for name in keys:
-            if kind == "key" or isinstance(name, int):
+            if kind == "key" or is_a(name, int):
                 written = f"{path}[{name!r}]"
-                yield self.reach(self.edge(kind, value, name, written), written)
+                found.append(self.reach(self.edge(kind, value, name, written), written))
+        return found
 
-    def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Iterator[Any]:
+    def waited(self, frame: Frame, callees: list[Any]) -> Sequence[Any]:
+        """The results of the callees behind an attribute or item, which are known at the end of the frame."""
+        frame.waits = True
+        return _given_back(frame, callees)
+
+    def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
         """The value of an attribute, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{name}"
-        if isinstance(value, torch.nn.Module):
-            yield from self.module_attribute(value, name, path)
-        elif not self.is_outside(value):
-            if (found := _found(value, name)) is not ABSENT:
-                yield found
-        elif type(value).__module__ == "numpy":
+        if is_a(value, torch.nn.Module):
+            return self.module_attribute(value, name, path)
+        if not self.is_outside(value):
+            return (found,) if (found := _found(value, name)) is not ABSENT else ()
+        if type(value).__module__ == "numpy":
             self.array(value, path)
-        elif name == "__dict__" and type(getattr(value, "__dict__", None)) is dict:
-            yield self.reach(value.__dict__, path)
-        elif isinstance(value, types.ModuleType):
-            yield from self.global_attribute(value, name, path)
-        elif isinstance(value, threading.local):
-            yield self.reach(self.edge("attr", value, name, path), path)
-        elif isinstance(value, type):
+            return ()
+        if name == "__dict__" and type(dict_of(value)) is dict:
+            return (self.reach(value.__dict__, path),)
+        if is_a(value, types.ModuleType):
+            return self.global_attribute(value, name, path)
+        if is_a(value, threading.local):
+            return (self.reach(self.edge("attr", value, name, path), path),)
+        if is_a(value, type):
             found = self.edge("class", value, name, path)
-            yield self.reach(getattr(found, "__func__", found), path)
-        else:
-            yield from self.object_attribute(value, name, path, frame)
+            return (self.reach(getattr(found, "__func__", found), path),)
+        return self.object_attribute(value, name, path, frame)
 
-    def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Iterator[Any]:
+    def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
         """An attribute of an object, of its own or of its class."""
-        of_class, held = look("class", type(value), name), getattr(value, "__dict__", None)
-        if isinstance(value, CONTAINERS) and (held is None or (name not in held and not _is_python(of_class))):
-            if isinstance(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
-                yield self.reach(getattr(value, name, None), path)
-            elif name not in _WRITES:
+        of_class, held = look("class", type(value), name), dict_of(value)
+        if is_a(value, CONTAINERS) and (held is None or (name not in held and not _is_python(of_class))):
+            if is_a(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
+                return (self.reach(getattr(value, name, None), path),)
+            if name not in _WRITES:
                 self.content(value, path.rpartition(".")[0])
-            return
+            return ()
         self.iterator(value, path.rpartition(".")[0], is_used=True)
-        if isinstance(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType)) and not callable(value):
-            yield self.reach(self.edge("attr", value, name, path, is_by_value=True), path)
-        elif type(held) is not dict:
-            if isinstance(of_class, types.MethodDescriptorType):
+        if is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType)) and not callable(value):
+            return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
+        if type(held) is not dict:
+            if is_a(value, torch.Generator) and name in STATE_METHODS:
+                self.states.setdefault(path.rpartition(".")[0], name)
+            elif is_a(of_class, types.MethodDescriptorType):
                 self.unseen(value, path.rpartition(".")[0], frame)
-        else:
-            found = held.get(name, ABSENT)
-            if found is ABSENT and isinstance(of_class, functools.cached_property):
-                self.late.append((held, name, path))
-            elif not _is_ours(type(value).__module__):
-                found = self.edge("key", held, name, path)
-            if found is ABSENT and of_class is not ABSENT:
-                self.edge("class", type(value), name, path)
-                if isinstance(of_class, types.FunctionType):
-                    self.reach(of_class, path)
-                    yield types.MethodType(of_class, value)
-                elif not hasattr(of_class, "__get__"):
-                    yield self.reach(of_class, path)
-                else:
-                    self.reach(of_class, path)
-                    yield from _given_back(frame, [_code_of(of_class)])
-            elif found is ABSENT:
-                yield from _given_back(frame, [look("class", type(value), "__getattr__")])
-            elif found is not ABSENT:
-                yield self.reach(found, path)
+            return ()
+        found = held.get(name, ABSENT)
+        if found is ABSENT and is_a(of_class, functools.cached_property):
+            self.late.append((held, name, path))
+            self.touched.add(id(held))
+        elif not _is_ours(type(value).__module__):
+            found = self.edge("key", held, name, path)
+        if found is not ABSENT:
+            return (self.reach(found, path),)
+        if of_class is ABSENT:
+            return self.waited(frame, [look("class", type(value), "__getattr__")])
+        self.edge("class", type(value), name, path)
+        self.reach(of_class, path)
+        if is_a(of_class, types.FunctionType):
+            return (types.MethodType(of_class, value),)
+        return self.waited(frame, [_code_of(of_class)]) if hasattr(of_class, "__get__") else (of_class,)
 
-    def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Iterator[Any]:
+    def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:
         """The state of a module is guarded as a whole; an attribute of its class is an edge."""
         held = value.__dict__
+        self.touched.add(id(held))
         for section in (held, held["_parameters"], held["_buffers"], held["_modules"]):
             if name in section:
                 is_followed = id(value) not in self.own and self.is_outside(value)
-                yield self.reach(section[name], path) if is_followed else section[name]
-                return
+                return (self.reach(section[name], path) if is_followed else section[name],)
         found = look("class", type(value), name)
-        if found is not ABSENT and name != "__class__" and not _is_ours(type(value).__module__):
-            self.edge("class", type(value), name, path)
-            yield self.reach(found, path)
+        if found is ABSENT or name == "__class__" or _is_ours(type(value).__module__):
+            return ()
+        self.edge("class", type(value), name, path)
+        return (self.reach(found, path),)
 
-    def global_attribute(self, module: types.ModuleType, name: str, path: str) -> Iterator[Any]:
+    def global_attribute(self, module: types.ModuleType, name: str, path: str) -> Sequence[Any]:
         """The value of a module's global. Those of libraries are constants but for flags."""
         held = vars(module)
         if name in held:
-            is_flag = isinstance(held[name], (bool, int, float, str, type(None)))
+            is_flag = is_a(held[name], (bool, int, float, str, type(None)))
             is_settled = is_machinery(module.__name__) and type(module) is types.ModuleType
+            self.touched.add(id(held))
             if not _is_library_module(module) or (is_flag and not is_settled):
                 self.edge("key", held, name, path)
-            yield self.reach(held[name], path)
-        elif type(module) is not types.ModuleType and is_machinery(module.__name__):
+            return (self.reach(held[name], path),)
+        if type(module) is not types.ModuleType and is_machinery(module.__name__):
             self.edge("attr", module, name, path, is_by_value=True)  # such as torch.backends.cudnn.enabled
+        return ()
 
     # ---- the end ----
 
@@ -768,13 +839,13 @@ class Watch:
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
         codes = [frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))]
         for function in referrers(*codes) if codes else ():
-            if isinstance(function, types.FunctionType) and id(function.__code__) in lost:
+            if is_a(function, types.FunctionType) and id(function.__code__) in lost:
                 self.functions.setdefault(id(function.__code__), []).append(function)
         self.done.clear()
         for code in codes:
             for frame in tuple(lost[id(code)]):  # a frame that stays without its function is appended again
                 del frame.locals[1:]
-                self.evaluate(frame, frame.reading.uses)
+                self.evaluate(frame)
         self.lost.clear()
 
     def has_values_in_cells(self, frame: Frame) -> bool:
@@ -782,12 +853,11 @@ class Watch:
         bind anew.
         """
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
-        return any(not isinstance(value, (torch.Tensor, type(None), *_FUNCTIONS)) for value in given)
+        return any(not is_a(value, (torch.Tensor, type(None), *_FUNCTIONS)) for value in given)
 
 
-RULES: dict[str, Callable[..., Iterator[Any]]] = {
-    "const": Watch.const_values,
-    "code": lambda *_: iter(()),
+RULES: dict[str, Callable[..., Sequence[Any]]] = {
+    "code": lambda *_: (),
     "global": Watch.global_values,
     "cell": Watch.cell_values,
     "local": Watch.local_values,
@@ -838,31 +908,26 @@ _PASSES = 64
 """The number of times that a frame is looked at again where a local leads to itself, as along a linked list."""
 
 
-def _given_back(frame: Frame, callees: list[Any]) -> Iterator[Any]:
+def _given_back(frame: Frame, callees: Sequence[Any]) -> list[Any]:
     """The results of a frame's Python callees; only those that are meant, where all of them are known."""
-    codes = [callee if isinstance(callee, types.CodeType) else _code_of(callee) for callee in callees]
-    for value, code in frame.returned.values():
-        if not codes or None in codes or code in codes or code.co_flags & _GENERATOR:
-            yield value
+    codes = [callee if is_a(callee, types.CodeType) else _code_of(callee) for callee in callees]
+    is_any = not codes or None in codes
+    return [value for value, code in frame.returned.values() if is_any or code in codes or code.co_flags & _GENERATOR]
 
 
 def _is_lasting(value: Any) -> bool:
     """Test for a class or function of a module, which was not made by the traced function."""
-    return isinstance(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
+    return is_a(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
 
 
 def _items(value: Any) -> list[Any]:
     items = content_of(value)
-    return [part for pair in items for part in pair] if isinstance(value, dict) else items
+    return [part for pair in items for part in pair] if is_a(value, dict) else items
 
 
 def _is_ours(module: Any) -> bool:
     """Test for a class of PyTorch's or ours, whose objects are machinery."""
-    return (
-        isinstance(module, str)
-        and module.partition(".")[0] in ("thunder_fn", "torch", "logging")
-        and is_machinery(module)
-    )
+    return is_a(module, str) and module.partition(".")[0] in ("thunder_fn", "torch", "logging") and is_machinery(module)
 
 
 def _is_library_module(module: types.ModuleType) -> bool:
@@ -871,56 +936,60 @@ def _is_library_module(module: types.ModuleType) -> bool:
 
 
 def _is_python(found: Any) -> bool:
-    return isinstance(found, (types.FunctionType, property))
+    return is_a(found, (types.FunctionType, property))
 
 
 def _is_seen(found: Any) -> bool:
     """Test whether frames of a method are seen."""
-    return isinstance(found, types.FunctionType) and is_watched(found.__code__, found.__globals__.get("__name__"))
+    return is_a(found, types.FunctionType) and is_watched(found.__code__, found.__globals__.get("__name__"))
 
 
 def _code_of(found: Any) -> Any:
-    function = getattr(found, "__func__", getattr(found, "fget", getattr(found, "func", found)))
+    if is_a(found, types.FunctionType):
+        return found.__code__
+    if is_a(found, (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)):
+        return None
+    function = getattr(found, "__func__", None) or getattr(found, "fget", None) or getattr(found, "func", None)
     return getattr(function, "__code__", None)
 
 
 def _found(value: Any, name: str) -> Any:
     """An attribute of an object that the function made, without running code of the user."""
-    if isinstance(value, torch.nn.Module):
+    if is_a(value, torch.nn.Module):
         return ABSENT
-    held = getattr(value, "__dict__", None)
+    held = dict_of(value)
     if type(held) is dict and name in held:
         return held[name]
     if type(value) in _EXACT:
         return ABSENT
-    found = look("class", value if isinstance(value, type) else type(value), name)
-    if isinstance(found, types.MemberDescriptorType):
+    found = look("class", value if is_a(value, type) else type(value), name)
+    if is_a(found, types.MemberDescriptorType):
         return look("attr", value, name)
     return ABSENT if hasattr(found, "__get__") else found
 
 
 def _is_unseen(callee: Any) -> bool:
     """Test whether a call goes to code whose frames are not seen, and that may read its arguments."""
-    while isinstance(callee, (types.MethodType, functools.partial)):
-        callee = callee.__func__ if isinstance(callee, types.MethodType) else callee.func
+    while is_a(callee, (types.MethodType, functools.partial)):
+        callee = getattr(callee, "func" if is_a(callee, functools.partial) else "__func__")
     if id(callee) in _HARMLESS or callee is constant:
         return False
-    module = getattr(callee, "__module__", None)
-    if isinstance(module, str) and module.partition(".")[0] in _NO_READS:
+    module: Any = getattr(callee, "__module__", None)
+    if is_a(module, str) and module.partition(".")[0] in _NO_READS:
         return False
-    if isinstance(callee, types.FunctionType):
+    if is_a(callee, types.FunctionType):
         return not is_watched(callee.__code__, callee.__globals__.get("__name__"))
-    if isinstance(callee, type):
+    if is_a(callee, type):
         made = look("class", callee, "__init__")
-        return not isinstance(made, types.FunctionType) or not is_user_file(made.__code__.co_filename)
-    return isinstance(callee, (types.BuiltinFunctionType, types.MethodDescriptorType)) or (
-        isinstance(module, str) and is_machinery(module)
+        return not is_a(made, types.FunctionType) or not is_user_file(made.__code__.co_filename)
+    return is_a(callee, (types.BuiltinFunctionType, types.MethodDescriptorType)) or (
+        is_a(module, str) and is_machinery(module)
     )
 
 
 def is_opaque(value: Any) -> bool:
     """Test whether an object may change, and has nothing that could be compared."""
-    if isinstance(value, (*_NO_FIELDS, *CONTAINERS)) or type(value) is object or callable(value):
+    if is_a(value, (*_NO_FIELDS, *CONTAINERS)) or type(value) is object or callable(value):
         return False
     module = type(value).__module__
     return not (
@@ -930,7 +999,7 @@ def is_opaque(value: Any) -> bool:
 
 def progress_of(value: Any) -> Any:
     """The position of an iterator; None if it does not tell it."""
-    if isinstance(value, types.GeneratorType):
+    if is_a(value, types.GeneratorType):
         return value.gi_frame.f_lasti if value.gi_frame is not None else -1
     if type(value).__module__ == "_io":
         try:

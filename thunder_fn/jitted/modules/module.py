@@ -330,6 +330,13 @@ def methods_of(module: torch.nn.Module) -> Methods:
     return type(module).__dict__.get("__own_methods__", ())
 
 
+def _lower(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """The programs of a call ahead of time, as `jit(f).lower` gives them."""
+    from thunder_fn.inspect.lowered import lower
+
+    return lower(self, args, kwargs)
+
+
 @functools.cache
 def _class_of(cls: type[torch.nn.Module], methods: Methods = ()) -> type[torch.nn.Module]:
     """A subclass that looks like the class and whose `forward` is jitted."""
@@ -346,6 +353,7 @@ def _class_of(cls: type[torch.nn.Module], methods: Methods = ()) -> type[torch.n
         "__copy__": _copy,
         "__deepcopy__": _deepcopy,
         "forward": Forward(cls.forward),
+        **({} if hasattr(cls, "lower") else {"lower": _lower}),
         **dict(methods),
     }
     return types.new_class(cls.__name__, (cls, _Slotted), exec_body=lambda body: body.update(namespace))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import apply_inside, bind_structured, can_bind, replay
+from thunder_fn.capture.apply import apply_inside, bind_structured, can_bind, replay, with_memory
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
@@ -124,4 +124,4 @@ def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any,
     recorder = current()
     if recorder is None:
         return evaluate(new, inputs)
-    return bind_composite(recorder, name, new, inputs)
+    return with_memory(recorder, new, inputs, lambda trace: bind_composite(recorder, name, trace, inputs))

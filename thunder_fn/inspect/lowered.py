@@ -1,0 +1,70 @@
+"""The programs of one call ahead of time: their text, cost and memory, and a function that runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn.errors import JitError, located
+from thunder_fn.executors import wait
+from thunder_fn.inspect.chains import Chain, chain
+from thunder_fn.inspect.costs import CostReport, cost_of_chain
+from thunder_fn.inspect.memory_use import Memory, memory_of
+from thunder_fn.jitted import Jitted
+from thunder_fn.jitted.ahead import Compiled
+
+if TYPE_CHECKING:
+    from thunder_fn.inspect.machines import Machine
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """The programs that a jitted function makes of one call. Made by `jit(f).lower(*args)`.
+
+    Attributes:
+        chain: the traces from capture to the programs; `print` of it is a table.
+    """
+
+    chain: Chain
+    is_module: bool = False
+
+    def text(self) -> str:
+        """The text of the programs: one, or the forward and the backward where an argument requires a gradient."""
+        return "\n".join(str(step.program) for step in self.chain.programs)
+
+    def cost(self, machine: Machine | None = None) -> CostReport:
+        """Estimate the operations and bytes of the programs. See `inspect.cost`."""
+        return cost_of_chain(self.chain, machine)
+
+    def memory(self) -> Memory:
+        """Compute the memory that the programs take. See `inspect.memory`."""
+        return memory_of(self.chain)
+
+    def compile(self) -> Compiled:
+        """Return the function with these programs, compiled. It never traces.
+
+        Law: ``jit(f).lower(*args).compile()(*args)`` is ``f(*args)``. Called with arguments of other types, numbers or
+        structure it is a TraceTypeError. With `jit(f, dynamic={...})` it serves all sizes within the bounds.
+
+        Raises:
+            JitError: a module was jitted.
+        """
+        jitted = self.chain.jitted
+        assert jitted is not None, "`chain` brings it"
+        if self.is_module:
+            what = "lower: a compiled program has the tensors of a module as arguments"
+            raise JitError(
+                located(what, fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.")
+            )
+        wait()
+        return Compiled(jitted.fn, jitted.options, jitted.programs)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def lower(jitted: Jitted | torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+    """Make the programs of a call of a jitted function or module. Nothing is run."""
+    return Lowered(chain(jitted, *args, **kwargs), isinstance(jitted, torch.nn.Module))
