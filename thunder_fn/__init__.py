@@ -43,6 +43,7 @@ from thunder_fn.api import (
 from thunder_fn.api.associative_scan import associative_scan
 from thunder_fn.api.autocast import autocast, autocast_policy
 from thunder_fn.api.checkpoint import checkpoint
+from thunder_fn.api.eval_shape import eval_shape
 from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
 from thunder_fn.api.map import map
 from thunder_fn.capture import composite
