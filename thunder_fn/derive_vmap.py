@@ -16,6 +16,7 @@ import torch
 
 from thunder_fn import attention, derive, facts, ops, torch_internals as internals
 from thunder_fn.batching import KNOWN, Batch, rule_of
+from thunder_fn.capture.generators import generators_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.constraints import equations_between, fixes_numbers, pinned
@@ -102,6 +103,8 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     if ops.draws(equation) and randomness == "error":
         raise_randomness(equation.op.name)
     same = ops.draws(equation) and randomness == "same"
+    if same and generators_of(single):
+        raise_same(equation.op.name)
     if same and any(isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs):
         raise_same(equation.op.name)
     warnings.warn(
@@ -218,7 +221,7 @@ def raise_same(name: str) -> None:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        f"vmap: {name} has no batching rule, and on this device a loop would draw other numbers in each example\n"
+        f"vmap: {name} has no batching rule, and here a loop would draw other numbers in each example\n"
         'Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) < p).to(p.dtype)`.'
     )
 

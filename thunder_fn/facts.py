@@ -145,6 +145,12 @@ READ_AS_CONTIGUOUS: dict[str, tuple[int, ...]] = {
 }
 """Ops that read arguments as if they were contiguous, and the positions of those."""
 
+READS_BEFORE_WRITES = Leaves(
+    "copy_ where cumsum cumsum_ cumprod cumprod_ logcumsumexp softmax log_softmax _softmax _log_softmax",
+    "tril tril_ triu triu_ renorm renorm_ addmv addmv_ addr addr_ addbmm addbmm_ cholesky msort sort",
+)
+"""Ops, besides pointwise ones, that may write over an operand in its own place."""
+
 ALLOCATES = (
     SOME_OVERWRITTEN
     | CONVOLUTIONS

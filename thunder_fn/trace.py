@@ -175,8 +175,15 @@ def _literal_key(value: Any) -> tuple[type, Any]:
             return type(value), tuple(map(_literal_key, (value.start, value.stop, value.step)))
         case np.generic():
             return type(value), value.tobytes()
+        case torch.Generator():
+            return torch.Generator, identity_of(value)
         case _:
             return type(value), value
+
+
+def identity_of(generator: torch.Generator) -> int:
+    """Identify a generator: PyTorch hands it to dispatch modes as another Python object."""
+    return getattr(generator, "_cdata")  # noqa: B009
 
 
 Atom: TypeAlias = Var | Literal

@@ -34,6 +34,7 @@ from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
+from thunder_fn.capture.seeds import stand_in
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import equations_between
@@ -289,6 +290,7 @@ def _capture(
             values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
             given: dict[int, Any] = {i: tracers[place] for i, place in place_of.items()}
             given |= {i: values[number.value] for i, number in numbers.items()}
+            given |= {i: stand_in(recorder, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Generator)}
             recorder.modules.is_exclusive = True
             try:
                 for module, path in modules_of(f, leaves):
@@ -298,6 +300,7 @@ def _capture(
                 result = _run(recorder, f, name, grad_off, *arguments)
                 result = result if made_of is None else made_of(result)
                 end = _end(recorder, f, name, tensors, list(tracers.values()), result)
+                recorder.generators.check()
             except TracedFunctionError:
                 if on_raise is not None:
                     unfinished = _end(recorder, f, name, tensors, list(tracers.values()), ())

@@ -41,7 +41,6 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
         return
     fixes = {
         np.ndarray: "Convert it with `torch.from_numpy`; a tensor becomes an input of the trace.",
-        torch.Generator: "Use the default generator and `torch.manual_seed`.",
     }
     for cls, fix in fixes.items():
         if isinstance(leaf, cls):

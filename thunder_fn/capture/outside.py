@@ -33,6 +33,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.expressions import Reading, Source, reading, text
 from thunder_fn.capture.frames import is_import, is_library, is_machinery, is_user_file, is_watched
+from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.lookasides import is_diverted
 from thunder_fn.capture.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, dict_of, fields_of, is_a, seen
 from thunder_fn.garbage import referrers
@@ -192,6 +193,8 @@ class Watch:
         self.arrays: dict[int, tuple[Any, str]] = {}
         """Arrays that are too large to be compared."""
         self.constants: dict[str, Constant] = {}
+        self.states: dict[str, str] = {}
+        """Methods that look at or set the state of a generator of random numbers, by how the generator is written."""
         self.functions: dict[int, list[types.FunctionType]] = {}
         self.readings: dict[int, tuple[types.CodeType, Reading]] = {}
         self.stack: list[Frame] = []
@@ -788,7 +791,9 @@ class Watch:
         if is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType)) and not callable(value):
             return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         if type(held) is not dict:
-            if is_a(of_class, types.MethodDescriptorType):
+            if is_a(value, torch.Generator) and name in STATE_METHODS:
+                self.states.setdefault(path.rpartition(".")[0], name)
+            elif is_a(of_class, types.MethodDescriptorType):
                 self.unseen(value, path.rpartition(".")[0], frame)
             return ()
         found = held.get(name, ABSENT)

@@ -19,7 +19,7 @@ from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.refusals import script_error
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
-from thunder_fn.capture.seeds import FUNCTIONS as SEEDS
+from thunder_fn.capture.seeds import FUNCTIONS as SEEDS, generator_class
 from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
 from thunder_fn.trace import Source
 
@@ -111,7 +111,7 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     return recorder.module_paths[module]
 
 
-_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEEDS)
+_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEEDS, generator_class)
 
 
 def module_scopes() -> AbstractContextManager[None]:

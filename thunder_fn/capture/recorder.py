@@ -26,6 +26,7 @@ import torch
 from thunder_fn import ops, torch_internals as internals
 from thunder_fn.capture.decided import Decisions
 from thunder_fn.capture.default_dtype import promoted
+from thunder_fn.capture.generators import Generators
 from thunder_fn.capture.gradients import Gradients
 from thunder_fn.capture.history import History
 from thunder_fn.capture.known_values import known_answer
@@ -118,6 +119,7 @@ class Recorder:
         self.modules = WatchedModules()
         self.refused: ThunderError | None = None
         self.draws = 0
+        self.generators: Generators = Generators() if outer is None else outer.generators
         self.where: Callable[[], Source | None] | None = None
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._next = 0
@@ -491,6 +493,8 @@ class Recorder:
             return self.read(value)
         if isinstance(value, (list, tuple)):
             return tuple(self.encode(item) for item in value)
+        if isinstance(value, torch.Generator):
+            value = self.generators.used(value)
         return encode_literal(value, self.source)
 
     def read(self, tensor: torch.Tensor) -> Var:

@@ -27,6 +27,7 @@ LITERALS = (
     torch.device,
     torch.layout,
     torch.memory_format,
+    torch.Generator,
     type(None),
 )
 
@@ -97,12 +98,8 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
     value = as_dim(value)
     if isinstance(value, LITERALS):
         return Literal(value)
-    if isinstance(value, torch.Generator):
-        what = "an op draws its numbers from a torch.Generator of its own, and a trace draws from the default one"
-        fix = "Leave `generator=` out and seed with `torch.manual_seed`, or draw outside and pass the numbers."
-    else:
-        what = f"an op was called with {kind_of(value)}, which cannot be part of a trace: {shown(value, 80)}"
-        fix = "Pass tensors, numbers, strings, dtypes, devices or None."
+    what = f"an op was called with {kind_of(value)}, which cannot be part of a trace: {shown(value, 80)}"
+    fix = "Pass tensors, numbers, strings, dtypes, devices or None."
     raise UnsupportedInput(located(what, source=source, fix=fix))
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from thunder_fn import ops
+from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.errors import VerificationError
 from thunder_fn.trace import Trace
 
@@ -150,12 +151,12 @@ def repeated(run: Run, trace: Trace, donated: Sequence[int]) -> Run:
     def thrice(*inputs: Any) -> tuple[Any, ...]:
         if any(isinstance(value, torch.Tensor) and not _is_plain(value) for value in inputs):
             return run(*inputs)
-        state = torch.get_rng_state()
+        restore = random_state(generators_of(trace))
         others = list[list[Any]]()
         for _ in range(2):
             outputs = run(*map(_copy, inputs))
             others.append([_bits(value) for value in outputs])
-            torch.set_rng_state(state)
+            restore()
         outputs = run(*inputs)
         own = [_bits(value) for value in outputs]
         for place, (third, first, second) in enumerate(zip(own, *others, strict=True)):

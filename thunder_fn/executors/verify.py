@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from thunder_fn import facts
+from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.constraints import close_symbols
 from thunder_fn.derive import alone
 from thunder_fn.errors import VerificationError
@@ -61,7 +62,7 @@ class Verifier(Executor):
         def run(*inputs: Any) -> tuple[Any, ...]:
             kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
             meaning = program.meaning or claimed.trace
-            expected = _from_here(lambda: checking.claims(claimed, meaning, kept))
+            expected = _from_here((meaning,), lambda: checking.claims(claimed, meaning, kept))
             moved = lambda: sensitivity(meaning, kept)
             results = program.run(*inputs)
             label = loosest(["bitwise", *checking.labels(claimed)])
@@ -81,13 +82,13 @@ class Verifier(Executor):
 VERIFIER = Verifier("verify", numerics="bitwise")
 
 
-def _from_here(run: Callable[[], Any]) -> Any:
-    """Run a function with the random numbers that come next; they still come next afterwards."""
-    state = torch.get_rng_state()
+def _from_here(traces: Sequence[Trace], run: Callable[[], Any]) -> Any:
+    """Run a function that evaluates traces with the random numbers that come next; they still come next afterwards."""
+    restore = random_state(tuple(one for trace in traces for one in generators_of(trace)))
     try:
         return run()
     finally:
-        torch.set_rng_state(state)
+        restore()
 
 
 def _meant(meaning: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -133,7 +134,7 @@ class _Checking:
                         env.extend(self.structured(equation, operands, known))
                     case "composite":
                         claim = claimed.claim_of(equation)
-                        found = _from_here(lambda: _run(claim, equation, env, known))
+                        found = _from_here(equation.bodies, lambda: _run(claim, equation, env, known))
                         label = claim.executor.numerics_of(claim.region or equation.body)
                         who = f"{claim.name}, which {claim.executor.name} runs,"
                         _check(equation, *_closed(equation.body, operands, known), found, label, who)
@@ -151,7 +152,7 @@ class _Checking:
             with bodies_compiled_by(lambda body: lambda *inputs: self.claims(self.body(body), body, inputs)):
                 return evaluate(single, operands)
 
-        expected = _from_here(by_steps)
+        expected = _from_here((single,), by_steps)
         if single not in self.programs:
             self.programs[single] = lower(single, executors=self.executors, below_autograd=True).run
         found = self.programs[single](*operands)
@@ -221,7 +222,7 @@ def _run(claim: Claim, equation: Equation, env: Sequence[Any], numbers: dict[Any
 
 def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -> None:
     """Check that a claimed trace means what the trace meant, up to the loosest of the executors' labels."""
-    found, meant = (_from_here(lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning))
+    found, meant = (_from_here((trace,), lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning))
     label = loosest([claimed.executors[one.taken_by].numerics for one in claimed.replaced if one.taken_by])
     chance = unwritten_outputs(meaning)
     for position, (one, wanted) in enumerate(zip(found, meant, strict=True)):
@@ -280,7 +281,7 @@ def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
     for _ in range(2):
         try:
             with torch.no_grad():
-                samples.append(_from_here(lambda: _meant(meaning, [moved(value) for value in inputs])))
+                samples.append(_from_here((meaning,), lambda: _meant(meaning, [moved(value) for value in inputs])))
         except Exception:  # noqa: BLE001  an index that is computed with may be out of range then
             return []
     return samples

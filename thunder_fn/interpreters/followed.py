@@ -10,15 +10,15 @@ Collectives run so, too: their backward sends by an equation, which an error can
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from thunder_fn import ops, torch_internals as internals
+from thunder_fn.capture.generators import drawing_from, generators_of, random_state
 from thunder_fn.derive import alone, is_differentiable
 from thunder_fn.derive_activity import activity
 from thunder_fn.interpreters.evaluate import evaluate
@@ -54,25 +54,18 @@ def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]
     reached = activity(single, flags)
     active = tuple(isinstance(atom, Var) and reached[atom.index] for atom in single.outputs)
     split = split_vjp(single, flags, active)
-    again = _same_random_numbers(tensors) if is_kept(equation) else contextlib.nullcontext
+    again = _same_random_numbers(tensors, single) if is_kept(equation) else contextlib.nullcontext
     node = _Sending if ops.is_collective(equation.op) else _Ruled
     results = node.apply(_Rule(equation, split, flags, active, again), *operands)  # type: ignore[no-untyped-call]
     return results[: len(single.outputs)]
 
 
-def _same_random_numbers(tensors: Sequence[torch.Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    """Contexts in which the generators are as they are now."""
-    state = torch.get_rng_state()
-    devices, states = get_device_states(*tensors)
-
-    @contextlib.contextmanager
-    def context() -> Generator[None]:
-        with torch.random.fork_rng(devices=devices):
-            torch.set_rng_state(state)
-            set_device_states(devices, states)
-            yield
-
-    return context
+def _same_random_numbers(tensors: Sequence[torch.Tensor], trace: Trace) -> Callable[[], AbstractContextManager[None]]:
+    """Contexts in which the generators of a trace and of tensors' devices are as they are now."""
+    devices = tuple(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")))
+    note = lambda: random_state(generators_of(trace), devices)
+    state = note()
+    return lambda: drawing_from(state, note())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ That trace draws the random numbers of the forward again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import facts, ops, torch_internals as internals
+from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.capture.watching import made
 from thunder_fn.constraints import close_symbols, constraints_of
 from thunder_fn.derive_activity import activity
@@ -285,11 +286,15 @@ class Bridge:
         return ops.draws_within(self.trace)
 
     @cached_property
-    def generators(self) -> tuple[torch.device, ...]:
+    def devices(self) -> tuple[torch.device, ...]:
         """The devices besides the CPU whose generators it may draw from."""
         atoms = (*self.trace.inputs, *self.trace.outputs)
         devices = {type.device for type in map(type_of, atoms) if isinstance(type, TensorType)}
         return tuple(sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str))
+
+    def random_state(self) -> Callable[[], None]:
+        """The states of all generators that it may draw from, as a function that sets them back."""
+        return random_state(generators_of(self.trace), self.devices)
 
     @cached_property
     def decisions(self) -> tuple[Expr, ...]:

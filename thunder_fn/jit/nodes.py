@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.generators import drawing_from
 from thunder_fn.constraints import close_symbols
 from thunder_fn.errors import located
 from thunder_fn.executors import Program, lower
@@ -166,7 +167,7 @@ class _Call:
         if self.results is not None:
             return self.results
         bridge = self.bridge
-        self.state = _random_state(bridge.generators) if bridge.draws else None
+        self.state = bridge.random_state() if bridge.draws else None
         self.results = results = bridge.forward(*self.inputs)
         passing = zip(results, bridge.handed_over, bridge.trace.outputs, strict=False)
         outputs = tuple(value if flag or isinstance(atom, Literal) else None for value, flag, atom in passing)
@@ -247,7 +248,7 @@ class _Function(torch.autograd.Function):
         ]
         if followed:
             _check_unchanged(node, ctx.probes)
-            with _drawing_again(node.bridge.generators, ctx.state):
+            with _drawing_again(node.bridge, ctx.state):
                 results: Sequence[Any] = node.differentiable((*(inputs[place] for place in node.needed), *given))
         else:
             others = iter(kept)
@@ -270,7 +271,7 @@ def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     inputs = dict(zip(node.needed, ctx.saved_tensors, strict=False)) | ctx.others
     (part,) = narrow.nodes
     tensors = (*(inputs[place] for place in part.needed), *(one for one in cotangents if one is not None))
-    with _drawing_again(node.bridge.generators, ctx.state):
+    with _drawing_again(node.bridge, ctx.state):
         if torch.is_grad_enabled():
             _check_unchanged(node, ctx.probes)
             results = part.differentiable(tensors)
@@ -280,29 +281,9 @@ def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     return [found.get(target) for target in node.piece.gives]
 
 
-def _random_state(devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
-    """The state of the CPU's generator, and of those of other devices."""
-    return torch.get_rng_state(), *(torch.get_device_module(device).get_rng_state(device) for device in devices)
-
-
-@contextmanager
-def _drawing_again(devices: Sequence[torch.device], state: tuple[torch.Tensor, ...] | None) -> Generator[None]:
+def _drawing_again(bridge: Bridge, state: Callable[[], None] | None) -> AbstractContextManager[None]:
     """Draw inside the numbers that were drawn from this state on; outside, nothing has been drawn."""
-    if state is None:
-        yield
-        return
-    before = _random_state(devices)
-    _set_random_state(devices, state)
-    try:
-        yield
-    finally:
-        _set_random_state(devices, before)
-
-
-def _set_random_state(devices: Sequence[torch.device], state: tuple[torch.Tensor, ...]) -> None:
-    torch.set_rng_state(state[0])
-    for device, one in zip(devices, state[1:], strict=True):
-        torch.get_device_module(device).set_rng_state(one, device)
+    return nullcontext() if state is None else drawing_from(state, bridge.random_state())
 
 
 def _zeros(node: Node, place: int, shape: torch.Size) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.frames import observed_by
+from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.outside import MAX_ARRAY_BYTES, Edge, Watch, is_same, look, progress_of
 from thunder_fn.capture.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, kind_of, located
@@ -239,6 +240,8 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
                     fix="Draw from it outside of the function, and pass what it gives as an argument.",
                 )
             )
+    for path, name in watch.states.items():
+        raise state_error(f"{_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f))
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
             located(

@@ -109,8 +109,8 @@ for _name, _check in _CHECKS.items():
 
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-_FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-"""Functions are compared by identity: another one, be it of the same code, is another program."""
+_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.Generator)
+"""Functions and generators are compared by identity: another one, be it of the same code or state, is another program."""
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
@@ -134,7 +134,7 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
         )
     if isinstance(leaf, Repeated):
         return (leaf,)
-    if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_FUNCTION_TYPES)) or _is_enum(leaf):
+    if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_BY_IDENTITY)) or _is_enum(leaf):
         return type(leaf), Literal(leaf)
     name, kind = argument_name(tree, position), kind_of(leaf)
     raise UnsupportedInput(

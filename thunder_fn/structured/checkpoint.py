@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import write_back
+from thunder_fn.capture.generators import random_state
 from thunder_fn.capture.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.evaluate import evaluate
@@ -48,7 +50,7 @@ from thunder_fn.structured.wrapping import (
 )
 from thunder_fn.symbols import finders
 from thunder_fn.text import shown
-from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, cut
+from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of
 
 CHECKPOINT = Op("structured", "checkpoint")
 
@@ -220,7 +222,44 @@ def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any
     follows = torch.is_grad_enabled() and not internals.inside_torch_func()
     if policy is everything_saveable or not follows:
         return f(*args, **kwargs)
-    return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)
+    if torch.compiler.is_compiling():  # Dynamo knows the contexts of selective checkpoints only
+        return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)
+    return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, context_fn=_same_numbers, **kwargs)
+
+
+class _Noting(TorchFunctionMode):
+    """Notes the generators that ops are given, with their states before. PyTorch sets back the default ones only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[int, tuple[torch.Generator, Callable[[], None]]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        generator = kwargs.get("generator") if kwargs else None
+        if generator is not None and identity_of(generator) not in self.states:
+            state = generator.get_state()
+            self.states[identity_of(generator)] = generator, lambda: generator.set_state(state) and None
+        return func(*args, **(kwargs or {}))
+
+
+class _Again:
+    """The context of each time that the function is computed again: it draws the numbers that it drew."""
+
+    def __init__(self, noting: _Noting) -> None:
+        self.noting, self.after = noting, list[Callable[[], None]]()
+
+    def __enter__(self) -> None:
+        self.after.append(random_state([generator for generator, _ in self.noting.states.values()]))
+        for _, restore in self.noting.states.values():
+            restore()
+
+    def __exit__(self, *error: object) -> None:
+        self.after.pop()()
+
+
+def _same_numbers() -> tuple[_Noting, _Again]:
+    noting = _Noting()
+    return noting, _Again(noting)
 
 
 def torch_checkpoint(

@@ -102,6 +102,8 @@ class RecordingMode(FakeTensorMode):
         A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may
         copy. TracerMode asks the tensor whether eager PyTorch has the view.
         """
+        if kwargs.get("generator") is not None:  # nothing is drawn, and PyTorch's rules do not know it
+            kwargs = {**kwargs, "generator": None}
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
             return known

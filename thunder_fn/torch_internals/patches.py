@@ -349,11 +349,13 @@ def calls_patch(
     function_inputs: Callable[[Any], Any],
     wrapped: Callable[[Any], Any],
     random: dict[str, Callable[[Any], Any]],
+    generator_class: Callable[[Any], Any],
 ) -> Patch:
     """The replacements of a capture in calls: each is made of what it replaces.
 
     `module_call` is `nn.Module.__call__`, `function_inputs` what `autograd.Function.apply` does to its inputs, `wrapped` how
-    torch.func's transforms wrap a tensor in a level, and `random` are functions of `torch.random`.
+    torch.func's transforms wrap a tensor in a level, `random` are functions of `torch.random`, and `generator_class` is
+    `torch.Generator`.
     """
     utils = torch._functorch.utils
     levels = (
@@ -366,6 +368,7 @@ def calls_patch(
         (utils, "unwrap_dead_wrappers", function_inputs),
         *levels,
         *generator,
+        (torch, "Generator", generator_class),
     )
 
 

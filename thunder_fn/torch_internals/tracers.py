@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -125,19 +124,24 @@ class SymbolicTracing(Exception):
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
 _library.define(
-    "normal_one_by_one(Tensor like, float mean, float std) -> Tensor", tags=[torch.Tag.nondeterministic_seeded]
+    "normal_one_by_one(Tensor like, float mean, float std, *, Generator? generator=None) -> Tensor",
+    tags=[torch.Tag.nondeterministic_seeded],
 )
 
 
-def _normal_one_by_one(like: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+def _normal_one_by_one(
+    like: torch.Tensor, mean: float, std: float, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """Normal numbers as PyTorch draws them for a tensor with gaps: one after the other, not in blocks."""
     with_gaps = like.new_empty((*like.shape, 2)).select(-1, 0)
-    return with_gaps.normal_(mean, std).contiguous()
+    return with_gaps.normal_(mean, std, generator=generator).contiguous()
 
 
 _library.impl("normal_one_by_one", _normal_one_by_one, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "thunder_fn::normal_one_by_one", lambda like, mean, std: like.new_empty(like.shape), lib=_library
+    "thunder_fn::normal_one_by_one",
+    lambda like, mean, std, *, generator=None: like.new_empty(like.shape),
+    lib=_library,
 )
 
 
@@ -178,7 +182,8 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     order = _memory_order(target)
     if _is_one_by_one(func, target):
         mean, std = (*rest, *(kwargs.get(key, value) for key, value in (("mean", 0.0), ("std", 1.0))[len(rest) :]))
-        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std)
+        given = {"generator": kwargs.get("generator")} if kwargs.get("generator") is not None else {}
+        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std, **given)
         return target.copy_(drawn.permute([order.index(dim) for dim in range(target.dim())]))
     rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
     func(target.permute(order), *rest, **kwargs)
@@ -187,6 +192,10 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 class WritesAndReads(Protocol):
     """A listener for ops that change tensors in place and for tensors that share memory."""
+
+    def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+        """Hear of an op that is about to change tensors in place, and refuse it."""
+        ...
 
     def changing(
         self, tensors: list[torch.Tensor], others: list[torch.Tensor]
@@ -234,6 +243,13 @@ OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
 """In-place ops that functionalization does not know, and comparisons, whose results have a gradient to autograd: zero."""
 
 
+_WITHOUT_GENERATOR: dict[Any, Callable[..., Any]] = {
+    getattr(aten, f"{name}_").default: getattr(aten, name).default
+    for name in ("cauchy", "exponential", "geometric", "log_normal")
+}
+"""In-place ops whose rules for types know no generator; functionalization asks them."""
+
+
 def changed_tensors(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -246,50 +262,6 @@ def changed_tensors(
         items = arg if isinstance(arg, (list, tuple)) else (arg,)
         found[0 if key in written else 1].extend(item for item in items if isinstance(item, Tracer))
     return found
-
-
-def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
-    """Reject in-place writes to tensors whose elements overlap (`expand`): functionalization would add up what is
-    written.
-
-    Raises:
-        RuntimeError: they are, as in eager mode, which lets a few ops such as `fill_` do so.
-    """
-    if torch.Tag.inplace_view in func.tags:
-        return
-    for tensor in changed:
-        if _overlaps(tensor):
-            name = func._schema.name.rpartition("::")[2]
-            raise RuntimeError(
-                f"`{name}` writes to an expanded tensor, several of whose elements share memory; write to the tensor "
-                "that is expanded, or to a clone"
-            )
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the trace.
-
-    Sizes found in data are unknown, and count as 2.
-    """
-    sizes = [2 if type(size) is not int else size for size in tensor.shape]
-    if 0 in sizes or tensor.is_contiguous():
-        return False
-    dims = [
-        (stride, size) for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True) if known > 1
-    ]
-    if any(type(stride) is int and stride == 0 for stride, _ in dims):
-        return True
-    if not all(type(item) is int or item.node.has_hint() for dim in dims for item in dim):
-        return False
-    dims.sort(key=lambda dim: tuple(item if type(item) is int else item.node.hint for item in dim))
-    reach, apart = 0, True
-    for stride, size in dims:
-        apart, reach = apart and bool(stride > reach), reach + stride * (size - 1)
-    if apart:
-        return False
-    numbers = [(int(stride), int(size)) for stride, size in dims]
-    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0})
-    return len(places) < math.prod(size for _, size in numbers)
 
 
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
@@ -360,7 +332,7 @@ class TracerMode(FunctionalTensorMode):
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args, kwargs or {})
         if changed:
-            _check_distinct(func, changed)
+            self.history.check(func, changed, others)
             with self.history.changing(changed, others):
                 result = self._dispatch(func, types, args, kwargs or {})
                 if self.under_bits:
@@ -382,6 +354,9 @@ class TracerMode(FunctionalTensorMode):
         if is_strided_draw(func, args):
             with self:
                 return _draw_in_memory_order(func, args, kwargs or {})
+        if func in _WITHOUT_GENERATOR and kwargs.get("generator") is not None:
+            with self:
+                return args[0].copy_(_WITHOUT_GENERATOR[func](*args, **kwargs))
         if func in _BITS and type(args[0]) is Tracer:
             self.under_bits.append(memory_in(args[0]))
         if func is _VIEW and type(args[0]) is Tracer:
