@@ -438,11 +438,16 @@ def _identifier(name: str) -> str:
 def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any) -> Any:
     try:
         with torch.no_grad() if grad_off else nullcontext(), frames.running():
-            return f(*args, **kwargs)
-    except ThunderError:
-        raise
+            result = f(*args, **kwargs)
     except Exception as error:
+        if recorder.thread_error is not None and error is not recorder.thread_error:
+            raise recorder.thread_error from error
+        if isinstance(error, ThunderError):
+            raise
         raise failure(error, name, recorder) from error
+    if recorder.thread_error is not None:
+        raise recorder.thread_error
+    return result
 
 
 def _static(leaf: Any, f: Callable[..., Any], name: str) -> Any:

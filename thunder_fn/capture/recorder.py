@@ -44,6 +44,7 @@ from thunder_fn.capture.supported import (
     escaped_error,
     higher_order_error,
     is_wrapped,
+    thread_error,
 )
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
 from thunder_fn.ir import ops
@@ -84,6 +85,9 @@ class Recorder:
             lambda *asked: known_answer(self, *asked),
         )
         self.outer = outer
+        self.thread_error: ThunderError | None = None
+        """The error of a use of its tracers in another thread."""
+        self.mode.elsewhere = self._on_other_thread
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
             {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
@@ -185,6 +189,7 @@ class Recorder:
         self.refused = None
         self.module_paths.clear()
         self.where = None
+        self.mode.elsewhere = None
         self.mode.forget()
         self.functional_mode.forget()
 
@@ -383,6 +388,11 @@ class Recorder:
             self._record_physical(PHYSICAL[name], args[0], result)
         else:
             self._record(ops.RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
+
+    def _on_other_thread(self, func: Any) -> ThunderError:
+        """Refuse a use of a tracer in a thread that is not the capture's. The thread and the capture raise it."""
+        self.thread_error = thread_error(func, self.where() if self.where is not None else None)
+        return self.thread_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
         return attribute(self, tracer, name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -67,6 +68,9 @@ class RecordingMode(FakeTensorMode):
         self._on_decision, self._shared = on_decision, False
         self._on_op = on_op
         self._silent = 0
+        self.thread = threading.get_ident()
+        self.elsewhere: Callable[[Any], Exception] | None = None
+        """The error for an op on its tensors in another thread."""
         self._assumption: tuple[bool, str | None] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

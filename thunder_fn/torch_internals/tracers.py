@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -44,6 +45,9 @@ class Tracer(FunctionalTensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  # as PyTorch itself does
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        mode = fake_mode_of(self)
+        if isinstance(mode, RecordingMode) and mode.elsewhere is not None and mode.thread != threading.get_ident():
+            raise mode.elsewhere(func)
         return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -23,6 +23,8 @@ from typing import Any, Protocol
 
 import torch
 
+from thunder_fn.torch_internals import Patch
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The folder of this package."""
 
@@ -58,6 +60,9 @@ class Observer(Protocol):
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Note the end of a frame: it returns or yields a value, or raises, which is None."""
+
+    def thread_started(self, name: str) -> None:
+        """Note that a thread is started, whose frames nobody sees."""
 
 
 _observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
@@ -118,6 +123,18 @@ def observed_by(observer: Observer) -> Generator[None]:
         _observer.reset(token)
 
 
+def _noting_threads(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def start(self: threading.Thread) -> None:
+        if (observer := _told.get()) is not None:
+            observer.thread_started(self.name)
+        original(self)
+
+    return start
+
+
+_threads = Patch((threading.Thread, "start", _noting_threads))
+
+
 @contextmanager
 def running() -> Generator[None]:
     """Run the user's function inside. Without an observer, nothing is different."""
@@ -127,7 +144,7 @@ def running() -> Generator[None]:
         return
     token = _told.set(observer)
     try:
-        with _monitored() if _HAS_MONITORING else _profiled(observer):
+        with _threads.applied(), _monitored() if _HAS_MONITORING else _profiled(observer):
             yield
     finally:
         _told.reset(token)

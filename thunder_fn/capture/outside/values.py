@@ -20,6 +20,7 @@ import functools
 import inspect
 import operator
 import os
+import sys
 import threading
 import types
 import weakref
@@ -252,6 +253,15 @@ class Watch:
         mine.locals.append(frame.f_locals)
         is_new = bool(mine.returned) and (mine.waits or not mine.touched.isdisjoint(self.written))
         self.evaluate(mine, is_moving=not is_new)
+
+    def thread_started(self, name: str) -> None:
+        """Take the results of a thread as constants, since its reads are not seen."""
+        if self.importing is None and self.stack and not self.stack[-1].is_library:
+            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            while frame.f_back is not None and frame.f_code is not self.stack[-1].code:
+                frame = frame.f_back
+            written = f"the work of the thread {name!r}"
+            self.constants.setdefault(written, Constant(written, frame.f_code.co_filename, frame.f_lineno))
 
     # ---- what is outside ----
 
