@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -19,12 +20,12 @@ from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
 from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
-from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
@@ -44,6 +45,9 @@ class Tracer(FunctionalTensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  # as PyTorch itself does
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        mode = fake_mode_of(self)
+        if isinstance(mode, RecordingMode) and mode.elsewhere is not None and mode.thread != threading.get_ident():
+            raise mode.elsewhere(func)
         return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
