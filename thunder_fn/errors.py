@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from thunder_fn.trace import Source
+    from thunder_fn.ir.trace import Source
 
 
 LINK = "Docs: "

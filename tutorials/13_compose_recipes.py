@@ -83,5 +83,5 @@ for wrong in (first + second, either):
         raise AssertionError("it must not")
 
 # %% [markdown]
-# In the code: `thunder_fn/jit/transforms.py` orders by traits, and `jit(transforms=[...])` uses it too;
+# In the code: `thunder_fn/jitted/transforms.py` orders by traits, and `jit(transforms=[...])` uses it too;
 # `thunder_fn/recipes/plugins.py` has the small recipes.

@@ -131,5 +131,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# The data and the interpreter that carries parts to where they are used: `thunder_fn/interpreters/rewrite.py`. Schemes, steps and
-# the front ends: `thunder_fn/rewrites/`.
+# The interpreter that carries parts to where they are used: `thunder_fn/interpreters/rewriting/rewrite.py`. Schemes
+# and the choice of weights: `thunder_fn/interpreters/quantize/`. The functions for users: `thunder_fn/parameters/`.

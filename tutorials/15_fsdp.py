@@ -73,7 +73,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.rewrites import evaluate_ranks, simulated
+from thunder_fn.parameters import evaluate_ranks, simulated
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))
@@ -176,5 +176,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/rewrites/distributed.py`, `tensor_parallel.py` and `sharded_state.py` beside it. The simulated ranks:
-# `thunder_fn/interpreters/ranks.py`.
+# `thunder_fn/interpreters/fsdp.py`, `ddp.py` and `tensor_parallel/` beside it. Groups, saved state and the simulated
+# ranks: `thunder_fn/distributed/`.

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests import forks
 from thunder_fn.benchmarks.models import GPT
+from thunder_fn.distributed import heartbeat
 from thunder_fn.errors import DistributedError, RewriteError
-from thunder_fn.interpreters import heartbeat
 from thunder_fn.torch_internals import default_store
 
 STEPS, BATCH = 20, 4

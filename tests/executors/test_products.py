@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.executors import inductor
-from thunder_fn.executors.compiled import codegen, native, products
-from thunder_fn.executors.compiled.added_rows import AddedRows, is_added_rows
-from thunder_fn.executors.compiled.codegen import Kernel
-from thunder_fn.executors.compiled.products import SOURCE, TYPES, arguments_of
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.torch_internals_inductor import Dense, ProductCall
+from thunder_fn.executors.torchinductor import codegen, native, products
+from thunder_fn.executors.torchinductor.adding_rows import AddedRows, is_added_rows
+from thunder_fn.executors.torchinductor.codegen import Kernel
+from thunder_fn.executors.torchinductor.products import SOURCE, TYPES, arguments_of
+from thunder_fn.interpreters.grad import split_vjp
+from thunder_fn.torch_internals.inductor import Dense, ProductCall
 
 
 @pytest.fixture(scope="module")

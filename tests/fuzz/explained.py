@@ -30,16 +30,6 @@ EXPLAINED = [
         text=r"no_grad|set_grad_enabled\(False|inference_mode",
     ),
     Explained(
-        "PyTorch's kernel reads an operand of the product while it writes the result over it",
-        kind="value",
-        text=r"addmm_\(|mm\(.*out=|matmul\(.*out=",
-    ),
-    Explained(
-        "PyTorch's kernel reads its source while it writes the result over it",
-        kind="value",
-        text=r"(\w+)\.masked_scatter_\([^\n]*\b\1\)",
-    ),
-    Explained(
         "eager PyTorch keeps the gradient of a tensor that `logical_not_` writes to, a defect of it",
         text=r"logical_not_|\bgt_\(",
     ),

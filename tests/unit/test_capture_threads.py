@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -18,7 +19,7 @@ import thunder_fn as tfn
 from tests.unit.capturing import agree
 from thunder_fn.api.calling import tensors_of
 from thunder_fn.capture import capture, current
-from thunder_fn.errors import ThunderError
+from thunder_fn.errors import ThunderError, UnsupportedCall
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.torch_internals import function_modes, isolated
 
@@ -119,6 +120,70 @@ def test_threads_get_equal_traces() -> None:
     with ThreadPoolExecutor(8) as pool:
         traces = list(pool.map(lambda _: capture(model, (X,)).trace, range(16)))
     assert len(set(traces)) == 1
+
+
+def _alone(work: Callable[[], Any]) -> None:
+    """Do the work in a thread, and swallow its error as `threading` does."""
+
+    def caught() -> None:
+        with suppress(Exception):
+            work()
+
+    thread = threading.Thread(target=caught, name="worker")
+    thread.start()
+    thread.join()
+
+
+def _in_a_thread(x: torch.Tensor) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    _alone(lambda: found.append(torch.sin(x)))
+    return found[0] * 2
+
+
+def _written_in_a_thread(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    _alone(lambda: y.add_(1))
+    return y
+
+
+def _read_in_a_thread(x: torch.Tensor) -> torch.Tensor:
+    found: list[bool] = []
+    _alone(lambda: found.append(bool(x.sum() > 0)))
+    return x * 2 if found else x
+
+
+def _in_a_pool(x: torch.Tensor) -> torch.Tensor:
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(torch.sin, [x, x * 2]), start=x)
+
+
+def _by_asyncio(x: torch.Tensor) -> torch.Tensor:
+    async def run() -> torch.Tensor:
+        return await asyncio.to_thread(torch.sin, x)
+
+    return asyncio.run(run())
+
+
+def _in_a_thread_of_a_transform(x: torch.Tensor) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    _alone(lambda: found.append(tfn.grad(lambda y: (y * x).sum())(torch.ones(4, 8))))
+    return found[0] if found else x
+
+
+WITH_THREADS = (
+    *(_in_a_thread, _written_in_a_thread, _read_in_a_thread, _in_a_pool, _by_asyncio),
+    _in_a_thread_of_a_transform,
+)
+
+
+@pytest.mark.filterwarnings("ignore::thunder_fn.errors.OutsideWarning")
+@pytest.mark.parametrize("f", WITH_THREADS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("around", [tfn.jit, lambda f: tfn.grad(lambda x: f(x).sum())], ids=["jit", "grad"])
+def test_tracers_in_other_threads_are_refused(f: Any, around: Any) -> None:
+    """Whether or not the thread's own error is seen, the capture names the thread and the call."""
+    with pytest.raises(UnsupportedCall, match=r"the thread '.*' calls `.*` on a tracer"):
+        around(f)(X)
+    assert current() is None and torch.equal(tfn.jit(torch.sin)(X), torch.sin(X))
 
 
 def test_is_compiling_can_be_combined_as_a_bool() -> None:

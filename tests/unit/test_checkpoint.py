@@ -11,17 +11,17 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn import checkpoint, checkpoint_name, checkpoint_policies as policies, torch_internals as internals
-from thunder_fn.check import check
 from thunder_fn.errors import CheckpointError
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.interpreters.grad import grad_and_value, split_vjp
 from thunder_fn.interpreters.jvp import jvp
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.interpreters.vjp import grad_and_value, split_vjp
 from thunder_fn.interpreters.vmap import vmap
-from thunder_fn.ops import is_random
+from thunder_fn.ir.check import check
+from thunder_fn.ir.ops import is_random
+from thunder_fn.ir.trace import Trace, Var, subtraces
 from thunder_fn.structured.checkpoint import torch_checkpoint
 from thunder_fn.structured.cond import cond
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Trace, Var, subtraces
 
 Tensor = torch.Tensor
 F = torch.nn.functional

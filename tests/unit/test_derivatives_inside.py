@@ -12,7 +12,8 @@ import torch
 from torch._functorch.vmap import vmap_increment_nesting
 
 import thunder_fn as tfn
-from thunder_fn import derive, torch_internals as internals
+from thunder_fn import torch_internals as internals
+from thunder_fn.derived import leaf_vjp as derive
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.testing.laws.interpreters import INTERPRETERS, forget
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from thunder_fn import grad
 from thunder_fn.errors import AliasedMutation
-from thunder_fn.jit import cache_info, explain_misses, jit, last_prologue_traces, last_traces
+from thunder_fn.jitted import cache_info, explain_misses, jit, last_prologue_traces, last_traces
 
 BODIES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "reads": lambda a, b, c: (a * b + c, a is b, b is c),

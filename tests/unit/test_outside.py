@@ -21,7 +21,7 @@ from torch import nn
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
 from thunder_fn import cache_info, explain_misses, jit
-from thunder_fn.capture import frames, outside
+from thunder_fn.capture.outside import frames, values as outside
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 FILLED_BY_THE_CALL = {"defaultdict"}
@@ -257,13 +257,16 @@ def test_other_threads_are_not_watched() -> None:
         torch.ones(2) * other.k
 
     def f(x):
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=elsewhere, name="other")
         thread.start()
         thread.join()
         return x * cfg.k
 
     jitted = jit(f)
-    jitted(X)
+    with pytest.warns(
+        OutsideWarning, match=r"the work of the thread 'other' in test_outside.py:\d+ is taken as a constant"
+    ):
+        jitted(X)
     other.k = 3.0
     jitted(X)
     assert cache_info(jitted).misses == 1

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.errors import RewriteError
-from thunder_fn.rewrites import SCHEMES, Scheme
+from thunder_fn.parameters import SCHEMES, Scheme
 
 ROUNDING = {"int8_dynamic": 0.02, "int8_static": 0.05, "fp8_dynamic": 0.1}
 """The distance that rounded activations bring into results, beside the greatest."""

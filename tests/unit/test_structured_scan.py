@@ -9,10 +9,10 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.errors import CaptureError, TraceTypeError
+from thunder_fn.interpreters.grad import split_vjp
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.trace import Equation, Literal, Trace
+from thunder_fn.ir.trace import Equation, Literal, Trace
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 
 Tensor = torch.Tensor
 XS = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)

@@ -7,7 +7,7 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.executors import lower
 from thunder_fn.executors.tidy import tidy
-from thunder_fn.trace import Trace
+from thunder_fn.ir.trace import Trace
 
 
 def _count(trace: Trace, name: str) -> int:

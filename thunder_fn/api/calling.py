@@ -7,17 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.apply import tensors_of, with_memory, write_back
-from thunder_fn.capture.watching import made
+from thunder_fn.capture import TENSOR, Captured
+from thunder_fn.capture.apply import tensors_of, write_back
 from thunder_fn.errors import GradError, JitError, kind_of, located
 from thunder_fn.executors.base import Numerics, is_within
-from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.jit import Jitted
-from thunder_fn.structured.bind import bind_composite
-from thunder_fn.structured.bodies import own_memory
-from thunder_fn.text import shown
-from thunder_fn.trace import TensorType, Trace, cut
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import TensorType, Trace, cut
+from thunder_fn.jitted import Jitted
+from thunder_fn.structured.shared.bind import apply
+from thunder_fn.structured.shared.bodies import own_memory
 
 __all__ = [
     "Transformed",
@@ -30,15 +28,6 @@ __all__ = [
     "unwritten",
     "write_back",
 ]
-
-
-def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any, ...]:
-    """Run a trace that was made of another one on tensors, or record it where a capture is going on."""
-    made(name, new, of)
-    recorder = current()
-    if recorder is None:
-        return evaluate(new, inputs)
-    return with_memory(recorder, new, inputs, lambda trace: bind_composite(recorder, name, trace, inputs))
 
 
 def unwritten(captured: Captured, trace: Trace, residuals: Sequence[Any]) -> tuple[Trace, tuple[Any, ...]]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from thunder_fn.api.batching import vmap
 from thunder_fn.api.calling import Transformed, described, transformed
-from thunder_fn.api.grad import Argnums, check_argnums, differentiated_leaves, frozen_argnums
-from thunder_fn.api.jvp import jvp
-from thunder_fn.api.vjp import vjp
-from thunder_fn.api.vmap import vmap
+from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
+from thunder_fn.api.pullbacks import vjp
+from thunder_fn.api.tangents import jvp
 from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import NotDifferentiable, located
-from thunder_fn.trace import type_of_value
+from thunder_fn.ir.trace import type_of_value
 
 
 @dataclass(frozen=True)

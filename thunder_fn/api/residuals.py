@@ -10,13 +10,13 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture, pytree
-from thunder_fn.derive import is_differentiable
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.interpreters.checkpoint.recomputed import COPY_TO
+from thunder_fn.interpreters.grad import split_vjp
 from thunder_fn.interpreters.storages import values_without_numbers
-from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.ir.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 from thunder_fn.structured.checkpoint_name import name_of
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.structured.recomputed import COPY_TO
-from thunder_fn.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 
 
 @dataclass(frozen=True, slots=True)

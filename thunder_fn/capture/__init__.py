@@ -4,9 +4,9 @@ The function runs once on tracers and is recorded, as in JAX. In-place code and 
 tensors become constants; mutations become extra outputs. Capture nests and is thread-safe: all state lives in one
 Recorder, found through a context variable.
 
-`recorder.py` records, `scopes.py` sees torch functions, `nest.py` folds the recording, `outside.py` finds reads of
-globals and attributes, `instead.py` and `refusals.py` stand in for functions. A replacement of a PyTorch function
-belongs into these tables; it must not be visible to other threads.
+`recorder.py` records, `scopes.py` sees torch functions, `nesting.py` folds the recording, `outside/` finds reads of
+globals and attributes, `numbers/` makes numbers symbolic, `replaced/` stands in for functions. A replacement of a
+PyTorch function belongs into its tables; it must not be visible to other threads.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import frames, pytree
+from thunder_fn.capture import pytree
 from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
-from thunder_fn.capture.host_random import untouched_by_refusals
-from thunder_fn.capture.lookasides import diverted
+from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.modules import modules_of
-from thunder_fn.capture.nest import nest
-from thunder_fn.capture.numbers import Symbolic
-from thunder_fn.capture.patches import module_scopes
-from thunder_fn.capture.process import noted_state
-from thunder_fn.capture.properties import Read
+from thunder_fn.capture.nesting import nest
+from thunder_fn.capture.numbers.arguments import Symbolic
+from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.process import noted_state
+from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.host_random import untouched_by_refusals
+from thunder_fn.capture.replaced.lookasides import diverted
+from thunder_fn.capture.replaced.patches import module_scopes
+from thunder_fn.capture.replaced.seeds import stand_in
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
-from thunder_fn.capture.seeds import stand_in
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
-from thunder_fn.constraints import equations_between
 from thunder_fn.errors import (
     CaptureError,
     DataDependentShape,
@@ -48,8 +49,8 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
-from thunder_fn.garbage import no_collections
-from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
+from thunder_fn.ir.constraints import equations_between
+from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
 
 __all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "current", "named_composite", "pytree"]
 
@@ -437,11 +438,16 @@ def _identifier(name: str) -> str:
 def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any) -> Any:
     try:
         with torch.no_grad() if grad_off else nullcontext(), frames.running():
-            return f(*args, **kwargs)
-    except ThunderError:
-        raise
+            result = f(*args, **kwargs)
     except Exception as error:
+        if recorder.thread_error is not None and error is not recorder.thread_error:
+            raise recorder.thread_error from error
+        if isinstance(error, ThunderError):
+            raise
         raise failure(error, name, recorder) from error
+    if recorder.thread_error is not None:
+        raise recorder.thread_error
+    return result
 
 
 def _static(leaf: Any, f: Callable[..., Any], name: str) -> Any:

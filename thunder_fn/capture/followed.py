@@ -18,9 +18,9 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorded import Leaf, Scope
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.derive_activity import ACTIVE
-from thunder_fn.rules import VJP, Mask, Split
-from thunder_fn.trace import Equation, Trace, Var, map_arg
+from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.ir.rules import VJP, Mask, Split
+from thunder_fn.ir.trace import Equation, Trace, Var, map_arg
 
 Bind = Callable[[], tuple[Any, ...]]
 Apply = Callable[[Trace, Sequence[Any]], tuple[Any, ...]]

@@ -23,19 +23,19 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
-from thunder_fn.capture.decided import Decisions
-from thunder_fn.capture.default_dtype import promoted
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import Generators
-from thunder_fn.capture.gradients import Gradients
 from thunder_fn.capture.history import History
-from thunder_fn.capture.known_values import known_answer
-from thunder_fn.capture.layout import with_plain_layout
-from thunder_fn.capture.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.modules import WatchedModules
-from thunder_fn.capture.properties import Properties, attribute
-from thunder_fn.capture.python_numbers import MATH, as_python
+from thunder_fn.capture.numbers.decided import Decisions
+from thunder_fn.capture.numbers.known_values import known_answer
+from thunder_fn.capture.numbers.python_numbers import MATH, as_python
+from thunder_fn.capture.outside.properties import Properties, attribute
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
+from thunder_fn.capture.replaced.default_dtype import promoted
+from thunder_fn.capture.replaced.gradients import Gradients
+from thunder_fn.capture.replaced.layout import with_plain_layout
+from thunder_fn.capture.replaced.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.supported import (
     EscapedValue,
     check_results,
@@ -44,11 +44,13 @@ from thunder_fn.capture.supported import (
     escaped_error,
     higher_order_error,
     is_wrapped,
+    thread_error,
 )
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
-from thunder_fn.nesting import make_room
-from thunder_fn.pure_twins import pure_call
-from thunder_fn.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
+from thunder_fn.ir import ops
+from thunder_fn.ir.nesting import make_room
+from thunder_fn.ir.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
+from thunder_fn.torch_internals.pure_twins import pure_call
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
 
@@ -83,6 +85,9 @@ class Recorder:
             lambda *asked: known_answer(self, *asked),
         )
         self.outer = outer
+        self.thread_error: ThunderError | None = None
+        """The error of a use of its tracers in another thread."""
+        self.mode.elsewhere = self._on_other_thread
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
             {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
@@ -184,6 +189,7 @@ class Recorder:
         self.refused = None
         self.module_paths.clear()
         self.where = None
+        self.mode.elsewhere = None
         self.mode.forget()
         self.functional_mode.forget()
 
@@ -382,6 +388,11 @@ class Recorder:
             self._record_physical(PHYSICAL[name], args[0], result)
         else:
             self._record(ops.RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
+
+    def _on_other_thread(self, func: Any) -> ThunderError:
+        """Refuse a use of a tracer in a thread that is not the capture's. The thread and the capture raise it."""
+        self.thread_error = thread_error(func, self.where() if self.where is not None else None)
+        return self.thread_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
         return attribute(self, tracer, name)

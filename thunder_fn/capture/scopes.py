@@ -13,15 +13,17 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import frames, pytree
-from thunder_fn.capture.indexing import getitem, setitem
-from thunder_fn.capture.instead import HAS_NUMBERS, REWRITTEN
-from thunder_fn.capture.lookasides import original_of, replacement
-from thunder_fn.capture.properties import PROPERTIES, answer, check_type
-from thunder_fn.capture.python_numbers import as_python
+from thunder_fn.capture import pytree
+from thunder_fn.capture.numbers.python_numbers import as_python
+from thunder_fn.capture.numbers.scalars import with_tensor_scalars
+from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.properties import PROPERTIES, answer, check_type
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
-from thunder_fn.capture.refusals import (
+from thunder_fn.capture.replaced.indexing import getitem, setitem
+from thunder_fn.capture.replaced.instead import HAS_NUMBERS, REWRITTEN
+from thunder_fn.capture.replaced.lookasides import original_of, replacement
+from thunder_fn.capture.replaced.refusals import (
     BRANCHES,
     DATA_DEPENDENT,
     MEMORY,
@@ -29,7 +31,6 @@ from thunder_fn.capture.refusals import (
     listing_error,
     memory_error,
 )
-from thunder_fn.capture.scalars import with_tensor_scalars
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
     ThunderError,
@@ -37,8 +38,8 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
-from thunder_fn.nesting import make_room
-from thunder_fn.trace import Arg, Literal, Source, Var, as_dim, type_of_value
+from thunder_fn.ir.nesting import make_room
+from thunder_fn.ir.trace import Arg, Literal, Source, Var, as_dim, type_of_value
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of, located
-from thunder_fn.text import shown
-from thunder_fn.trace import Expr, Literal, Op, Source, as_dim
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import Expr, Literal, Op, Source, as_dim
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers of PyTorch's that stand for expressions."""
@@ -50,6 +51,19 @@ def escaped_error(func: Any = None) -> EscapedTracer:
             f"a tracer was used{used} after the function that made it had been traced",
             fix="Return the value from the traced function instead of storing it in a global, a closure or an "
             "attribute.",
+        )
+    )
+
+
+def thread_error(func: Any, source: Source | None) -> UnsupportedCall:
+    """The error for a tracer that is used in another thread than the one that traces."""
+    thread, name = threading.current_thread().name, getattr(func, "__name__", func)
+    return UnsupportedCall(
+        located(
+            f"the thread {thread!r} calls `{name}` on a tracer, while the function is traced in another thread",
+            source=source,
+            fix="Compute in the traced function itself, not in a thread that it starts; or start threads outside, and "
+            "call the traced function in each of them.",
         )
     )
 

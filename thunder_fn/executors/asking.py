@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.executors.base import Executor, HasExecutors, size_of
-from thunder_fn.rules import lowered
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import lowered
+from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.structured.call import CALL, call_options
-from thunder_fn.trace import Equation, Trace
 
 TORCH = Executor("torch", version=torch.__version__, numerics="bitwise")
 TORCH.is_frozen = True

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
-from thunder_fn.trace import Trace
+from thunder_fn.ir.trace import Trace
 
 _BROUGHT: dict[str, tuple[Executor, ...]] = {}
 

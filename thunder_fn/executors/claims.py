@@ -20,9 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from thunder_fn import ops
-from thunder_fn.constraints import close_symbols
-from thunder_fn.derive import alone
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.asking import TORCH, called, frozen, is_final, own_executors, shared_bodies
 from thunder_fn.executors.base import (
@@ -42,10 +40,12 @@ from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.executors.updates import IN_PLACE, Written, updates, written_by
-from thunder_fn.ir import inline_into, put, walk
-from thunder_fn.rules import lowered
-from thunder_fn.symbols import is_symbolic
-from thunder_fn.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import close_symbols
+from thunder_fn.ir.rules import lowered
+from thunder_fn.ir.symbols import is_symbolic
+from thunder_fn.ir.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder
+from thunder_fn.ir.walking import inline_into, put, walk
 
 REGION = "region"
 

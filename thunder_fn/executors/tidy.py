@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thunder_fn import ops
-from thunder_fn.attention import without_log_sums
+from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
-from thunder_fn.trace import Arg, Equation, Trace, Var, cut, map_arg
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Arg, Equation, Trace, Var, cut, map_arg
 
 
 def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]:

@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import drawing_from, generators_of, random_state
-from thunder_fn.derive import alone, is_differentiable
-from thunder_fn.derive_activity import activity
+from thunder_fn.derived.activity import activity
+from thunder_fn.derived.leaf_vjp import alone, is_differentiable
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.grad import split_vjp
 from thunder_fn.interpreters.jvp import rule_of
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.rules import Split
-from thunder_fn.trace import Equation, Literal, Op, Trace, Var, type_of_value
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import Split
+from thunder_fn.ir.trace import Equation, Literal, Op, Trace, Var, type_of_value
 
 
 def evaluate_followed(

@@ -1,6 +1,6 @@
 """Forward mode: a trace on primals becomes a trace on primals and tangents.
 
-Leaf rules are derived (`derive_jvp.py`); a composite's jvp is its body's, once for each distinct body and question.
+Leaf rules are derived (`derived/leaf_jvp.py`); a composite's jvp is its body's, once for each distinct body and question.
 Tangents that are zero are absent, never tensors of zeros.
 """
 
@@ -14,17 +14,18 @@ from typing import TypeAlias
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn.constraints import finds_numbers, fixes_numbers
-from thunder_fn.derive import alone, is_differentiable
-from thunder_fn.derive_activity import ACTIVE
-from thunder_fn.derive_jvp import jvp_rule, missing_jvp
+from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.derived.leaf_jvp import jvp_rule, missing_jvp
+from thunder_fn.derived.leaf_vjp import alone, is_differentiable
 from thunder_fn.errors import MissingRule
+from thunder_fn.interpreters.grad import split_vjp, type_of_cotangent, zeros
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
-from thunder_fn.ir import Companion, inline_into, put, through_bodies, walk
-from thunder_fn.rules import JVP, JvpRule, Mask, memo
-from thunder_fn.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import finds_numbers, fixes_numbers
+from thunder_fn.ir.pairs import Companion, through_bodies
+from thunder_fn.ir.rules import JVP, JvpRule, Mask, memo
+from thunder_fn.ir.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
+from thunder_fn.ir.walking import inline_into, put, walk
 
 
 @memo(16384)

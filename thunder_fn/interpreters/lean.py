@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
-from thunder_fn import facts, ops
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
-from thunder_fn.ir import Flow
-from thunder_fn.rules import Mask, Split, memo
-from thunder_fn.trace import Equation, Op, Trace, TraceBuilder, Var
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.flow import Flow
+from thunder_fn.ir.rules import Mask, Split, memo
+from thunder_fn.ir.trace import Equation, Op, Trace, TraceBuilder, Var
 
 
 def recomputable(trace: TraceBuilder, late: Collection[int], halves: Split, carried: Sequence[Var]) -> set[int]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from thunder_fn import ops
-from thunder_fn.constraints import equality, names_of, renamed
-from thunder_fn.interpreters.vjp import split_vjp, zeros
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.interpreters.checkpoint.recomputed import found_again
+from thunder_fn.interpreters.grad import split_vjp, zeros
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import equality, names_of, renamed
+from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.symbols import symbols_of
+from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.choice_types import names_in, types_of_choice
-from thunder_fn.structured.recomputed import found_again
-from thunder_fn.symbols import symbols_of
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 
 
 def union(masks: Sequence[Mask]) -> Mask:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from thunder_fn.interpreters.partial import partial_split
+from thunder_fn.interpreters.grad import split_vjp, zeros
+from thunder_fn.interpreters.partial_eval import partial_split
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.vjp import split_vjp, zeros
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import JvpRule, Mask, Split
-from thunder_fn.trace import TensorType, TraceBuilder
+from thunder_fn.ir.rules import JvpRule, Mask, Split
+from thunder_fn.ir.trace import TensorType, TraceBuilder
+from thunder_fn.ir.walking import inline_into
 
 
 @lru_cache(maxsize=4096)

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.errors import MissingRule, located
+from thunder_fn.interpreters.grad import add, full, split_vjp, zeros
 from thunder_fn.interpreters.simplify import dce, is_kept
-from thunder_fn.interpreters.vjp import add, full, split_vjp, zeros
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import Mask, Residual, Split
-from thunder_fn.structured.bodies import tensor_type
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.carry_at import add_carry_at
 from thunder_fn.structured.cond import COND
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.loop import Loop, add_scan
-from thunder_fn.structured.while_parts import BOOL, COUNT, While, active_carry, add_while
-from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
+from thunder_fn.structured.shared.bodies import tensor_type
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.scan_parts import Loop, add_scan
+from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, active_carry, add_while
 
 aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 """Private names of PyTorch that thunder_fn uses, behind names of our own.
 
-A new PyTorch release should break this package and `torch_internals_inductor.py`, and nothing else; a test refuses
-private names elsewhere. `patches.py` has the patches, each of which works only in threads that capture. Add a name to
+A new PyTorch release should break this package and nothing else; a test refuses private names elsewhere. `inductor.py`
+is imported when it is first used. `patches.py` has the patches, each of which works only in threads that capture. Add a name to
 the file of its kind, with the reason why no public name does it.
 """
 
@@ -45,7 +45,7 @@ from thunder_fn.torch_internals.fakes import (
     running_number,
     symbolic_like,
 )
-from thunder_fn.torch_internals.footprint import footprint
+from thunder_fn.torch_internals.footprints import footprint
 from thunder_fn.torch_internals.groups import MeshDim, default_store, joint_mesh, ranks_of_group
 from thunder_fn.torch_internals.guards import (
     attention_kernels,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -24,11 +25,11 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import disable_functional_mode
 
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.ir.trace import Dim, Expr, TensorType
 from thunder_fn.torch_internals.calls import aten, runnable
 from thunder_fn.torch_internals.known_results import answer, question, remember
 from thunder_fn.torch_internals.modes import FAKE, get_dispatch_mode, isolated, no_torch_function, only_memory
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision
-from thunder_fn.trace import Dim, Expr, TensorType
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
 
@@ -67,6 +68,9 @@ class RecordingMode(FakeTensorMode):
         self._on_decision, self._shared = on_decision, False
         self._on_op = on_op
         self._silent = 0
+        self.thread = threading.get_ident()
+        self.elsewhere: Callable[[Any], Exception] | None = None
+        """The error for an op on its tensors in another thread."""
         self._assumption: tuple[bool, str | None] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

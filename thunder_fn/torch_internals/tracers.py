@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -20,12 +20,12 @@ from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
 from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
-from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
@@ -45,6 +45,9 @@ class Tracer(FunctionalTensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  # as PyTorch itself does
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        mode = fake_mode_of(self)
+        if isinstance(mode, RecordingMode) and mode.elsewhere is not None and mode.thread != threading.get_ident():
+            raise mode.elsewhere(func)
         return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -190,6 +193,10 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 class WritesAndReads(Protocol):
     """A listener for ops that change tensors in place and for tensors that share memory."""
 
+    def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+        """Hear of an op that is about to change tensors in place, and refuse it."""
+        ...
+
     def changing(
         self, tensors: list[torch.Tensor], others: list[torch.Tensor]
     ) -> contextlib.AbstractContextManager[None]:
@@ -255,50 +262,6 @@ def changed_tensors(
         items = arg if isinstance(arg, (list, tuple)) else (arg,)
         found[0 if key in written else 1].extend(item for item in items if isinstance(item, Tracer))
     return found
-
-
-def _check_distinct(func: Any, changed: list[torch.Tensor]) -> None:
-    """Reject in-place writes to tensors whose elements overlap (`expand`): functionalization would add up what is
-    written.
-
-    Raises:
-        RuntimeError: they are, as in eager mode, which lets a few ops such as `fill_` do so.
-    """
-    if torch.Tag.inplace_view in func.tags:
-        return
-    for tensor in changed:
-        if _overlaps(tensor):
-            name = func._schema.name.rpartition("::")[2]
-            raise RuntimeError(
-                f"`{name}` writes to an expanded tensor, several of whose elements share memory; write to the tensor "
-                "that is expanded, or to a clone"
-            )
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the trace.
-
-    Sizes found in data are unknown, and count as 2.
-    """
-    sizes = [2 if type(size) is not int else size for size in tensor.shape]
-    if 0 in sizes or tensor.is_contiguous():
-        return False
-    dims = [
-        (stride, size) for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True) if known > 1
-    ]
-    if any(type(stride) is int and stride == 0 for stride, _ in dims):
-        return True
-    if not all(type(item) is int or item.node.has_hint() for dim in dims for item in dim):
-        return False
-    dims.sort(key=lambda dim: tuple(item if type(item) is int else item.node.hint for item in dim))
-    reach, apart = 0, True
-    for stride, size in dims:
-        apart, reach = apart and bool(stride > reach), reach + stride * (size - 1)
-    if apart:
-        return False
-    numbers = [(int(stride), int(size)) for stride, size in dims]
-    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0})
-    return len(places) < math.prod(size for _, size in numbers)
 
 
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
@@ -369,7 +332,7 @@ class TracerMode(FunctionalTensorMode):
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args, kwargs or {})
         if changed:
-            _check_distinct(func, changed)
+            self.history.check(func, changed, others)
             with self.history.changing(changed, others):
                 result = self._dispatch(func, types, args, kwargs or {})
                 if self.under_bits:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from thunder_fn import ops
 from thunder_fn.interpreters import simplify
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Trace, Var, subtraces
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     holds,
     leaf_counts,
     num_equations,
 )
-from thunder_fn.trace import Trace, Var, subtraces
 
 # ---- laws of single interpreters ----
 

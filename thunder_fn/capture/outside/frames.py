@@ -1,0 +1,272 @@
+"""The frames of a user's code that run in a thread, as an observer sees them begin and end.
+
+Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there is the profile
+hook of a thread, which sees all Python frames and all calls of C. It is off (`pause`) while PyTorch's and our own
+code run.
+
+Frames of PyTorch, of ours and of the standard library are passed over, and all that runs below an import. Other packages are the
+user's code, and so is `torch.optim`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from thunder_fn.torch_internals import Patch
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The folder of this package."""
+
+OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing")
+"""Modules of this package that are programs, as a user's."""
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OPTIM = _TORCH + "optim" + os.sep
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_MACHINERY = frozenset(
+    (
+        "thunder_fn",
+        "torch",
+        "torchgen",
+        "functorch",
+        "optree",
+        "sympy",
+        "networkx",
+        "numpy",
+        "mpmath",
+        "hypothesis",
+        "_pytest",
+    )
+)
+_HAS_MONITORING = sys.version_info >= (3, 12)
+
+
+class Observer(Protocol):
+    """Hears of the frames of a capture."""
+
+    def started(self, frame: types.FrameType) -> None:
+        """Note that a frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
+
+    def ended(self, frame: types.FrameType, value: Any) -> None:
+        """Note the end of a frame: it returns or yields a value, or raises, which is None."""
+
+    def thread_started(self, name: str) -> None:
+        """Note that a thread is started, whose frames nobody sees."""
+
+
+_observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
+_told: ContextVar[Observer | None] = ContextVar("thunder_fn_frames_told", default=None)
+
+
+@cache
+def is_library(file: str) -> bool:
+    """Test for a file of an installed package or of Python, whose globals nobody binds anew."""
+    return "site-packages" in file or file.startswith((_STDLIB, _TORCH))
+
+
+@cache
+def is_machinery(name: str) -> bool:
+    """Test for a module of PyTorch, of ours or of Python."""
+    first = name.partition(".")[0]
+    if first in _MACHINERY:
+        return not name.startswith(("torch.optim", *OWN_PROGRAMS))
+    return first in sys.stdlib_module_names and first != "__main__"
+
+
+@cache
+def is_user_file(file: str) -> bool:
+    """Test for a file whose functions are the user's, or of a package that is not machinery."""
+    if file.startswith((_TORCH, ROOT)):
+        return file.startswith((_OPTIM, *(ROOT + name.partition(".")[2] for name in OWN_PROGRAMS)))
+    return not file.startswith("<frozen") and ("site-packages" in file or not file.startswith(_STDLIB))
+
+
+def is_watched(code: types.CodeType, module: Any) -> bool:
+    """Test whether the frames of this code, whose globals belong to a module of that name, are the user's."""
+    return is_user_file(code.co_filename) and not (isinstance(module, str) and is_machinery(module))
+
+
+def is_import(frame: types.FrameType) -> bool:
+    """Test whether an import begins: of any module, by the import system or by a loader."""
+    name = frame.f_code.co_name
+    if name == "<module>":
+        return frame.f_back is not None and _is_loader(frame.f_back.f_code)
+    return name == "_find_and_load" and _is_loader(frame.f_code)
+
+
+def _is_loader(code: types.CodeType) -> bool:
+    return code.co_filename.startswith("<frozen importlib") or code.co_name == "exec_module"
+
+
+def _is_told(frame: types.FrameType) -> bool:
+    return is_watched(frame.f_code, frame.f_globals.get("__name__")) or is_import(frame)
+
+
+@contextmanager
+def observed_by(observer: Observer) -> Generator[None]:
+    """Let `observer` hear of the frames that run within `running`, in this thread."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def _noting_threads(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def start(self: threading.Thread) -> None:
+        if (observer := _told.get()) is not None:
+            observer.thread_started(self.name)
+        original(self)
+
+    return start
+
+
+_threads = Patch((threading.Thread, "start", _noting_threads))
+
+
+@contextmanager
+def running() -> Generator[None]:
+    """Run the user's function inside. Without an observer, nothing is different."""
+    observer = _observer.get()
+    if observer is None:
+        yield
+        return
+    token = _told.set(observer)
+    try:
+        with _threads.applied(), _monitored() if _HAS_MONITORING else _profiled(observer):
+            yield
+    finally:
+        _told.reset(token)
+
+
+# ---- Python 3.11: the profile hook ----
+
+
+@contextmanager
+def _profiled(observer: Observer) -> Generator[None]:
+    before = sys.getprofile()
+    sys.setprofile(_hook(observer))
+    try:
+        yield
+    finally:
+        restart = getattr(before, "enable", None)  # a profiler in C is no function
+        sys.setprofile(None if restart is not None else before)
+        if restart is not None:
+            restart()
+
+
+def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
+    known: dict[int, tuple[types.CodeType, bool]] = {}
+
+    def hook(frame: types.FrameType, event: str, value: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            found = known.get(id(code))
+            if found is None:
+                found = known[id(code)] = code, _is_told(frame)
+            if found[1]:
+                observer.started(frame)
+        elif event == "return":
+            found = known.get(id(frame.f_code))
+            if found is not None and found[1]:
+                observer.ended(frame, value)
+
+    hook.is_ours = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return hook
+
+
+def pause() -> Any:
+    """Mark the start of machinery in this thread. Returns an argument for `resume`; None if nothing was watched."""
+    hook = sys.getprofile()
+    if hook is None or not hasattr(hook, "is_ours"):
+        return None
+    sys.setprofile(None)
+    return hook
+
+
+def resume(hook: Any) -> None:
+    """Mark the end of machinery: the user's code goes on."""
+    if hook is not None:
+        sys.setprofile(hook)
+
+
+# ---- Python 3.12 and later ----
+
+
+class _Monitor:
+    """The process's use of `sys.monitoring`, while at least one thread captures. Other threads' frames are told to nobody."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.tool = threading.Lock(), 0, -1
+
+    def start(self) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users > 1:
+                return
+            monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+            events = monitoring.events
+            self.tool = next(one for one in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(one) is None)
+            monitoring.use_tool_id(self.tool, "thunder_fn")
+            for event in (events.PY_START, events.PY_RESUME):
+                monitoring.register_callback(self.tool, event, _started)
+            for event in (events.PY_RETURN, events.PY_YIELD):
+                monitoring.register_callback(self.tool, event, _ended)
+            monitoring.register_callback(self.tool, events.PY_UNWIND, _unwound)
+            every = events.PY_START | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD | events.PY_UNWIND
+            monitoring.set_events(self.tool, every)
+
+    def stop(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+                monitoring.set_events(self.tool, 0)
+                monitoring.free_tool_id(self.tool)
+
+
+_monitor = _Monitor()
+
+
+@contextmanager
+def _monitored() -> Generator[None]:
+    _monitor.start()
+    try:
+        yield
+    finally:
+        _monitor.stop()
+
+
+def _started(code: types.CodeType, offset: int) -> Any:
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    if not _is_told(frame):
+        return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+    if (observer := _told.get()) is not None:
+        observer.started(frame)
+    return None
+
+
+def _ended(code: types.CodeType, offset: int, value: Any) -> Any:
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    if not _is_told(frame):
+        return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+    if (observer := _told.get()) is not None:
+        observer.ended(frame, value)
+    return None
+
+
+def _unwound(code: types.CodeType, offset: int, error: BaseException) -> Any:
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    if (observer := _told.get()) is not None and _is_told(frame):
+        observer.ended(frame, None)

@@ -1,0 +1,140 @@
+"""Refuse writes to memory that the same op reads or writes elsewhere.
+
+In eager mode their results depend on the order of a loop. PyTorch refuses some of them, and computes others without notice. A
+trace has values and no memory, so all are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.errors import AliasedMutation, located
+from thunder_fn.ir import facts
+from thunder_fn.ir.trace import Source
+
+WORK = 100_000
+"""The number of steps after which two tensors count as disjoint."""
+
+
+def check_overlaps(
+    func: Any,
+    changed: Sequence[torch.Tensor],
+    others: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
+    source: Source | None,
+) -> None:
+    """Reject an op that changes tensors in place if several of their elements are one, or are read as other elements.
+
+    Args:
+        func: the op.
+        changed: the tracers that it changes.
+        others: the other tracers that it is given.
+        given: the tracers of arguments and of tensors from outside.
+        source: the user's line.
+
+    Raises:
+        RuntimeError: elements of a changed tensor overlap, as in eager mode, which lets a few ops such as `fill_` do so.
+        AliasedMutation: the op reads what it writes at another place, or in another order.
+    """
+    if torch.Tag.inplace_view in func.tags:
+        return
+    name = func._schema.name.rpartition("::")[2]
+    for tensor in changed:
+        wholes = (one for one in given if one is not tensor and internals.have_one_memory(one, tensor))
+        if overlaps(tensor) or any(map(overlaps, wholes)):
+            raise RuntimeError(
+                f"`{name}` writes to an expanded tensor, several of whose elements share memory; write to the tensor "
+                "that is expanded, or to a clone"
+            )
+        for other in others:
+            if internals.have_one_memory(tensor, other) and _is_read_late(func, tensor, other):
+                what = f"`{name}` writes to memory that it reads at another place, in an order that PyTorch leaves open"
+                fix = "Pass a clone of the operand, or write to another tensor."
+                raise AliasedMutation(located(what, source=source, fix=fix))
+
+
+def _is_read_late(func: Any, changed: torch.Tensor, read: torch.Tensor) -> bool:
+    """Test whether an element may be read after it was written: in its own place that is so for some ops only."""
+    with internals.no_torch_function():
+        if [_layout(changed), changed.dtype] == [_layout(read), read.dtype]:
+            return changed.numel() != 0 and not _is_in_place(func)
+        arrays = [_as_array(*_numbers(tensor), tensor.element_size()) for tensor in (changed, read)]
+    try:
+        return np.shares_memory(*arrays, max_work=WORK)  # pyright: ignore[reportArgumentType]  # its stub says -1 or 0
+    except np.exceptions.TooHardError:
+        return False
+
+
+@functools.cache
+def _is_in_place(func: Any) -> bool:
+    """Test for an op that reads each element before it writes to its place."""
+    packet = func.overloadpacket
+    tags = (getattr(packet, overload).tags for overload in packet.overloads())
+    return any(torch.Tag.pointwise in found for found in tags) or f"aten.{func._schema.name.rpartition('::')[2]}" in (
+        facts.READS_BEFORE_WRITES
+    )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+
+
+def _numbers(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
+    """The sizes, strides and offset; of symbols the numbers that they have in this call."""
+    return [*map(_number, tensor.shape)], [*map(_number, tensor.stride())], _number(tensor.storage_offset())
+
+
+def _number(item: Any) -> int:
+    """The number that a size has in this call; one that is found in data is unknown, and counts as 2."""
+    return item if type(item) is int else item.node.hint if _is_known(item) else 2
+
+
+def _is_known(item: Any) -> bool:
+    return type(item) is int or item.node.has_hint()
+
+
+def _as_array(shape: list[int], strides: list[int], offset: int, itemsize: int) -> Any:
+    """An array of the same layout, whose memory is nobody's and is not read."""
+    if 0 in shape:
+        return np.empty(0, np.int8)
+    interface = {
+        "shape": tuple(shape),
+        "strides": tuple(stride * itemsize for stride in strides),
+        "typestr": f"|V{itemsize}",
+        "data": (WORK + offset * itemsize, True),
+        "version": 3,
+    }
+    return np.asarray(type("Layout", (), {"__array_interface__": interface})())
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the trace.
+
+    Sizes found in data are unknown, and count as 2.
+    """
+    sizes = [2 if type(size) is not int else size for size in tensor.shape]
+    if 0 in sizes or tensor.is_contiguous():
+        return False
+    dims = [
+        (stride, size) for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True) if known > 1
+    ]
+    if any(type(stride) is int and stride == 0 for stride, _ in dims):
+        return True
+    if not all(_is_known(item) for dim in dims for item in dim):
+        return False
+    dims.sort(key=lambda dim: tuple(map(_number, dim)))
+    reach, apart = 0, True
+    for stride, size in dims:
+        apart, reach = apart and bool(stride > reach), reach + stride * (size - 1)
+    if apart:
+        return False
+    numbers = [(int(stride), int(size)) for stride, size in dims]
+    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0})
+    return len(places) < math.prod(size for _, size in numbers)
