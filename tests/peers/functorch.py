@@ -111,8 +111,12 @@ def reason_of(name: str) -> str | None:
 
 def kind_of(text: str) -> str:
     """The kind of a failure: the last line of its traceback, without numbers."""
-    lines = [line for line in text.strip().splitlines() if not line.startswith(("Docs: ", "To execute", "This message"))]
-    last = next((line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception|Warning|Failure|Rule)\b", line)), "?")
+    lines = [
+        line for line in text.strip().splitlines() if not line.startswith(("Docs: ", "To execute", "This message"))
+    ]
+    last = next(
+        (line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception|Warning|Failure|Rule)\b", line)), "?"
+    )
     return re.sub(r"\d+(\.\d+)?", "#", last)[:150]
 
 
@@ -143,7 +147,11 @@ def main() -> int:
                 skipped[f"skipped by itself: {result.skipped[0][1]}"[:100]] += 1
                 continue
             total += 1
-            found = [*result.errors, *result.failures, *((test, "Failure: unexpected success") for _ in result.unexpectedSuccesses)]
+            found = [
+                *result.errors,
+                *result.failures,
+                *((test, "Failure: unexpected success") for _ in result.unexpectedSuccesses),
+            ]
             passed += not found
             for _, text in found[:1]:
                 failed[kind_of(text)].append(f"{name} ({took:.1f} s)" if took > 5 else name)
