@@ -102,7 +102,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     types = captured.trace.output_types
     wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
     wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
-    split = reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused())
+    split = reverse.forward_backward(captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused())
     split = self_contained(split)
     outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
     count = len(captured.trace.outputs)

@@ -15,7 +15,7 @@ from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import NotDifferentiable, TangentError, kind_of
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.ir import text
 from thunder_fn.ir.trace import TensorType, Trace, type_of_value
@@ -51,7 +51,7 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
     main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
     check_output(captured, main, "jvp(f, primals, tangents)")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = push_forward(captured.trace, active)
+    rule = jvp_trace(captured.trace, active)
     moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
     outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved), captured.trace)
     return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
@@ -161,7 +161,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     leaves = check_primals(primals, "linearize")
     captured = capture(f, primals, inside="linearize")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = push_forward(captured.trace, active)
+    rule = jvp_trace(captured.trace, active)
     count = len(captured.trace.outputs)
     known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
     first, second = partial_eval(rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count))

@@ -50,6 +50,7 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
+from thunder_fn.ir.symbols import bind, binders, compute, symbols_in
 from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
 
 __all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "current", "named_composite", "pytree"]
@@ -88,13 +89,25 @@ class Alias:
 
     result: int
     write: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Test whether some of the numbers are expressions."""
+        return any(isinstance(number, Expr) for number in (*self.size, *self.stride, self.offset))
 
     def of(self, target: torch.Tensor) -> torch.Tensor:
         """The result, as a view of the written tensor."""
         return target.as_strided(self.size, self.stride, target.storage_offset() + self.offset)
+
+    def among(self, variables: Sequence[Var], target: torch.Tensor, *values: Any) -> torch.Tensor:
+        """The same with expressions over symbols, which the variables bind that have these values."""
+        known = bind(variables, values)
+        number: Callable[[Any], Any] = lambda item: compute(item, known) if isinstance(item, Expr) else item
+        size, stride = tuple(map(number, self.size)), tuple(map(number, self.stride))
+        return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,19 +411,21 @@ def _aliases(
     targets = [
         tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target) for write in writes
     ]
+    bound = binders(recorder.inputs).keys()
     for place, leaf in enumerate(results):
         if not isinstance(leaf, internals.Tracer):
             continue
-        for number, target in enumerate(targets):
+        for count, target in enumerate(targets):
             with internals.no_torch_function():
-                numbers = (*leaf.shape, *leaf.stride(), leaf.storage_offset(), target.storage_offset())
                 is_view = leaf is not target and leaf.dtype == target.dtype and internals.have_one_memory(leaf, target)
-                if not is_view or any(type(number) is not int for number in numbers):
+                offset = as_dim(leaf.storage_offset() - target.storage_offset()) if is_view else None
+                numbers = *map(as_dim, leaf.shape), *map(as_dim, leaf.stride()), offset
+                symbols = set(symbols_in(numbers))
+                if not is_view or not symbols <= bound:
                     continue
                 has_bits = leaf.is_conj() or leaf.is_neg() or target.is_conj() or target.is_neg()
                 if not has_bits and target.is_contiguous() and internals.inner_fake(target).is_contiguous():
-                    offset = int(leaf.storage_offset() - target.storage_offset())
-                    yield Alias(place, number, tuple(leaf.shape), tuple(leaf.stride()), offset)
+                    yield Alias(place, count, numbers[: leaf.dim()], numbers[leaf.dim() : -1], offset)
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:

@@ -127,7 +127,7 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
     for leaf, _ in reversed(list(leaves_of(root))):
         needed = any(var.index in wanted for var in leaf.outputs)
         needed = needed or (symbols is not None and not symbols.isdisjoint(made_by(leaf)))
-        if needed or not leaf.outputs or ops.changes_the_world(leaf):
+        if needed or not leaf.outputs or ops.has_side_effect(leaf):
             wanted.update(var.index for var in leaf.outputs)
             wanted.update(var.index for var in _uses(leaf))
             if symbols is not None:

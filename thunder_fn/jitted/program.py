@@ -391,7 +391,11 @@ class _Execution:
         written = self.trace.outputs[self.captured.num_results :]
         alias = next((one for one in self.captured.aliases if one.result == position), None)
         if alias is not None and self.targets[alias.write] not in self.given:
-            return f"{self.names.bind(alias.of, 'alias')}({self.targets[alias.write]})"
+            target = self.targets[alias.write]
+            if alias.is_symbolic:
+                view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
+                return f"{view}({', '.join((target, *self.inputs))})"
+            return f"{self.names.bind(alias.of, 'alias')}({target})"
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target

@@ -100,9 +100,20 @@ class Node:
     @cached_property
     def needed(self) -> tuple[int, ...]:
         """The inputs that the backward reads, or its derivative does, which computes the other residuals again."""
+        count = len(self.bridge.split.forward.inputs)
+        return tuple(place for place in range(count) if self.binds_sizes or place in self.valued)
+
+    @cached_property
+    def binds_sizes(self) -> bool:
+        """Test whether all inputs are kept: for their sizes, or for a backward without some of the cotangents."""
+        return is_symbolic(self.bridge.split.forward) or self.bridge.sees_absent
+
+    @cached_property
+    def valued(self) -> frozenset[int]:
+        """The inputs of which values are needed, not sizes alone."""
         forward = self.bridge.split.forward
-        if is_symbolic(forward) or self.bridge.sees_absent:
-            return tuple(range(len(forward.inputs)))
+        if self.bridge.sees_absent:
+            return frozenset(range(len(forward.inputs)))
         makers = {var.index: equation for equation in forward.equations for var in equation.outputs}
         pending = [*self.read]
         pending += [var.index for place, _ in self.kept for var in vars_in(forward.outputs[place])]
@@ -112,7 +123,7 @@ class Node:
             if index not in seen:
                 seen.add(index)
                 pending += [var.index for var in makers[index].operands] if index in makers else []
-        return tuple(place for place in range(len(forward.inputs)) if place in seen)
+        return frozenset(place for place in range(len(forward.inputs)) if place in seen)
 
     @cached_property
     def gradient(self) -> Trace:
@@ -325,6 +336,9 @@ def _saved_inputs(
         tensor = inputs[place]
         if not isinstance(tensor, torch.Tensor):
             others[place] = tensor  # a number
+        elif place not in node.valued:
+            saved.append(tensor.data)
+            continue
         elif place in node.bridge.overwritten:
             saved.append(tensor.detach().clone())
             continue
