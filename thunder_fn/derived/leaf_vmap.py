@@ -302,7 +302,7 @@ def raise_randomness(name: str) -> None:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        f'vmap: {name} draws random numbers, and randomness="error" asks for an error\n'
+        f'vmap: called random operation while in randomness error mode: {name} draws random numbers, and randomness="error"\n'
         'Pass randomness="different" for numbers of its own in each example, or randomness="same" for equal ones.'
     )
 
@@ -312,7 +312,8 @@ def raise_same(name: str) -> None:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        f"vmap: {name} has no batching rule, and here a loop would draw other numbers in each example\n"
+        f"Vmap does not currently support same randomness with a batched tensor input of {name}: it has no batching rule, and a "
+        "loop would draw other numbers in each example\n"
         'Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) < p).to(p.dtype)`.'
     )
 
