@@ -88,12 +88,12 @@ class VmapQuestion:
 
     @property
     def draws(self) -> bool:
-        """Whether the op draws random numbers."""
+        """Test whether the op draws random numbers."""
         return ops.draws(self.equation)
 
     @property
     def prefers_ours(self) -> bool:
-        """Whether a rule of ours comes before functorch's, which would take symbols for numbers."""
+        """Test whether a rule of ours comes before functorch's, which would take symbols for numbers."""
         op = self.equation.op
         ours = ops.is_collective(op) or op.name in attention.KERNELS
         return op.name in KNOWN and (ours or _has_symbols(self.single, self.size))
