@@ -411,7 +411,7 @@ class Counts:
                 (vjp, "vjp_rule", "rules"),
             ):
                 patch.setattr(owner, name, self.counting(counter, getattr(owner, name)))
-            vjp.split_vjp.cache_clear()
+            vjp.forward_backward.cache_clear()
             self.step(layers)
 
     def counting(self, counter: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,8 @@ from thunder_fn.interpreters import grad as reverse, jvp as forward, simplify, v
 from thunder_fn.ir.trace import subtraces
 
 MEMOS: tuple[Any, ...] = (
-    *(reverse.split_vjp, activity.activity, activity.contributions, activity.USEFUL.everywhere),
-    *(forward.push_forward, forward._on_slots, forward._with_op, batching.batch, simplify.dce_to, vjp_rule),
+    *(reverse.forward_backward, activity.activity, activity.contributions, activity.USEFUL.everywhere),
+    *(forward.jvp_trace, forward._on_slots, forward._with_op, batching.batch, simplify.dce_to, vjp_rule),
 )
 Function = Callable[[torch.Tensor], torch.Tensor]
 

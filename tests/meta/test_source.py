@@ -128,7 +128,7 @@ DOORS = {
     ("ir.trace", "torch_internals"): "equality of traces looks at constants, below whatever modes are active",
     ("ir.pretty", "interpreters.evaluate"): "printed programs run structured equations by the reference semantics",
     ("capture.apply", "interpreters.evaluate"): "applied traces run by the reference semantics",
-    ("interpreters.evaluate", "interpreters.followed"): "a value that autograd follows is evaluated by its rule",
+    ("interpreters.evaluate", "interpreters.under_autograd"): "a value that autograd follows is evaluated by its rule",
     ("structured.loop_functions", "structured.while_loop"): "fori_loop of unknown length is a while_loop",
     ("jitted", "jitted.modules.module"): "jit of a module",
     ("jitted", "inspect.lowered"): "`jit(f).lower(...)`, a door to the reports on programs",

@@ -85,7 +85,7 @@ def test_ops_of_another_library_are_not_their_namesakes(namesakes: Any) -> None:
 
 RULES = {
     "capture/numbers/arithmetic.py": "operators of Python",
-    "capture/replaced/instead.py": "methods of tensors",
+    "capture/replaced/stand_ins.py": "methods of tensors",
     "capture/replaced/leaf_ops.py": "ops that are recorded as another one",
     "derived/decompositions.py": "ops that PyTorch differentiates or batches wrongly, beside the formulas for them",
     "derived/leaf_autocast.py": "kernels, and the ops that autocast knows them by",

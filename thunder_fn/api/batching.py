@@ -207,12 +207,18 @@ def is_tracer(leaf: torch.Tensor) -> bool:
 def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:
     """One non-negative dim or None for each leaf of the arguments."""
     if isinstance(in_dims, bool) or not isinstance(in_dims, (int, tuple)):
-        raise VmapError(f"{name}: in_dims is an int or a tuple with one entry for each argument, given {in_dims!r}")
+        raise VmapError(
+            f"{name}: expected `in_dims` to be int or a (potentially nested) tuple with one entry for each argument, "
+            f"given {in_dims!r}"
+        )
     if not args:
-        raise VmapError(f"{name}: called without positional arguments, so there is nothing to batch over")
+        raise VmapError(f"{name}: got no inputs: called without positional arguments, there is nothing to batch over")
     given = (in_dims,) * len(args) if isinstance(in_dims, int) else in_dims
     if len(given) != len(args):
-        raise VmapError(f"{name}: in_dims has {len(given)} entries, but the call has {len(args)} positional arguments")
+        raise VmapError(
+            f"{name}: in_dims is not compatible with the structure of `inputs`: it has {len(given)} entries, but the call has "
+            f"{len(args)} positional arguments"
+        )
     dims: list[int | None] = []
     for index, (arg, entry) in enumerate(zip(args, given, strict=True)):
         leaves, spec = pytree.flatten(arg)
@@ -222,7 +228,7 @@ def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int |
             )
         except ValueError as error:
             raise VmapError(
-                f"{name}: in_dims must be a prefix of the structure of the arguments, but {error}"
+                f"{name}: in_dims is not compatible with the structure of `inputs`, of which it must be a prefix: {error}"
             ) from None
         for path, leaf, dim in zip(pytree.paths(arg, f"args[{index}]"), leaves, spread, strict=True):
             dims.append(check_dim(leaf, dim, path, name))
@@ -259,9 +265,15 @@ def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise VmapError(f"{name}: the batch dim of {path} is an int or None, given {dim!r}")
     if not isinstance(leaf, torch.Tensor):
-        raise VmapError(f"{name}: {path} is {kind_of(leaf)} and has no dim {dim}; use None in in_dims for it")
+        raise VmapError(
+            f"{name}: Got in_dim={dim} for an input but the input is of type {type(leaf)}: {path} is {kind_of(leaf)}\n"
+            "Use None in in_dims for it."
+        )
     if not -leaf.dim() <= dim < leaf.dim():
-        raise VmapError(f"{name}: {path} is {type_of_value(leaf)} and has no dim {dim}")
+        raise VmapError(
+            f"{name}: Got in_dim={dim} for some input, but that input is a Tensor of dimensionality {leaf.dim()}: {path} is "
+            f"{type_of_value(leaf)}"
+        )
     return dim % leaf.dim()
 
 
@@ -275,14 +287,15 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
     if not sizes:
         raise VmapError(
             located(
-                f"{name}: in_dims is None for every argument, so there is nothing to batch over", source=user_source()
+                f"{name}: at least one Tensor has to be batched, but in_dims is None for every argument",
+                source=user_source(),
             )
         )
     if any(size != sizes[0][2] for _, _, size in sizes):
         listed = "\n".join(f"  {path} has size {size} in dim {dim}" for path, dim, size in sizes)
         raise VmapError(
             located(
-                f"{name}: the batched arguments must agree in size, but\n{listed}",
+                f"{name}: Expected all tensors to have the same size in the mapped dimension, but\n{listed}",
                 source=user_source(),
                 fix="Use None in in_dims for arguments that all examples share.",
             )
@@ -305,10 +318,12 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
     try:
         spread = spread_over_result(out_dims, captured.out_spec)
     except ValueError as error:
-        raise VmapError(f"{name}: out_dims must be a prefix of the structure of the result, but {error}") from None
+        raise VmapError(
+            f"{name}: out_dims is not compatible with the structure of the result, of which it must be a prefix: {error}"
+        ) from None
     for path, dim, leaf in zip(pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True):
         if leaf is not TENSOR and dim is not None:
-            what = f"{name}: {path} is {kind_of(leaf)}, and only tensors have a batch dim"
+            what = f"{name}: the function must only return Tensors, got type {type(leaf)} as a return: {path} has no batch dim"
             fix = (
                 "Return a tensor (`torch.tensor(1.0)`), or say None for it in out_dims: then it is given back as it is."
             )
@@ -324,7 +339,9 @@ def place(value: Any, is_batched: bool, dim: int, size: int, where: str) -> Any:
     """The value with its batch dim at `dim`; a value that all examples share is repeated."""
     rank = value.dim() + (not is_batched)
     if isinstance(dim, bool) or not -rank <= dim < rank:
-        raise NoSuchDim(f"{where} has {rank} dims with the batch dim, so out_dims cannot be {dim!r}")
+        raise NoSuchDim(
+            f"{where}: Dimension out of range: it has {rank} dims with the batch dim, so out_dims cannot be {dim!r}"
+        )
     if not is_batched:
         value = value.unsqueeze(0).expand(size, *value.shape)
     return value if dim == 0 else value.movedim(0, dim)

@@ -111,11 +111,13 @@ def frozen_argnums(argnums: Any) -> Argnums:
         ArgnumError: they are neither an int nor a non-empty sequence of ints.
     """
     if isinstance(argnums, bool) or not isinstance(argnums, (int, tuple, list)):
-        raise ArgnumError(f"argnums is an int or a tuple of ints, given {argnums!r}")
+        raise ArgnumError(f"argnums must be int or Tuple[int, ...], given {argnums!r}")
     if isinstance(argnums, int):
         return argnums
-    if not argnums or any(isinstance(number, bool) or not isinstance(number, int) for number in argnums):
-        raise ArgnumError(f"argnums is an int or a non-empty tuple of ints, given {argnums!r}")
+    if not argnums:
+        raise ArgnumError(f"argnums must be non-empty, given {argnums!r}")
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in argnums):
+        raise ArgnumError(f"argnums elements must be int, given {argnums!r}")
     return tuple(argnums)
 
 
@@ -126,14 +128,14 @@ def check_argnums(argnums: Argnums, args: tuple[Any, ...], name: str) -> tuple[i
         if not -len(args) <= number < len(args):
             raise ArgnumError(
                 located(
-                    f"{name}: argnums={argnums} asks for argument {number}, but the call has {len(args)} positional arguments",
+                    f"{name}: got argnum={number}, but only {len(args)} positional inputs",
                     source=user_source(),
                     fix="Pass the argument by position; keyword arguments are not differentiated.",
                 )
             )
     positions = tuple(number % len(args) for number in numbers)
     if len(set(positions)) != len(positions):
-        raise ArgnumError(f"{name}: argnums={argnums} names an argument twice")
+        raise ArgnumError(f"{name}: argnums elements must be unique, given argnums={argnums}")
     return positions
 
 
@@ -188,7 +190,8 @@ def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: s
     result = captured.result(captured.trace.output_types[: captured.num_results])
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:
-            text = f"{name}: with has_aux=True the function returns (loss, aux), not {described(result)}"
+            what = described(result)
+            text = f"{name}: grad_and_value(f)(*args): output of function f should be a tuple (loss, aux), not {what}"
             raise NonScalarLoss(located(text, source=source_of(f), fix="Return the loss first, then anything else."))
         result = result[0]
     if not isinstance(result, TensorType) or result.shape != ():

@@ -124,7 +124,8 @@ def check_real(tree: Any, where: str, name: str) -> None:
     """Check for real numbers: of complex ones half the derivative would be lost, another half in either mode."""
     for path, leaf in zip(pytree.paths(tree, where), pytree.flatten(tree)[0], strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.is_complex():
-            what = f"{name}: {path} is {type_of_value(leaf)}, and the derivative of complex numbers is no one Jacobian"
+            values = "outputs" if where == "out" else "inputs"
+            what = f"{name.partition('_')[0]}: Expected all {values} to be real, but {path} is {type_of_value(leaf)}"
             fix = (
                 "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or use `vjp` or `jvp`."
             )

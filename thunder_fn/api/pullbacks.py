@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, described, main_only, main_output, unwritten, write_back
+from thunder_fn.api.calling import apply, check_output, described, main_only, main_output, unwritten, write_back
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -51,7 +51,9 @@ class Pullback:
         leaves, spec = pytree.flatten(cotangents)
         different = pytree.difference(spec, self.captured.out_spec, "cotangent", "out")
         if different is not None:
-            raise CotangentError(f"{self.name}: the cotangent must have the structure of the output, but {different}")
+            raise CotangentError(
+                f"{self.name}: Expected pytree structure of the cotangent to be that of the output, but {different}"
+            )
         tensors = [leaf for leaf, known in zip(leaves, self.captured.out_leaves, strict=True) if known is TENSOR]
         paths = zip(self.captured.paths("cotangent"), self.captured.paths(), strict=True)
         given: list[Any] = []
@@ -95,11 +97,12 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
     captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
-    main = main_output(captured, has_aux, "vjp")
+    main = main_output(captured, has_aux, "vjp(f, *primals)")
+    check_output(captured, main, "vjp(f, *primals)")
     types = captured.trace.output_types
     wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
     wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
-    split = reverse.split_vjp(captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused())
+    split = reverse.forward_backward(captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused())
     split = self_contained(split)
     outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
     count = len(captured.trace.outputs)

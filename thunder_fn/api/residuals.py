@@ -13,7 +13,7 @@ from thunder_fn.capture import capture, pytree
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.checkpoint.recomputed import COPY_TO
-from thunder_fn.interpreters.grad import split_vjp
+from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.storages import values_without_numbers
 from thunder_fn.ir.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 from thunder_fn.structured.checkpoint_name import name_of
@@ -66,7 +66,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
     paths = [path for path, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     wanted_inputs = tuple(is_differentiable(var.type) for var in trace.inputs)
     wanted_outputs = tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
-    split = split_vjp(trace, wanted_inputs, wanted_outputs)
+    split = forward_backward(trace, wanted_inputs, wanted_outputs)
     atoms = split.residual_values(split.forward.inputs, split.forward.outputs)
     values = [atom for atom in atoms if isinstance(atom, Var)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

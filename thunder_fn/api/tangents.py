@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, main_only, main_output, unwritten, write_back
+from thunder_fn.api.calling import apply, check_output, main_only, main_output, unwritten, write_back
 from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import NotDifferentiable, TangentError, kind_of
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
+from thunder_fn.ir import text
 from thunder_fn.ir.trace import TensorType, Trace, type_of_value
 
 
@@ -47,9 +48,10 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
     leaves = check_primals(primals, "jvp")
     given = check_tangents(primals, tangents)
     captured = capture(f, tuple(primals), inside="jvp")
-    main = main_output(captured, has_aux, "jvp")
+    main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
+    check_output(captured, main, "jvp(f, primals, tangents)")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = push_forward(captured.trace, active)
+    rule = jvp_trace(captured.trace, active)
     moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
     outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved), captured.trace)
     return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
@@ -88,11 +90,19 @@ def _zero_of(value: Any) -> Any:
 def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
     """The leaves of the primals, all of them tensors."""
     if not isinstance(primals, (tuple, list)):
-        raise TangentError(f"{name}: primals is a tuple with one entry for each argument, not {kind_of(primals)}")
+        raise TangentError(
+            f"{name}: Expected primals to be a tuple with one entry for each argument, given {kind_of(primals)}"
+        )
     leaves, _ = pytree.flatten(tuple(primals))
     for path, leaf in zip(pytree.paths(tuple(primals), "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            raise NotDifferentiable(f"{name}: {path} is {kind_of(leaf)}; pass numbers as tensors")
+            raise NotDifferentiable(
+                f"{name}: Expected primals to only contain Tensors, but {path} is {kind_of(leaf)}; pass numbers as tensors"
+            )
+    if not leaves:
+        raise NotDifferentiable(
+            f"{name}: Expected primals to contain at least one Tensor, given {text.shown(primals, 40)}"
+        )
     return leaves
 
 
@@ -100,11 +110,13 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
     """The leaves of the tangents, which match the primals."""
     leaves, spec = pytree.flatten(tuple(primals))
     if not isinstance(tangents, (tuple, list)):
-        raise TangentError(f"{name}: tangents is a tuple like primals, not {kind_of(tangents)}")
+        raise TangentError(
+            f"{name}: Expected tangents to be a tuple of the same python structure as primals, given {kind_of(tangents)}"
+        )
     given, given_spec = pytree.flatten(tuple(tangents))
     different = pytree.difference(given_spec, spec, "tangents", "primals")
     if different is not None:
-        raise TangentError(f"{name}: the tangents must have the structure of the primals, but {different}")
+        raise TangentError(f"{name}: Expected primals and tangents to have the same python structure, but {different}")
     for path, primal, tangent in zip(pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True):
         have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else kind_of(tangent)
         if have != type_of_value(primal):
@@ -149,7 +161,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     leaves = check_primals(primals, "linearize")
     captured = capture(f, primals, inside="linearize")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = push_forward(captured.trace, active)
+    rule = jvp_trace(captured.trace, active)
     count = len(captured.trace.outputs)
     known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
     first, second = partial_eval(rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count))

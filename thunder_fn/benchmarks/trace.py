@@ -22,7 +22,7 @@ from thunder_fn.ir.trace import Trace
 
 MEMOS: tuple[Any, ...] = (
     *(derive.vjp_rule, derive.differentiable_outputs, simplify.dce_to, simplify.inline),
-    *(activity.activity, vjp.split_vjp, vjp.vjp, vjp.grad_and_value),
+    *(activity.activity, vjp.forward_backward, vjp.vjp, vjp.grad_and_value),
 )
 CAPTURE, GRADIENT, KNOWN = "capture", "gradient of the trace, nothing known", "gradient of the trace, one layer known"
 

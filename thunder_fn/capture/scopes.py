@@ -21,7 +21,6 @@ from thunder_fn.capture.outside.properties import PROPERTIES, answer, check_type
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.indexing import getitem, setitem
-from thunder_fn.capture.replaced.instead import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.replaced.lookasides import original_of, replacement
 from thunder_fn.capture.replaced.refusals import (
     BRANCHES,
@@ -31,6 +30,7 @@ from thunder_fn.capture.replaced.refusals import (
     listing_error,
     memory_error,
 )
+from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
     ThunderError,

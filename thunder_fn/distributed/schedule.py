@@ -101,7 +101,7 @@ class _Schedule:
     def stays(self, at: int) -> bool:
         """Test for a collective, or an equation that draws random numbers or has an effect."""
         equation = self.equations[at]
-        return ops.is_collective(equation.op) or ops.changes_the_world(equation)
+        return ops.is_collective(equation.op) or ops.has_side_effect(equation)
 
     def by_use(self) -> list[int]:
         """The gathers, in the order in which anything else reads what follows from them."""

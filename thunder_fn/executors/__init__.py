@@ -9,9 +9,9 @@ A new executor is one file that subclasses `Executor`. It must answer from the e
 
 from __future__ import annotations
 
-from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics, any_fuses
 from thunder_fn.executors.claims import Claimed, Decision, claim
+from thunder_fn.executors.eligibility import TORCH
 from thunder_fn.executors.registry import deregister_executor, get_executor, list_executors, register_executor
 from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.executors.torchinductor import backend, bisect, inductor, wait

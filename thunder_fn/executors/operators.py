@@ -20,11 +20,11 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.apply import bind_equation, can_bind, operands_of, replay
-from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.capture.scopes import encode_call, in_scope, lift_call, user_source
 from thunder_fn.capture.supported import LITERALS, is_wrapped
+from thunder_fn.capture.under_autograd import bind_followed
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import ExecutorError, ThunderError, kind_of, located
 from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_rule

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from thunder_fn.errors import ExecutorError, UnknownOption, kind_of, located
-from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
+from thunder_fn.executors.eligibility import TORCH
 from thunder_fn.ir.text import shown
 
 BUILTIN: dict[str, str] = {

@@ -28,9 +28,9 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.executors import spoiling
-from thunder_fn.executors.asking import TORCH, autocasts
 from thunder_fn.executors.base import Executor
 from thunder_fn.executors.claims import Claimed, claim
+from thunder_fn.executors.eligibility import TORCH, autocasts
 from thunder_fn.executors.evaluated import compiled_region, numbers_read, run_compiled
 from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.loops import Function, function_of

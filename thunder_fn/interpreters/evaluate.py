@@ -118,7 +118,7 @@ def _apply(
 
 def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     """Run a collective, and its backward, where that sends anything, as equations that are watched too."""
-    from thunder_fn.interpreters.followed import follow  # evaluates
+    from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
     operands = [env[var.index] for var in equation.operands]
     run = lambda: evaluate_leaf(equation, args, kwargs)
@@ -130,7 +130,7 @@ def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kw
 
 def _evaluate_ruled(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     """Run a leaf as one node where a derivative may be taken."""
-    from thunder_fn.interpreters.followed import follow  # evaluates
+    from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
     operands = [env[var.index] for var in equation.operands]
     return follow(equation, operands, lambda: evaluate_leaf(equation, args, kwargs))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from thunder_fn.derived.activity import activity, contributions, usefulness
 from thunder_fn.derived.leaf_vjp import alone, vjp_rule
-from thunder_fn.interpreters.lean import recomputable
+from thunder_fn.interpreters.cheap_residuals import recomputable
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
@@ -26,7 +26,7 @@ aten = ops.aten
 
 
 @memo(16384)
-def split_vjp(
+def forward_backward(
     trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: Mask = (), *, fused: bool = False
 ) -> Split:
     """Split a trace for reverse mode.
@@ -38,7 +38,7 @@ def split_vjp(
         seeded: one per input, none for no input; True where the backward is given, last, what the gradient is added
             to. Autograd adds up one cotangent after the other, whatever modules they come from, and so must we if
             sums are to round as eager's do.
-        fused: what works element by element will be fused, so the backward computes again what is cheap (`lean.py`).
+        fused: what works element by element will be fused, so the backward computes again what is cheap (`cheap_residuals.py`).
 
     Returns:
         The split: `forward` has the trace's inputs and its outputs followed by the extra residuals.
@@ -109,12 +109,12 @@ def split_of(
 ) -> Split:
     """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
     if equation.op.kind == "composite":
-        return split_vjp(equation.body, operands, outputs, fused=fused)
+        return forward_backward(equation.body, operands, outputs, fused=fused)
     if equation.op.kind == "structured":
         return VJP.of(equation)(equation, operands, outputs)
     layouts = tuple(var.index in transposed for var in equation.operands)
     rule = vjp_rule(alone(equation), operands, outputs, layouts if any(layouts) else ())
-    return rule if isinstance(rule, Split) else split_vjp(rule, operands, outputs, fused=fused)
+    return rule if isinstance(rule, Split) else forward_backward(rule, operands, outputs, fused=fused)
 
 
 def _put_forward(
@@ -173,7 +173,7 @@ class _Backward:
         if equation.op.kind == "composite":
             seeded = _seeded(step, self.cotangents)
             if any(seeded):
-                split = split_vjp(equation.body, step.operands, step.outputs, seeded, fused=self.fused)
+                split = forward_backward(equation.body, step.operands, step.outputs, seeded, fused=self.fused)
             seeds = [var for var, flag in zip(equation.operands, seeded, strict=True) if flag]
             op = ops.composite(f"{ops.short_name(equation.op)}_backward")
             arguments += tuple(self.cotangents.pop(var.index) for var in seeds)
@@ -231,7 +231,7 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
         The trace from the inputs, then one cotangent for each wanted output, to the outputs, then one gradient for
         each wanted input, zeros where the outputs do not depend on it.
     """
-    split = split_vjp(trace, wanted_inputs, wanted_outputs)
+    split = forward_backward(trace, wanted_inputs, wanted_outputs)
     builder = TraceBuilder(f"{trace.name}_vjp")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     given = tuple(
@@ -266,10 +266,10 @@ def pull_back(
 def grad_and_value(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) -> Trace:
     """A trace of the gradients of the first output, a scalar, followed by all outputs.
 
-    Law: equals `vjp` with a cotangent of one for output 0. `fused` is as for `split_vjp`.
+    Law: equals `vjp` with a cotangent of one for output 0. `fused` is as for `forward_backward`.
     """
     wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
-    split = split_vjp(trace, wanted_inputs, wanted_outputs, fused=fused)
+    split = forward_backward(trace, wanted_inputs, wanted_outputs, fused=fused)
     builder = TraceBuilder(f"grad_{trace.name}")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     results = inline_into(builder, split.forward, inputs)

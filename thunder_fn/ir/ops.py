@@ -194,11 +194,11 @@ def has_random(equation: Applied) -> bool:
     return draws(equation) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
 
 
-def changes_the_world(equation: Applied) -> bool:
+def has_side_effect(equation: Applied) -> bool:
     """Test whether the equation or anything in its bodies draws random numbers or has an effect."""
     if draws(equation) or is_effectful(equation.op):
         return True
-    return any(changes_the_world(inner) for body in equation.bodies for inner in body.equations)
+    return any(has_side_effect(inner) for body in equation.bodies for inner in body.equations)
 
 
 @cache

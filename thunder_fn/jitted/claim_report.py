@@ -10,7 +10,7 @@ import torch
 
 from thunder_fn.executors import Decision, Executor, claim
 from thunder_fn.executors.base import is_within
-from thunder_fn.executors.brought import with_brought
+from thunder_fn.executors.of_traces import with_executors_of
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted.autograd.bridge import bridge
@@ -79,7 +79,7 @@ def left_out(options: Options, trace: Trace) -> tuple[tuple[str, str], ...]:
     """The executors that are not asked, and why."""
     return tuple(
         (executor.name, f"its results are {executor.numerics}, and numerics={options.numerics!r}")
-        for executor in with_brought(options.executors, trace)
+        for executor in with_executors_of(options.executors, trace)
         if not is_within(executor.numerics, options.numerics)
     )
 

@@ -14,8 +14,8 @@ from typing import Any
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption, kind_of, located
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
-from thunder_fn.executors.brought import with_brought
 from thunder_fn.executors.grad_transforms import GradTransforms
+from thunder_fn.executors.of_traces import with_executors_of
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.executors.verify import VERIFIER
@@ -63,7 +63,7 @@ class Options:
 
     def executors_of(self, trace: Trace) -> tuple[Executor, ...]:
         """The executors of a program of this trace, those that it brings among them, as they are now."""
-        return self._allowed(with_brought(self.executors, trace))
+        return self._allowed(with_executors_of(self.executors, trace))
 
     def chosen_executors(self) -> tuple[Executor, ...]:
         """The executors as they are now, without those whose results may be farther off than `numerics` allows."""

@@ -6,7 +6,7 @@ import difflib
 from typing import Any
 
 from thunder_fn.errors import RewriteError, located
-from thunder_fn.executors.brought import bring
+from thunder_fn.executors.of_traces import bring
 from thunder_fn.executors.quantized.codes_kernels import EXECUTOR as CODES
 from thunder_fn.executors.quantized.kernels import EXECUTOR as QUANTIZED
 from thunder_fn.interpreters.quantize.eight_bits import INT8, INT8_DYNAMIC, INT8_STATIC, fp8

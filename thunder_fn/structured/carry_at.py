@@ -19,7 +19,7 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.interpreters.grad import full, split_vjp
+from thunder_fn.interpreters.grad import forward_backward, full
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.ir import ops
@@ -159,7 +159,7 @@ def carry_at_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, 
 @VJP.rule("carry_at")
 def carry_at_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split it like the loop that it is."""
-    return split_vjp(as_while(equation), wanted_inputs, wanted_outputs)
+    return forward_backward(as_while(equation), wanted_inputs, wanted_outputs)
 
 
 def as_while(equation: Equation) -> Trace:

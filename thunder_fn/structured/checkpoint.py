@@ -34,10 +34,10 @@ from thunder_fn.interpreters.checkpoint.recomputed import Kept, backward_computi
 from thunder_fn.interpreters.checkpoint.remat import keep_random, numbers_read, recompute, variables, within_budget
 from thunder_fn.interpreters.checkpoint.selective import Selective, policy_of_contexts
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.followed import evaluate_followed
-from thunder_fn.interpreters.grad import split_vjp
+from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.interpreters.simplify import inline, is_kept
+from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Residual, Split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.text import shown
@@ -102,7 +102,7 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
     If values are to be chosen, the body is unfolded first; otherwise it keeps its structure.
     """
-    split = split_vjp(_marked(body, policy), wanted_inputs, wanted_outputs)
+    split = forward_backward(_marked(body, policy), wanted_inputs, wanted_outputs)
     flat, answers = unmark(split.forward)
     needed = split.residual_values(flat.inputs, flat.outputs)
     return _assemble(body, policy, split, flat, needed, _choose(policy, flat, needed, answers))

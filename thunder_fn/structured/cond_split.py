@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from thunder_fn.interpreters.checkpoint.recomputed import found_again
-from thunder_fn.interpreters.grad import split_vjp, zeros
+from thunder_fn.interpreters.grad import forward_backward, zeros
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import equality, names_of, renamed
 from thunder_fn.ir.rules import Mask, Residual, Split
@@ -79,7 +79,7 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
 
 def _split_branch(equation: Equation, body: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The split of a branch, its backward on values of the equation's types, whose sizes have names of their own."""
-    split = split_vjp(body, wanted_inputs, wanted_outputs)
+    split = forward_backward(body, wanted_inputs, wanted_outputs)
     results, count = [var.type for var in equation.outputs], len(split.residuals)
     wanted = [type for type, flag in zip(results, wanted_outputs, strict=True) if flag]
     found = names_of(split.backward.input_types[count:], wanted)

@@ -36,9 +36,9 @@ from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all

@@ -35,10 +35,10 @@ from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.followed import evaluate_followed
 from thunder_fn.interpreters.grad import zeros
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.rules import (
@@ -149,7 +149,7 @@ def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
         return capture_jvp(call, tuple(var.type for var in equation.operands), active)
     count = len(gradients_of(equation))
     calls.check_closures(equation, call, count, active)
-    rule = push_forward(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
+    rule = jvp_trace(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
     return _with_all_tangents(rule, active, count, equation)
 
 

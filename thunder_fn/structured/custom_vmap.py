@@ -24,8 +24,8 @@ from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.leaf_vmap import batched_type
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.grad import split_vjp
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Type
@@ -67,13 +67,13 @@ def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options
 @JVP.rule("custom_vmap")
 def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """Return the function's own rule."""
-    return push_forward(equation.body, active)
+    return jvp_trace(equation.body, active)
 
 
 @VJP.rule("custom_vmap")
 def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Return the function's own rule."""
-    return split_vjp(equation.body, wanted_inputs, wanted_outputs)
+    return forward_backward(equation.body, wanted_inputs, wanted_outputs)
 
 
 # ---- vmap ----

@@ -17,8 +17,8 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.grad import split_vjp
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
@@ -51,13 +51,13 @@ def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
 @JVP.rule("differentiated_as")
 def jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The jvp of the body that is differentiated."""
-    return push_forward(equation.bodies[1], active)
+    return jvp_trace(equation.bodies[1], active)
 
 
 @VJP.rule("differentiated_as")
 def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The split of the body that is differentiated."""
-    return split_vjp(equation.bodies[1], wanted_inputs, wanted_outputs)
+    return forward_backward(equation.bodies[1], wanted_inputs, wanted_outputs)
 
 
 @VMAP.rule("differentiated_as")

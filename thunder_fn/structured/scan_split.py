@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thunder_fn.interpreters.checkpoint.recomputed import found_again
-from thunder_fn.interpreters.grad import add, split_vjp, zeros
+from thunder_fn.interpreters.grad import add, forward_backward, zeros
 from thunder_fn.interpreters.simplify import cse, cut_to, dce
 from thunder_fn.ir.rules import Mask, Residual, Split
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, cut
@@ -36,12 +36,12 @@ def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     wanted_carry, wanted_ys = loop.results(wanted_outputs)
 
     def step(live: Mask) -> Mask:
-        places = iter(split_vjp(equation.body, asked, (*live, *wanted_ys)).gradients)
+        places = iter(forward_backward(equation.body, asked, (*live, *wanted_ys)).gradients)
         found = tuple(flag and next(places) is not None for flag in asked)
         return loop.parts(found)[1]
 
     live = carry_fixpoint(step, wanted_carry)
-    split = found_again(split_vjp(equation.body, asked, (*live, *wanted_ys)), "scan")
+    split = found_again(forward_backward(equation.body, asked, (*live, *wanted_ys)), "scan")
     placed = _place_residuals(loop, split, len(equation.outputs))
     return Split(
         _forward(equation, loop, placed),

@@ -58,7 +58,7 @@ def _values(recorder: Recorder, wanted: list[Var]) -> list[torch.Tensor] | None:
 
 def _is_known(leaf: Leaf) -> bool:
     """Test for an op of PyTorch's that draws nothing, on numbers without symbols."""
-    if leaf.op.kind != "leaf" or ops.is_random(leaf.op) or ops.changes_the_world(leaf):
+    if leaf.op.kind != "leaf" or ops.is_random(leaf.op) or ops.has_side_effect(leaf):
         return False
     return not _has_symbols((leaf.args, tuple(value for _, value in leaf.kwargs)))
 

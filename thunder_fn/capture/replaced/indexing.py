@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
-from thunder_fn.capture.replaced.instead import tensor
+from thunder_fn.capture.replaced.stand_ins import tensor
 
 Tensor = torch.Tensor
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)

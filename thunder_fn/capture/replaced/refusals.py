@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.replaced.instead import MAX_LISTED
+from thunder_fn.capture.replaced.stand_ins import MAX_LISTED
 from thunder_fn.errors import (
     CaptureError,
     DataDependentBranch,

@@ -7,7 +7,7 @@ the kernels, and a second derivative is computed when it is asked for.
 
 A traced forward is always asked for the log-sum-exp, which its backward reads (`RecordingMode`). PyTorch leaves it out if no
 argument requires grad; a backward that reads it then gives wrong numbers (cuDNN) or fails (efficient). A program in which
-nothing reads it leaves it out again (`executors/tidy.py`).
+nothing reads it leaves it out again (`executors/pruning.py`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.derived.leaf_vjp import alone, decomposition
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.nvfuser.writer import EMITTERS, Library, Writer
-from thunder_fn.executors.tidy import drop_dead
+from thunder_fn.executors.pruning import drop_dead
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.executors.torchinductor.codegen import Strides, closed_region
 from thunder_fn.interpreters.evaluate import evaluate

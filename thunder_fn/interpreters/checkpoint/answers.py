@@ -1,6 +1,6 @@
 """Answers of a policy about the equations of a body, as values of its split forward.
 
-A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `split_vjp` carries along. In
+A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `forward_backward` carries along. In
 the forward that it leaves, the marks are taken off again and say which values to keep.
 """
 

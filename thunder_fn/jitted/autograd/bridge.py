@@ -24,7 +24,7 @@ from thunder_fn.derived.activity import activity
 from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.grad import split_vjp
+from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
 from thunder_fn.ir.rules import Split, memo
@@ -62,7 +62,7 @@ def bridge(
     outputs = differentiable_outputs(trace, wanted)
     first = len(outputs) - len(writes)
     written = (False,) * first + outputs[first:]
-    if any(written) and all(place is None for place in split_vjp(trace, wanted, written).gradients):
+    if any(written) and all(place is None for place in forward_backward(trace, wanted, written).gradients):
         outputs = outputs[:first] + (False,) * len(writes)
     overwritten = frozenset(place for place in writes if place is not None and not wanted[place])
     followed = {atom.index for atom, flag in zip(trace.outputs, outputs, strict=True) if flag and isinstance(atom, Var)}
@@ -239,7 +239,7 @@ class Bridge:
     @cached_property
     def split(self) -> Split:
         """The trace in two: forward and backward."""
-        split = split_vjp(self.trace, self.wanted, self.active, fused=any_fuses(self.executors))
+        split = forward_backward(self.trace, self.wanted, self.active, fused=any_fuses(self.executors))
         made("split", split.forward, self.trace)
         return split
 

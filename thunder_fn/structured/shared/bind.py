@@ -2,7 +2,7 @@
 
 On tracers, followed by autograd or not, the equation is recorded as it is (`capture/apply.py`). If a torch.func
 transform has wrapped an operand, the equation becomes a `torch.autograd.Function` whose rules are the interpreters':
-backward is `vjp`, jvp is `push_forward`, vmap is `batch`. So torch.func inside a traced function sees through it.
+backward is `vjp`, jvp is `jvp_trace`, vmap is `batch`. So torch.func inside a traced function sees through it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.grad import split_vjp, vjp
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.grad import forward_backward, vjp
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import Mask, Split
@@ -52,7 +52,7 @@ def bind_composite(recorder: Recorder, name: str, body: Trace, values: Sequence[
 
 def split_body(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split a composite: its body in two."""
-    return split_vjp(equation.body, wanted_inputs, wanted_outputs)
+    return forward_backward(equation.body, wanted_inputs, wanted_outputs)
 
 
 class _Wrapped(torch.autograd.Function):
@@ -91,7 +91,7 @@ class _Wrapped(torch.autograd.Function):
     def jvp(ctx: Any, *given: Any) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
         tangents = given[1:]  # the first stands for the trace
         active = tuple(tangent is not None for tangent in tangents)
-        rule = push_forward(ctx.trace, active)
+        rule = jvp_trace(ctx.trace, active)
         arguments = (*ctx.saved_tensors, *(tangent for tangent in tangents if tangent is not None))
         results = _replayed(rule.trace, arguments)
         found = iter(results[len(ctx.trace.outputs) :])

@@ -105,7 +105,7 @@ def fakes(trace: Trace) -> Inputs:
 
 def split(trace: Trace, *, fused: bool = False) -> Split:
     """The split of a trace for all gradients that there are."""
-    return reverse.split_vjp(trace, wanted_inputs(trace), wanted_outputs(trace), fused=fused)
+    return reverse.forward_backward(trace, wanted_inputs(trace), wanted_outputs(trace), fused=fused)
 
 
 def pull(trace: Trace) -> Trace:
@@ -209,8 +209,8 @@ INTERPRETERS: dict[str, Interpreter] = {
     "fx": Interpreter(
         lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True, carries=False, covers=is_flat
     ),
-    "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
-    "split_vjp, fused": Interpreter(lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)),
+    "forward_backward": Interpreter(lambda t: (split(t).forward, split(t).backward)),
+    "forward_backward, fused": Interpreter(lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)),
     "vjp": Interpreter(_alone(pull)),
     "grad_and_value": Interpreter(_alone(grad)),
     "jvp": Interpreter(_alone(push)),

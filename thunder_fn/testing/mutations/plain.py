@@ -138,7 +138,7 @@ PLAIN = (
         "thunder_fn.ir.trace:cut",
         "tuple(trace.constraints)",
         "()",
-        "split_vjp carries facts",
+        "forward_backward carries facts",
     ),
     Mutation(
         "a user's tensor becomes the trace's own",
@@ -227,7 +227,7 @@ PLAIN = (
     Mutation(
         "capture drops unused random numbers",
         "thunder_fn.capture.nesting:_live",
-        "or ops.changes_the_world(leaf)",
+        "or ops.has_side_effect(leaf)",
         "",
         "recapture keeps values",
     ),

@@ -14,7 +14,7 @@ import torch
 
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.checkpoint.policies import Budget, everything_saveable, matmuls_saveable, nothing_saveable
-from thunder_fn.interpreters.grad import split_vjp
+from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir.trace import Op, TensorType, Var, cut
 from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint import CHECKPOINT
@@ -225,7 +225,7 @@ def _checkpoint(d: Draft, step: Step) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DerivedRule:
-    """The rule of a function whose backward is the one that `split_vjp` gives."""
+    """The rule of a function whose backward is the one that `forward_backward` gives."""
 
     @property
     def __name__(self) -> str:
@@ -238,7 +238,7 @@ def _custom_vjp(d: Draft, step: Step) -> None:
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     wanted = tuple(is_differentiable(var.type) for var in operands)
-    split = split_vjp(body, wanted, tuple(is_differentiable(type) for type in body.output_types))
+    split = forward_backward(body, wanted, tuple(is_differentiable(type) for type in body.output_types))
     results = split.forward.outputs
     found = split.residual_values(split.forward.inputs, results)
     outputs = (*results[: len(body.outputs)], *found)

@@ -22,7 +22,7 @@ from thunder_fn.capture.generators import drawing_from, generators_of, random_st
 from thunder_fn.derived.activity import activity
 from thunder_fn.derived.leaf_vjp import alone, is_differentiable
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.grad import split_vjp
+from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import rule_of
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.interpreters.vmap import batch
@@ -54,7 +54,7 @@ def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]
     )
     reached = activity(single, flags)
     active = tuple(isinstance(atom, Var) and reached[atom.index] for atom in single.outputs)
-    split = split_vjp(single, flags, active)
+    split = forward_backward(single, flags, active)
     again = _same_random_numbers(tensors, single) if is_kept(equation) else contextlib.nullcontext
     node = _Sending if ops.is_collective(equation.op) else _Ruled
     results = node.apply(_Rule(equation, split, flags, active, again), *operands)  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ class _Ruled(torch.autograd.Function):
         absent = any(value is None for value, flag in zip(cotangents, active, strict=False) if flag)
         if absent:
             active = tuple(flag and value is not None for value, flag in zip(cotangents, active, strict=False))
-            split = split_vjp(alone(rule.equation), rule.flags, active)
+            split = forward_backward(alone(rule.equation), rule.flags, active)
         if absent or (torch.is_grad_enabled() and split.num_extra):
             with rule.again():
                 extras = evaluate(split.forward, operands)[len(active) :]

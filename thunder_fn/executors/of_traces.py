@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
+from thunder_fn.executors.eligibility import TORCH
 from thunder_fn.ir.trace import Trace
 
 _BROUGHT: dict[str, tuple[Executor, ...]] = {}
@@ -20,7 +20,7 @@ def bring(namespace: str, *executors: Executor) -> None:
     _BROUGHT[namespace] = executors
 
 
-def with_brought(chosen: Sequence[Executor], trace: Trace) -> tuple[Executor, ...]:
+def with_executors_of(chosen: Sequence[Executor], trace: Trace) -> tuple[Executor, ...]:
     """The executors that a user chose, and behind them those that the trace brings. Nobody comes after the torch executor."""
     if TORCH in chosen:
         return tuple(chosen)

@@ -19,7 +19,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Arg, Equation, Trace, Var, cut, map_arg
 
 
-def tidy(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]:
+def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]:
     """Drop equations that change no value.
 
     Law: same values, bitwise; distinct outputs stay distinct tensors.
