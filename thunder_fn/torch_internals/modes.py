@@ -249,20 +249,16 @@ def release_guards(error: BaseException | None) -> None:
     """
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        step = error.__traceback__
-        while step is not None:
-            if step.tb_frame.f_code is _PRINTING:
-                with contextlib.suppress(RuntimeError):  # it runs
-                    step.tb_frame.clear()
-            step = step.tb_next
-        error = error.__cause__ or error.__context__
-    for key in torch._C.DispatchKey.__members__.values():
-        if torch._C._dispatch_tls_is_dispatch_key_excluded(key) != excluded.has(key):
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded.has(key))
-        if torch._C._dispatch_tls_is_dispatch_key_included(key) != included.has(key):
-            torch._C._dispatch_tls_set_dispatch_key_included(key, included.has(key))
+    with torch._C._ForceDispatchKeyGuard(included, excluded):  # which puts back what is so now
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            step = error.__traceback__
+            while step is not None:
+                if step.tb_frame.f_code is _PRINTING:
+                    with contextlib.suppress(RuntimeError):  # it runs
+                        step.tb_frame.clear()
+                step = step.tb_next
+            error = error.__cause__ or error.__context__
 
 
 _PRINTING = torch._tensor_str._str.__code__
