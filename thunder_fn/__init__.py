@@ -20,70 +20,149 @@ Look at what became of them:
 `help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
 """
 
-from thunder_fn import errors as errors, inspect as inspect
+import importlib
+import sys
+
+import thunder_fn.ir as ir
+from thunder_fn import errors, inspect
 from thunder_fn.api import (
-    grad as grad,
-    grad_and_value as grad_and_value,
-    hessian as hessian,
-    jacfwd as jacfwd,
-    jacrev as jacrev,
-    jvp as jvp,
-    linearize as linearize,
-    saved_residuals as saved_residuals,
-    stop_gradient as stop_gradient,
-    trace as trace,
-    value_and_grad as value_and_grad,
-    vjp as vjp,
-    vmap as vmap,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    saved_residuals,
+    stop_gradient,
+    trace,
+    value_and_grad,
+    vjp,
+    vmap,
 )
-from thunder_fn.api.associative_scan import associative_scan as associative_scan
-from thunder_fn.api.autocast import autocast as autocast, autocast_policy as autocast_policy
-from thunder_fn.api.checkpoint import checkpoint as checkpoint
-from thunder_fn.api.eval_shape import eval_shape as eval_shape
-from thunder_fn.api.functional import (
-    functional_call as functional_call,
-    functionalize as functionalize,
-    stack_module_state as stack_module_state,
+from thunder_fn.api.associative_scan import associative_scan
+from thunder_fn.api.autocast import autocast, autocast_policy
+from thunder_fn.api.checkpoint import checkpoint
+from thunder_fn.api.eval_shape import eval_shape
+from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
+from thunder_fn.api.map import map
+from thunder_fn.capture import composite
+from thunder_fn.capture.outside.values import constant
+from thunder_fn.capture.replaced.lookasides import Lookaside
+from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
+from thunder_fn.interpreters.clean import simplify
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir.check import check
+from thunder_fn.jitted import (
+    cache_info,
+    explain_claims,
+    explain_misses,
+    jit,
+    last_backward_traces,
+    last_prologue_traces,
+    last_traces,
 )
-from thunder_fn.api.map import map as map
-from thunder_fn.capture import composite as composite
-from thunder_fn.capture.lookasides import Lookaside as Lookaside
-from thunder_fn.capture.outside import constant as constant
-from thunder_fn.check import check as check
-from thunder_fn.interpreters.clean import simplify as simplify
-from thunder_fn.interpreters.evaluate import evaluate as evaluate
-from thunder_fn.jit import (
-    cache_info as cache_info,
-    explain_claims as explain_claims,
-    explain_misses as explain_misses,
-    jit as jit,
-    last_backward_traces as last_backward_traces,
-    last_prologue_traces as last_prologue_traces,
-    last_traces as last_traces,
+from thunder_fn.jitted.transforms import Transform
+from thunder_fn.optim import functional_optimizer
+from thunder_fn.parameters import ddp, fsdp, lora, quantize, tensor_parallel
+from thunder_fn.recipes import Recipe, compile
+from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
+from thunder_fn.structured.checkpoint_name import checkpoint_name
+from thunder_fn.structured.cond import cond, switch
+from thunder_fn.structured.custom_jvp import custom_jvp
+from thunder_fn.structured.custom_vjp import custom_vjp
+from thunder_fn.structured.custom_vmap import custom_vmap
+from thunder_fn.structured.loop_functions import fori_loop, scan
+from thunder_fn.structured.roll import roll, unroll
+from thunder_fn.structured.while_loop import while_loop
+
+__all__ = [
+    "Lookaside",
+    "Recipe",
+    "Transform",
+    "associative_scan",
+    "autocast",
+    "autocast_policy",
+    "cache_info",
+    "check",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
+    "compile",
+    "composite",
+    "cond",
+    "constant",
+    "custom_jvp",
+    "custom_vjp",
+    "custom_vmap",
+    "ddp",
+    "errors",
+    "eval_shape",
+    "evaluate",
+    "explain_claims",
+    "explain_misses",
+    "fori_loop",
+    "fsdp",
+    "functional_call",
+    "functional_optimizer",
+    "functionalize",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "inspect",
+    "ir",
+    "jacfwd",
+    "jacrev",
+    "jit",
+    "jvp",
+    "last_backward_traces",
+    "last_prologue_traces",
+    "last_traces",
+    "linearize",
+    "lora",
+    "map",
+    "quantize",
+    "roll",
+    "saved_residuals",
+    "scan",
+    "simplify",
+    "stack_module_state",
+    "stop_gradient",
+    "switch",
+    "tensor_parallel",
+    "trace",
+    "unroll",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+    "while_loop",
+]
+
+_SUBMODULES = (
+    "benchmarks",
+    "distributed",
+    "executors",
+    "extend",
+    "interpreters",
+    "parameters",
+    "recipes",
+    "testing",
 )
-from thunder_fn.jit.transforms import Transform as Transform
-from thunder_fn.optim import functional_optimizer as functional_optimizer
-from thunder_fn.recipes import Recipe as Recipe, compile as compile
-from thunder_fn.rewrites import (
-    ddp as ddp,
-    fsdp as fsdp,
-    lora as lora,
-    quantize as quantize,
-    tensor_parallel as tensor_parallel,
-)
-from thunder_fn.structured import (
-    batch_norm as _batch_norm,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
-    exported as _exported,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    flex_attention as _flex_attention,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    recurrent as _recurrent,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    transformer_encoder as _transformer_encoder,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-)
-from thunder_fn.structured.checkpoint_name import checkpoint_name as checkpoint_name
-from thunder_fn.structured.cond import cond as cond, switch as switch
-from thunder_fn.structured.custom_jvp import custom_jvp as custom_jvp
-from thunder_fn.structured.custom_vjp import custom_vjp as custom_vjp
-from thunder_fn.structured.custom_vmap import custom_vmap as custom_vmap
-from thunder_fn.structured.loops import fori_loop as fori_loop, scan as scan
-from thunder_fn.structured.policies import checkpoint_policies as checkpoint_policies
-from thunder_fn.structured.roll import roll as roll, unroll as unroll
-from thunder_fn.structured.while_loop import while_loop as while_loop
+"""Submodules that are imported when they are first asked for: `tfn.extend` needs no import of its own."""
+
+_FORMER = {"trace": "ir.trace", "rules": "ir.rules", "ops": "ir.ops", "rewrites": "parameters", "jit": "jitted"}
+"""Former names of modules, which transforms and executors of users import."""
+for _old, _new in _FORMER.items():
+    sys.modules.setdefault(f"{__name__}.{_old}", importlib.import_module(f"{__name__}.{_new}"))
+
+
+def __getattr__(name: str) -> object:
+    """Import a submodule of `_SUBMODULES` when it is first asked for."""
+    name = _FORMER.get(name, name)
+    if name in _SUBMODULES or name in _FORMER.values():
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *_SUBMODULES))

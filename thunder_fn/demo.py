@@ -27,7 +27,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.trace import Trace
+from thunder_fn.ir.trace import Trace
 
 LAYERS, WIDTH, HEADS, CONTEXT = 4, 128, 4, 64
 BATCH, LEARNING_RATE, WEIGHT_DECAY = 16, 2e-3, 0.1

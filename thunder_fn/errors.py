@@ -1,7 +1,7 @@
 """Every exception that thunder_fn raises on purpose.
 
 An error says what happened, in which equation, at which user line, and what to write instead.
-Each is a subclass of `ThunderError`; those that a Python user expects to be a `TypeError` or a `ValueError` are that too.
+Each is a subclass of `ThunderError`, and of what PyTorch raises in the same case, so that code which catches that goes on to.
 Each has a page with an example, `docs/errors/<name>.md`, which a traceback names in its last line.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from thunder_fn.trace import Source
+    from thunder_fn.ir.trace import Source
 
 
 LINK = "Docs: "
@@ -45,23 +45,23 @@ class CaptureError(ThunderError):
     """A function could not be turned into a trace."""
 
 
-class UnsupportedInput(CaptureError, TypeError):
+class UnsupportedInput(CaptureError, TypeError, ValueError, RuntimeError):
     """An argument is neither a tensor nor a value that can be baked in. Convert it, or close over it."""
 
 
-class UnsupportedOutput(CaptureError, TypeError):
+class UnsupportedOutput(CaptureError, TypeError, ValueError, RuntimeError):
     """A traced function returned a value that a program cannot return."""
 
 
-class DataDependentBranch(CaptureError, TypeError):
+class DataDependentBranch(CaptureError, TypeError, RuntimeError):
     """Python asked for the truth of a traced tensor. Use `torch.where` or `cond`."""
 
 
-class DataDependentValue(CaptureError, TypeError):
+class DataDependentValue(CaptureError, TypeError, RuntimeError):
     """Python asked for a number inside a traced tensor (`int(x)`, `float(x)`, `.tolist()`). Keep it a tensor."""
 
 
-class DataDependentShape(CaptureError, TypeError):
+class DataDependentShape(CaptureError, TypeError, RuntimeError):
     """The shape of a result depends on the values of its inputs. Use an op with a static shape, such as `torch.where`."""
 
 
@@ -73,7 +73,7 @@ class UnsupportedCall(CaptureError, NotImplementedError):
     """The traced function called something that cannot be part of a trace. The message says what to call instead."""
 
 
-class AliasedMutation(CaptureError, ValueError):
+class AliasedMutation(CaptureError, ValueError, RuntimeError):
     """The function changes a tensor in place whose memory is also reached through another argument or closure."""
 
 
@@ -90,7 +90,7 @@ class LookasideError(CaptureError, TypeError):
     """A lookaside was given something other than a function."""
 
 
-class GradError(ThunderError):
+class GradError(ThunderError, RuntimeError):
     """Base class of misuse of the derivatives."""
 
 
@@ -102,7 +102,7 @@ class ArgnumError(GradError, ValueError):
     """An argnum points at no argument."""
 
 
-class NotDifferentiable(GradError, TypeError):
+class NotDifferentiable(GradError, TypeError, ValueError):
     """An integer or boolean input was to be differentiated. Cast it to a floating dtype, or leave it out of argnums."""
 
 
@@ -114,19 +114,19 @@ class TangentError(GradError, TypeError):
     """A tangent's structure, shape or dtype differs from the primal that it belongs to."""
 
 
-class VmapError(ThunderError, ValueError):
+class VmapError(ThunderError, ValueError, RuntimeError):
     """The in_dims or out_dims of vmap do not fit, sizes differ, or random numbers need a choice of `randomness`."""
 
 
-class AutocastError(ThunderError, ValueError):
+class AutocastError(ThunderError, ValueError, RuntimeError):
     """The dtype of autocast is not a floating dtype, or its policy returned an invalid answer."""
 
 
-class CheckpointError(ThunderError, ValueError):
+class CheckpointError(ThunderError, ValueError, RuntimeError):
     """The checkpoint policy is not a policy, or it returned an invalid decision."""
 
 
-class CustomRuleError(ThunderError, TypeError):
+class CustomRuleError(ThunderError, TypeError, RuntimeError):
     """A custom rule is missing, or returned something that does not fit its function."""
 
 
@@ -150,7 +150,7 @@ class RecipeError(ThunderError, ValueError):
     """A recipe is changed after it was made, says two things at once, or returns what it should not."""
 
 
-class OptimizerError(ThunderError, TypeError):
+class OptimizerError(ThunderError, TypeError, ValueError):
     """An optimizer has no such option."""
 
 

@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import bind_equation, close_over, copy_trace, operands_of
-from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import OptimizerError
-from thunder_fn.garbage import no_collections
-from thunder_fn.interpreters.partial import follows_from, partial_eval
-from thunder_fn.ir import inline_into
-from thunder_fn.trace import Literal, Trace, TraceBuilder, Var, cut, type_of
+from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Literal, Trace, TraceBuilder, Var, cut, type_of
+from thunder_fn.ir.walking import inline_into
 
 State = dict[str, Any]
 

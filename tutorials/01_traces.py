@@ -130,5 +130,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# The data: `thunder_fn/trace.py`. Its text: `pretty.py`. Its rules: `check.py`. From a function to a trace:
+# The data: `thunder_fn/ir/trace.py`. Its text: `pretty.py`. Its rules: `check.py`. From a function to a trace:
 # `capture/`.

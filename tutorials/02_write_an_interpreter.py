@@ -17,8 +17,7 @@ import torch
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn import ops
-from thunder_fn.trace import python_arg
+from thunder_fn.ir import ops, python_arg
 
 torch.manual_seed(0)
 

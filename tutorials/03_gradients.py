@@ -147,4 +147,5 @@ for bad, error in (
 # %% [markdown]
 # ## Where this lives
 #
-# The interpreter: `thunder_fn/interpreters/vjp.py`. The rules: `derive.py`. The function on functions: `api/grad.py`.
+# The interpreter: `thunder_fn/interpreters/grad.py`. The rules: `derived/leaf_vjp.py`. The function on functions:
+# `api/gradients.py`.

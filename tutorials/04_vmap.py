@@ -118,5 +118,5 @@ assert torch.equal(same[0], same[1]) and not torch.equal(different[0], different
 # %% [markdown]
 # ## Where this lives
 #
-# The interpreter: `thunder_fn/interpreters/vmap.py`. The rules, which come from PyTorch's own: `derive_vmap.py`. The
-# function on functions: `api/vmap.py`. The next tutorial batches loops and choices.
+# The interpreter: `thunder_fn/interpreters/vmap.py`. The rules, which come from PyTorch's own: `derived/leaf_vmap.py`. The
+# function on functions: `api/batching.py`. The next tutorial batches loops and choices.

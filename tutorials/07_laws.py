@@ -17,10 +17,8 @@
 import torch
 
 import thunder_fn as tfn
-from thunder_fn import ops
-from thunder_fn.ir import put, rewritten
+from thunder_fn.ir import Literal, TensorType, Trace, ops, put, rewritten
 from thunder_fn.testing import LawBroken, build, cases, check_transform, in_dims, programs, pytrees
-from thunder_fn.trace import Literal, TensorType, Trace
 
 SUM = ops.leaf(torch.ops.aten.add.Tensor)
 

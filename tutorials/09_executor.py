@@ -22,7 +22,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.extend import FusionExecutor
-from thunder_fn.trace import Literal, TensorType, Var
+from thunder_fn.ir import Literal, TensorType, Var
 
 torch.manual_seed(0)
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -174,4 +174,4 @@ assert "not float32" in report
 # ## Where this lives
 #
 # `thunder_fn/executors/base.py` has `Executor` and `FusionExecutor`, `regions.py` cuts the regions, `verify.py` compares.
-# `executors/compiled/` is a fusion executor of size: it hands regions to PyTorch's Inductor.
+# `executors/torchinductor/` is a fusion executor of size: it hands regions to PyTorch's Inductor.

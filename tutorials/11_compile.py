@@ -85,4 +85,4 @@ assert not with_dropout(x).any()
 assert tfn.cache_info(with_dropout).misses == 2
 
 # %% [markdown]
-# In the code: `thunder_fn/recipes/entry.py` is `compile`, `thunder_fn/jit/module.py` the module that comes back.
+# In the code: `thunder_fn/recipes/entry.py` is `compile`, `thunder_fn/jitted/modules/module.py` the module that comes back.

@@ -117,4 +117,4 @@ warn_if_large(torch.full((1,), 1000.0))
 
 # %% [markdown]
 # In the code: `thunder_fn/recipes/recipe.py` is the class, `thunder_fn/recipes/huggingface.py` has recipes for the models of
-# transformers, `thunder_fn/capture/lookasides.py` diverts functions.
+# transformers, `thunder_fn/capture/replaced/lookasides.py` diverts functions.

@@ -51,7 +51,7 @@ assert torch.allclose(result, layer(params, x), atol=0.1) and not torch.equal(re
 
 # %%
 for name in ("int8", "int4", "nf4", "fp8"):
-    scheme = tfn.rewrites.SCHEMES[name]
+    scheme = tfn.parameters.SCHEMES[name]
     w = torch.randn(64, 256)
     parts = scheme.encode(w)
     off = (scheme.decode(parts, w.shape, w.dtype) - w).abs()
@@ -131,5 +131,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# The data and the interpreter that carries parts to where they are used: `thunder_fn/interpreters/rewrite.py`. Schemes, steps and
-# the front ends: `thunder_fn/rewrites/`.
+# The interpreter that carries parts to where they are used: `thunder_fn/interpreters/rewriting/rewrite.py`. Schemes
+# and the choice of weights: `thunder_fn/interpreters/quantize/`. The functions for users: `thunder_fn/parameters/`.

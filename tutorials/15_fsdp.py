@@ -43,7 +43,7 @@ def main():  # what it holds is freed when it returns, the process group's threa
         optimizer.step()
         optimizer.zero_grad()
     state = {"model": model.sharded_state_dict(), "optimizer": model.sharded_optimizer_state_dict(optimizer)}
-    with tfn.rewrites.watched("save"):  # an error names the ranks that are lost
+    with tfn.parameters.watched("save"):  # an error names the ranks that are lost
         dcp.save(state, checkpoint_id=sys.argv[1])  # any number of ranks may load it
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, loss {loss.item():.3f}, rank 0 has", *(tuple(p.shape) for p in model.parameters()))
@@ -73,7 +73,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.rewrites import evaluate_ranks, simulated
+from thunder_fn.parameters import evaluate_ranks, simulated
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3))
@@ -176,5 +176,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/rewrites/distributed.py`, `tensor_parallel.py` and `sharded_state.py` beside it. The simulated ranks:
-# `thunder_fn/interpreters/ranks.py`.
+# `thunder_fn/interpreters/fsdp.py`, `ddp.py` and `tensor_parallel/` beside it. Groups, saved state and the simulated
+# ranks: `thunder_fn/distributed/`.

@@ -140,5 +140,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/rewrites/steps.py` decides for each parameter, `rewritten.py` puts steps into an order in which they can work,
-# and `thunder_fn/interpreters/rewrite.py` carries parts to where parameters were used.
+# `thunder_fn/interpreters/lora.py` and `quantize/` decide for each parameter, `parameters/rewritten.py` puts steps into an
+# order in which they can work, and `thunder_fn/interpreters/rewriting/rewrite.py` carries parts to where parameters were used.

@@ -123,5 +123,5 @@ assert [kind(torch.ones(()), n).item() for n in (3, 4, 2.5)] == [2, 2, 1]
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/symbols.py` (symbols and what is known of them), `thunder_fn/jit/families.py` (which program a call gets),
-# `thunder_fn/jit/dynamic.py` (when a number becomes a symbol).
+# `thunder_fn/ir/symbols.py` (symbols and what is known of them), `thunder_fn/jitted/families.py` (which program a call gets),
+# `thunder_fn/jitted/dynamic.py` (when a number becomes a symbol).

@@ -188,4 +188,4 @@ assert masked(example).isfinite() and tfn.grad(masked)(example).isnan().any()
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/derive.py`: rules come from PyTorch's formulas, and a rule is a trace, which is why it has a gradient too.
+# `thunder_fn/derived/leaf_vjp.py`: rules come from PyTorch's formulas, and a rule is a trace, which is why it has a gradient too.

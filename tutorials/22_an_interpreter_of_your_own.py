@@ -19,11 +19,20 @@ from functools import partial
 import torch
 
 import thunder_fn as tfn
-from thunder_fn import ops
-from thunder_fn.ir import WIRINGS, Companion, Flow, put, through_bodies, walk
-from thunder_fn.rules import Rules
+from thunder_fn.ir import (
+    WIRINGS,
+    Companion,
+    Flow,
+    Literal,
+    Rules,
+    TensorType,
+    TraceBuilder,
+    ops,
+    put,
+    through_bodies,
+    walk,
+)
 from thunder_fn.testing import check_transform
-from thunder_fn.trace import Literal, TensorType, TraceBuilder
 
 aten = torch.ops.aten
 

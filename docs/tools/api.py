@@ -42,9 +42,9 @@ MODULES = {
     "thunder_fn.extend": "Executors and operators",
     "thunder_fn.inspect": "Looking at programs",
     "thunder_fn.recipes": "Recipes",
-    "thunder_fn.rewrites": "Rewrites",
+    "thunder_fn.parameters": "Parameters in another form",
     "thunder_fn.testing": "Laws for your transforms",
-    "thunder_fn.trace": "The data",
+    "thunder_fn.ir": "Traces, and interpreters of your own",
 }
 
 
@@ -53,7 +53,7 @@ def public_names() -> set[str]:
     return {
         name
         for name, value in vars(thunder_fn).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
+        if name in thunder_fn.__all__ and not isinstance(value, ModuleType)
     }
 
 

@@ -22,13 +22,14 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.distributed import worker
 from tests.forks import Done
+from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError
 from thunder_fn.executors import lower
-from thunder_fn.interpreters.ranks import evaluate_ranks
-from thunder_fn.interpreters.rewrite import identity
-from thunder_fn.rewrites import SCHEMES, Group, simulated
-from thunder_fn.rewrites.distributed import Fsdp
-from thunder_fn.rewrites.steps import Quantize, matrices
+from thunder_fn.interpreters.fsdp import Fsdp
+from thunder_fn.interpreters.quantize.step import Quantize
+from thunder_fn.interpreters.rewriting.filters import matrices
+from thunder_fn.interpreters.rewriting.rewrite import identity
+from thunder_fn.parameters import SCHEMES, Group, simulated
 
 ROOT = Path(__file__).parents[2]
 

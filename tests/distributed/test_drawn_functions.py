@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import thunder_fn as tfn
-from thunder_fn.interpreters.ranks import evaluate_ranks
-from thunder_fn.rewrites import simulated
+from thunder_fn.distributed.ranks import evaluate_ranks
+from thunder_fn.ir.trace import TensorType
+from thunder_fn.parameters import simulated
+from thunder_fn.testing.drawn_programs import FAMILIES, random_tensor
 from thunder_fn.testing.laws.comparing import is_inexact, is_tame, largest
-from thunder_fn.testing.programs import FAMILIES, random_tensor
 from thunder_fn.testing.strategies import Case, cases
-from thunder_fn.trace import TensorType
 
 DTYPES = (torch.float64, torch.complex128, torch.float32, torch.int64, torch.bool)
 WAYS: tuple[Callable[[Any, Any], Any], ...] = (

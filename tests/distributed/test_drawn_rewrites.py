@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings, strategies as st
 
-from thunder_fn.rewrites import SCHEMES
+from thunder_fn.parameters import SCHEMES
+from thunder_fn.testing.drawn_programs import FAMILIES
 from thunder_fn.testing.laws.rewriting import OF_REWRITES, STORED, UNDER, WAYS, Rewriting
 from thunder_fn.testing.mutations import counterexample_in, planted
 from thunder_fn.testing.mutations.rewriting import REWRITING
-from thunder_fn.testing.programs import FAMILIES
 from thunder_fn.testing.strategies import SINGLE, cases
 
 SHARDED = tuple(way for way in WAYS if way != "tensor_parallel")  # whose plan is of one module

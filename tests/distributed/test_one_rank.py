@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder_fn as tfn
+from thunder_fn.distributed.agreement import _bits
 from thunder_fn.errors import DistributedError, RewriteError
-from thunder_fn.rewrites.agreeing import _bits
 from thunder_fn.testing.laws.rewriting import OF_REWRITES
 
 
@@ -257,7 +257,7 @@ def test_what_ranks_prepared_before_a_group_was_made_again_is_not_compared() -> 
     """Under torchrun the store outlives the group."""
     script = """
 import torch.distributed as dist
-from thunder_fn.interpreters.heartbeat import other_than
+from thunder_fn.distributed.heartbeat import other_than
 store = dist.HashStore()
 for what in ("one model", "another"):
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -11,13 +11,13 @@ from hypothesis import given, settings, strategies as st
 
 import thunder_fn as tfn
 from tests.distributed.test_simulated_meshes import gradients, problem
+from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT, evaluate_ranks
+from thunder_fn.distributed.schedule import overlapped, unfolded
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.ranks import GATHER, REDUCE, SCATTER, WAIT, evaluate_ranks
-from thunder_fn.interpreters.schedule import overlapped, unfolded
-from thunder_fn.rewrites import simulated
-from thunder_fn.rules import lowered
+from thunder_fn.ir.rules import lowered
+from thunder_fn.ir.trace import Equation, TensorType, Trace, static_shape
+from thunder_fn.parameters import simulated
 from thunder_fn.structured.checkpoint import CHECKPOINT
-from thunder_fn.trace import Equation, TensorType, Trace, static_shape
 
 BUCKETS = ["block", None, 1, 200, 10**6]
 

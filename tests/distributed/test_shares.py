@@ -15,9 +15,9 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.distributed.test_scheduling import all_equations
 from tests.distributed.test_simulated_meshes import gradients
+from thunder_fn.distributed.ranks import GATHER, REDUCE, evaluate_ranks
 from thunder_fn.executors import lower
-from thunder_fn.interpreters.ranks import GATHER, REDUCE, evaluate_ranks
-from thunder_fn.rewrites import simulated
+from thunder_fn.parameters import simulated
 
 WIDTH, HEADS = 4, 12
 CAUSAL = torch.ones(HEADS, 3, 3, dtype=torch.float64).tril().log1p()

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.distributed import Hardware, extrapolated, plan, step_trace
+from thunder_fn.distributed.ranks import GATHER, SCATTER, evaluate_ranks
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.ranks import GATHER, SCATTER, evaluate_ranks
-from thunder_fn.rewrites import Prepared, clip_by_global_norm, simulated, simulated_mesh
-from thunder_fn.rules import lowered
+from thunder_fn.ir.rules import lowered
+from thunder_fn.parameters import Prepared, clip_by_global_norm, simulated, simulated_mesh
 
 PLAN = {
     "embedding.weight": "embedding",

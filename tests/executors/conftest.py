@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from thunder_fn import torch_internals_inductor as internals
-from thunder_fn.executors.compiled import native
+from thunder_fn.executors.torchinductor import native
+from thunder_fn.torch_internals import inductor as internals
 
 
 @pytest.fixture(autouse=True, scope="package")

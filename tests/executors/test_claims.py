@@ -12,17 +12,18 @@ import torch
 from hypothesis import given, strategies as st
 
 import thunder_fn as tfn
-from thunder_fn import evaluate, jit, ops
-from thunder_fn.check import check
+from thunder_fn import evaluate, jit
 from thunder_fn.errors import ExecutorError, JitError, RegionWarning, UnknownOption
 from thunder_fn.executors import FusionExecutor, claim, lower
 from thunder_fn.executors.regions import Group, grouped, partition
 from thunder_fn.interpreters.autocast import autocast as autocast_trace
 from thunder_fn.interpreters.simplify import inline, is_kept
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.laws.comparing import agree, run, seeded
 from thunder_fn.testing.laws.data import Patchy
 from thunder_fn.testing.strategies import Case, cases
-from thunder_fn.trace import Trace
 
 
 def evaluating(name: str = "slow", **options: object) -> FusionExecutor:

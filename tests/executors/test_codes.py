@@ -12,9 +12,10 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.executors.compiled.codegen import Kernel
-from thunder_fn.executors.compiled.compiling import Failed, functions_of_kernels
-from thunder_fn.rewrites import SCHEMES, codes_cpp, codes_kernels, int4
+from thunder_fn.executors.quantized import codes_cpp, codes_kernels
+from thunder_fn.executors.torchinductor.codegen import Kernel
+from thunder_fn.executors.torchinductor.compiling import Failed, functions_of_kernels
+from thunder_fn.parameters import SCHEMES, int4
 
 DECODED = ("int8", "fp8", "fp8_tensor", "nf4", "int4")
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -147,7 +148,7 @@ def test_a_machine_without_a_compiler_compiles_nothing(monkeypatch: pytest.Monke
     def asked(source: Any, target: Any) -> str:
         raise InvalidCxxCompiler
 
-    monkeypatch.setattr("thunder_fn.torch_internals_inductor.build_command", asked)
+    monkeypatch.setattr("thunder_fn.torch_internals.inductor.build_command", asked)
     found = functions_of_kernels((Kernel((), 'extern "C" void kernel() { int nobody_compiles_this; }'),))
     assert isinstance(found, Failed) and found.reason.startswith("RegionError: no C++ compiler: No working C++")
 

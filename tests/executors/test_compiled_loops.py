@@ -12,16 +12,16 @@ import thunder_fn as tfn
 from tests.executors.test_inductor_laws import staged
 from thunder_fn.capture import capture
 from thunder_fn.executors import Program, inductor, lower
-from thunder_fn.executors.compiled import compiling
-from thunder_fn.executors.compiled.codegen import Code, Job
-from thunder_fn.executors.compiled.loop_cpp import View, _leading
-from thunder_fn.executors.compiled.loop_plan import is_loop
-from thunder_fn.executors.compiled.loop_sums import sums_of
-from thunder_fn.executors.compiled.loops import generate
-from thunder_fn.executors.compiled.programs import jobs_of
+from thunder_fn.executors.torchinductor import compiling
+from thunder_fn.executors.torchinductor.codegen import Code, Job
+from thunder_fn.executors.torchinductor.loop_cpp import View, _leading
+from thunder_fn.executors.torchinductor.loop_plan import is_loop
+from thunder_fn.executors.torchinductor.loop_sums import sums_of
+from thunder_fn.executors.torchinductor.loops import generate
+from thunder_fn.executors.torchinductor.programs import jobs_of
 from thunder_fn.interpreters.simplify import inline
+from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.laws.comparing import run
-from thunder_fn.trace import Trace
 
 Tensor = torch.Tensor
 W, H, XS = torch.randn(16, 16) * 0.2, torch.randn(3, 16), torch.randn(7, 3, 16)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 import thunder_fn as tfn
 from thunder_fn import evaluate, grad, jit
-from thunder_fn.check import check
 from thunder_fn.errors import ExecutorError, MissingRule, UnknownOption
 from thunder_fn.extend import (
     OperatorExecutor,
@@ -27,6 +26,7 @@ from thunder_fn.extend import (
     put_grads,
     register_executor,
 )
+from thunder_fn.ir.check import check
 
 A, B = torch.tensor([[0.5, -1.0], [2.0, 3.0]]), torch.tensor([[1.5, 0.25], [-2.0, 1.0]])
 

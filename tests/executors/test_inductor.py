@@ -27,17 +27,17 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn import evaluate, executors, inspect, optim, torch_internals as internals
 from thunder_fn.errors import CacheWarning, ExecutorError, RegionWarning, UnknownOption
-from thunder_fn.executors import backend, bisect, claims, compiled, inductor, lower
-from thunder_fn.executors.compiled import codegen, compiling, native, region_calls, store, trusted, worker
-from thunder_fn.executors.compiled.codegen import Job, closed_region, generate
-from thunder_fn.executors.compiled.parts import join, parts_of
-from thunder_fn.executors.compiled.programs import Staged
-from thunder_fn.executors.compiled.progress import Progress
-from thunder_fn.executors.compiled.region_calls import Region
+from thunder_fn.executors import backend, bisect, claims, inductor, inductor as compiled, lower
+from thunder_fn.executors.torchinductor import codegen, compiling, native, region_calls, store, trusted, worker
+from thunder_fn.executors.torchinductor.codegen import Job, closed_region, generate
+from thunder_fn.executors.torchinductor.parts import join, parts_of
+from thunder_fn.executors.torchinductor.programs import Staged
+from thunder_fn.executors.torchinductor.progress import Progress
+from thunder_fn.executors.torchinductor.region_calls import Region
 from thunder_fn.executors.verify import unwritten_outputs
 from thunder_fn.extend import FusionExecutor, OperatorExecutor
-from thunder_fn.interpreters import vjp
-from thunder_fn.trace import Trace
+from thunder_fn.interpreters import grad as vjp
+from thunder_fn.ir.trace import Trace
 
 Tensor = torch.Tensor
 
@@ -411,7 +411,7 @@ class Counts:
                 (vjp, "vjp_rule", "rules"),
             ):
                 patch.setattr(owner, name, self.counting(counter, getattr(owner, name)))
-            vjp.split_vjp.cache_clear()
+            vjp.forward_backward.cache_clear()
             self.step(layers)
 
     def counting(self, counter: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -728,7 +728,7 @@ def test_a_library_that_is_cut_is_not_loaded(folder: Path, kept: Job) -> None:
 
 @pytest.mark.parametrize("command", ["sh -c 'sleep 60'", "sh -c 'sleep 60 & sleep 60'"])
 def test_a_compiler_that_hangs_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    monkeypatch.setattr("thunder_fn.torch_internals_inductor.build_command", lambda source, target: command)
+    monkeypatch.setattr("thunder_fn.torch_internals.inductor.build_command", lambda source, target: command)
     monkeypatch.setattr(compiling, "check_compiler", lambda: None)
     monkeypatch.setenv("THUNDER_FN_COMPILE_SECONDS", "0.3")
     x, start = torch.randn(3), time.monotonic()
@@ -742,7 +742,7 @@ def test_a_compiler_that_never_says_its_version(tmp_path: Path, monkeypatch: pyt
     compiler = tmp_path / "compiler"
     compiler.write_text("#!/bin/sh\nsleep 60\n")
     compiler.chmod(0o755)
-    monkeypatch.setattr("thunder_fn.torch_internals_inductor.compilers", lambda: ("/nonexistent", str(compiler)))
+    monkeypatch.setattr("thunder_fn.torch_internals.inductor.compilers", lambda: ("/nonexistent", str(compiler)))
     monkeypatch.setenv("THUNDER_FN_COMPILE_SECONDS", "0.3")
     with pytest.raises(codegen.RegionError, match="did not end within"):
         native.check_compiler.__wrapped__()
@@ -764,7 +764,7 @@ def test_the_worker_imports_nothing_from_where_it_is_started(tmp_path: Path) -> 
     roots = [str(Path(module.__file__ or "").parents[1]) for module in (tfn, torch)]
     lines = (
         f"import sys; sys.path = [one for one in sys.path if one != {str(tmp_path)!r}] + {roots!r}",
-        "from thunder_fn.executors.compiled.worker import WORKER",
+        "from thunder_fn.executors.torchinductor.worker import WORKER",
         "WORKER.start()",
         "WORKER.process.stdin.close(); print('code', WORKER.process.wait())",
     )
@@ -781,7 +781,7 @@ def test_the_worker_imports_nothing_from_where_it_is_started(tmp_path: Path) -> 
 
 def test_a_missing_compiler_is_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "thunder_fn.torch_internals_inductor.build_command", lambda source, target: "/nonexistent/g++ -o x"
+        "thunder_fn.torch_internals.inductor.build_command", lambda source, target: "/nonexistent/g++ -o x"
     )
     f = jit(lambda x: (x.sin() * 7 + 2).tanh())
     x = torch.randn(3)
@@ -812,7 +812,7 @@ def test_a_missing_compiler_is_one_warning(folder: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, reason: str) -> None:
-    monkeypatch.setattr("thunder_fn.torch_internals_inductor.build_command", lambda source, target: command)
+    monkeypatch.setattr("thunder_fn.torch_internals.inductor.build_command", lambda source, target: command)
     f = jit(lambda x: (x.sin() * 8 + 2).tanh())
     x = torch.randn(3)
     with pytest.warns(RegionWarning, match=reason.replace("+", r"\+")):

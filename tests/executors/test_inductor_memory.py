@@ -14,9 +14,9 @@ import thunder_fn as tfn
 from tests.executors.test_inductor_laws import staged
 from thunder_fn.errors import DonatedTensorError
 from thunder_fn.executors import inductor, lower
-from thunder_fn.executors.compiled import Inductor, codegen, store
-from thunder_fn.executors.compiled.programs import jobs_of
-from thunder_fn.trace import Equation
+from thunder_fn.executors.torchinductor import Inductor, codegen, store
+from thunder_fn.executors.torchinductor.programs import jobs_of
+from thunder_fn.ir.trace import Equation
 
 
 class WithoutSums(Inductor):

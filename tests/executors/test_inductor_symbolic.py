@@ -11,13 +11,13 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.capture import capture
-from thunder_fn.capture.numbers import symbolic_leaves
-from thunder_fn.executors.compiled import codegen, compiling, inductor
-from thunder_fn.executors.compiled.codegen import Job
-from thunder_fn.executors.compiled.layouts import layout_of, strides_for
-from thunder_fn.executors.compiled.store import job_key
-from thunder_fn.jit import cache_info, jit, last_traces
-from thunder_fn.trace import Expr
+from thunder_fn.capture.numbers.arguments import symbolic_leaves
+from thunder_fn.executors.torchinductor import codegen, compiling, inductor
+from thunder_fn.executors.torchinductor.codegen import Job
+from thunder_fn.executors.torchinductor.layouts import layout_of, strides_for
+from thunder_fn.executors.torchinductor.store import job_key
+from thunder_fn.ir.trace import Expr
+from thunder_fn.jitted import cache_info, jit, last_traces
 
 Tensor = torch.Tensor
 

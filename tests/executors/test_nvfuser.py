@@ -19,18 +19,19 @@ import thunder_fn as tfn
 from tests.executors import nvfuser_stand_in as stand_in
 from tests.ops.agreement import tensors_in
 from tests.ops.sweep import cases_of
-from thunder_fn import jit, ops
+from thunder_fn import jit
 from thunder_fn.capture import capture
 from thunder_fn.capture.pytree import tree_map
-from thunder_fn.check import check
 from thunder_fn.errors import ExecutorError, RegionWarning
 from thunder_fn.executors import claim, get_executor, lower
 from thunder_fn.executors.nvfuser import NvFuser, find_library
 from thunder_fn.executors.nvfuser.definitions import Definitions, peeled
 from thunder_fn.interpreters.simplify import inline
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import TensorType, Trace, Var, canonical, map_arg
 from thunder_fn.testing.laws.comparing import agree, run, seeded
 from thunder_fn.testing.strategies import Case, cases
-from thunder_fn.trace import TensorType, Trace, Var, canonical, map_arg
 
 
 def nvfuser(**options: Any) -> NvFuser:

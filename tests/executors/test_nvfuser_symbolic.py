@@ -11,10 +11,10 @@ import torch
 import thunder_fn as tfn
 from tests.executors import nvfuser_stand_in as stand_in
 from tests.executors.test_inductor_symbolic import SIZES, arguments, layers, loss
-from thunder_fn import ops
 from thunder_fn.executors.nvfuser import NvFuser
-from thunder_fn.jit import cache_info, jit
-from thunder_fn.trace import Trace
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Trace
+from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
 

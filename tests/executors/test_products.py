@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.executors import inductor
-from thunder_fn.executors.compiled import codegen, native, products
-from thunder_fn.executors.compiled.added_rows import AddedRows, is_added_rows
-from thunder_fn.executors.compiled.codegen import Kernel
-from thunder_fn.executors.compiled.products import SOURCE, TYPES, arguments_of
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.torch_internals_inductor import Dense, ProductCall
+from thunder_fn.executors.torchinductor import codegen, native, products
+from thunder_fn.executors.torchinductor.adding_rows import AddedRows, is_added_rows
+from thunder_fn.executors.torchinductor.codegen import Kernel
+from thunder_fn.executors.torchinductor.products import SOURCE, TYPES, arguments_of
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.torch_internals.inductor import Dense, ProductCall
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_fused_backward_keeps_what_it_cannot_compute_cheaply() -> None:
 
     trace = tfn.trace(f, torch.randn(5, 6), torch.randn(6, 7), torch.randn(7, 3))
     kinds = lambda split: sorted(residual.kind for residual in split.residuals)
-    plain, fused = (split_vjp(trace, (True,) * 3, (True,), fused=flag) for flag in (False, True))
+    plain, fused = (forward_backward(trace, (True,) * 3, (True,), fused=flag) for flag in (False, True))
     assert kinds(plain).count("extra") > kinds(fused).count("extra")
     extras = fused.forward.outputs[1:]
     made = {equation.outputs[0]: equation.op.name for equation in fused.forward.equations}

@@ -12,8 +12,15 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.errors import ExecutorError
-from thunder_fn.rewrites import SCHEMES, kernels, packages
-from thunder_fn.rewrites.eight_bits import FP8, floats_of, fp8_dynamic_linear, int8_dynamic_linear, rounded_to_fp8
+from thunder_fn.executors.quantized import kernels, packages
+from thunder_fn.interpreters.quantize.eight_bits import (
+    FP8,
+    floats_of,
+    fp8_dynamic_linear,
+    int8_dynamic_linear,
+    rounded_to_fp8,
+)
+from thunder_fn.parameters import SCHEMES
 
 DTYPES = [torch.bfloat16, torch.float32]
 

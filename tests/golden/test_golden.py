@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
-from thunder_fn.check import check
-from thunder_fn.interpreters import simplify, vjp as reverse
-from thunder_fn.trace import Trace
+from thunder_fn.interpreters import grad as reverse, simplify
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import Trace
 
 F = nn.functional
 

@@ -16,9 +16,9 @@ import thunder_fn as tfn
 from thunder_fn import inspect
 from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.executors import FusionExecutor
-from thunder_fn.inspect.chain import Chain, chain
+from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.encode import encode
-from thunder_fn.inspect.memory import memory_of
+from thunder_fn.inspect.memory_use import memory_of
 from thunder_fn.inspect.page import asset, page_of
 from thunder_fn.inspect.tables import bytes_text
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from thunder_fn import ops
 from thunder_fn.interpreters.simplify import cse, dce
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Trace, map_arg
 from thunder_fn.testing import LawBroken, check_transform
-from thunder_fn.trace import Trace, map_arg
 
 SIN, COS = ops.leaf(ops.aten.sin.default), ops.leaf(ops.aten.cos.default)
 

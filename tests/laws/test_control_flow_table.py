@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from torch.nn.attention.flex_attention import flex_attention
 
 import thunder_fn as tfn
-from thunder_fn.trace import Trace
+from thunder_fn.ir.trace import Trace
 
 # torch.func.jvp scripts its decompositions when it is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

@@ -16,7 +16,7 @@ import thunder_fn as tfn
 from thunder_fn.capture import capture
 from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.vjp import vjp
+from thunder_fn.interpreters.grad import vjp
 
 aten: Any = torch.ops.aten
 empty: Any = torch.empty

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn import derive_activity as activity
-from thunder_fn.derive import vjp_rule
-from thunder_fn.interpreters import jvp as forward, simplify, vjp as reverse, vmap as batching
-from thunder_fn.trace import subtraces
+from thunder_fn.derived import activity as activity
+from thunder_fn.derived.leaf_vjp import vjp_rule
+from thunder_fn.interpreters import grad as reverse, jvp as forward, simplify, vmap as batching
+from thunder_fn.ir.trace import subtraces
 
 MEMOS: tuple[Any, ...] = (
-    *(reverse.split_vjp, activity.activity, activity.contributions, activity.USEFUL.everywhere),
-    *(forward.push_forward, forward._on_slots, forward._with_op, batching.batch, simplify.dce_to, vjp_rule),
+    *(reverse.forward_backward, activity.activity, activity.contributions, activity.USEFUL.everywhere),
+    *(forward.jvp_trace, forward._on_slots, forward._with_op, batching.batch, simplify.dce_to, vjp_rule),
 )
 Function = Callable[[torch.Tensor], torch.Tensor]
 

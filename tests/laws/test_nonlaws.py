@@ -10,9 +10,9 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.interpreters.fold import fold_constants
+from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.testing.laws.interpreters import pull
 from thunder_fn.testing.laws.unfolding import unfolded
-from thunder_fn.trace import Equation, Trace
 
 Tensor = torch.Tensor
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, note, settings
 
 import thunder_fn as tfn
+from thunder_fn.testing.drawn_programs import FAMILIES
 from thunder_fn.testing.laws.pairs import PAIRS, TRANSFORMS
-from thunder_fn.testing.programs import FAMILIES
 from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
 
-pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derived.leaf_vmap.LoopWarning")
 
 CERTAIN = tuple(family for family in FAMILIES if family != "random")
 

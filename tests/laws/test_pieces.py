@@ -10,8 +10,8 @@ from hypothesis import given
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.jit.autograd import bridge
-from thunder_fn.jit.pieces import pieces_of
+from thunder_fn.jitted.autograd.bridge import bridge
+from thunder_fn.jitted.autograd.pieces import pieces_of
 from thunder_fn.testing.laws.comparing import close, holds, random_like, run, tolerance
 from thunder_fn.testing.laws.reverse import split
 from thunder_fn.testing.strategies import Case, cases

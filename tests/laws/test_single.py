@@ -12,7 +12,7 @@ from hypothesis import example, given, seed, settings
 from thunder_fn import evaluate, trace
 from thunder_fn.capture import pytree
 from thunder_fn.testing import laws
-from thunder_fn.testing.programs import build
+from thunder_fn.testing.drawn_programs import build
 from thunder_fn.testing.seeds import SEEDS
 from thunder_fn.testing.strategies import DTYPES, SINGLE, Case, cases, programs, pytrees, smooth_cases
 

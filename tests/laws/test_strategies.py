@@ -11,14 +11,14 @@ import torch
 from hypothesis import HealthCheck, Phase, find, given, settings, strategies as st
 
 from thunder_fn.interpreters.vmap import vmap
+from thunder_fn.ir.trace import TensorType, Trace, subtraces
 from thunder_fn.testing import build, cases, in_dims, programs, pytrees, traces
+from thunder_fn.testing.drawn_programs import FAMILIES, Program
 from thunder_fn.testing.laws.forward import vmap_is_a_loop
 from thunder_fn.testing.mutations import corpus
-from thunder_fn.testing.programs import FAMILIES, Program
 from thunder_fn.testing.strategies import Case
-from thunder_fn.trace import TensorType, Trace, subtraces
 
-pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derived.leaf_vmap.LoopWarning")
 CERTAIN = tuple(family for family in FAMILIES if family != "random")
 THOROUGHLY = settings(
     max_examples=500,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.jitted import cache_info, jit
 from thunder_fn.testing.laws.symbolic import (
     CHAINS,
     OF_DATA,

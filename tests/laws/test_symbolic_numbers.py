@@ -23,7 +23,7 @@ steps = st.tuples(st.sampled_from(sorted(NUMBER_STEPS)), st.integers(0, 5), st.i
 @given(
     st.lists(steps, min_size=1, max_size=5), st.lists(st.tuples(ints | floats, ints | floats), min_size=2, max_size=6)
 )
-@pytest.mark.filterwarnings("ignore::thunder_fn.jit.RetraceWarning")
+@pytest.mark.filterwarnings("ignore::thunder_fn.jitted.RetraceWarning")
 def test_numbers_are_those_of_python(steps: list[NumberStep], calls: list[tuple[Any, Any]]) -> None:
     law_numbers_are_pythons(NumberCalls(tuple(steps), tuple(calls)))
 

@@ -9,7 +9,7 @@ from thunder_fn.testing import smooth_cases
 from thunder_fn.testing.laws.pairs import KEEPERS, TRANSFORMS, law_of_three
 from thunder_fn.testing.strategies import Case
 
-pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derived.leaf_vmap.LoopWarning")
 
 MOVERS = ("vjp", "jvp", "vmap")
 NAMES = st.sampled_from((*MOVERS, *MOVERS, *KEEPERS, "autocast"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.derive_vmap import LoopWarning
+from thunder_fn.derived.leaf_vmap import LoopWarning
 
 
 def test_same_numbers_without_a_batching_rule_come_from_a_loop_that_sets_the_generator_back() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from thunder_fn.rules import TABLES
+from thunder_fn.ir.rules import TABLES
 from thunder_fn.testing.mutations import (
     KNOWN,
     MUTATIONS,
@@ -17,7 +17,7 @@ from thunder_fn.testing.mutations import (
     print_table,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derive_vmap.LoopWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derived.leaf_vmap.LoopWarning")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.bug.replace(" ", "_"))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import pkgutil
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import thunder_fn
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("thunder_fn", "tests", "tutorials", "docs")
@@ -53,7 +59,7 @@ def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
 
 
 def test_private_pytorch_names_are_in_one_file() -> None:
-    """A new PyTorch release breaks `torch_internals/` and `torch_internals_inductor.py`, and nothing else."""
+    """A new PyTorch release breaks `torch_internals/` and nothing else."""
     pattern = re.compile(
         r"^\s*(from|import) torch\._|torch\._(?!ops\b|_|check\b)|torch\.fx\.experimental|torch\.testing\._internal"
     )
@@ -101,10 +107,57 @@ def test_the_map_is_short_and_has_every_room() -> None:
     assert len(text.split()) <= 1_500
     rooms = {path.name for path in (ROOT / "thunder_fn").iterdir() if (path / "__init__.py").is_file()}
     assert rooms <= set(re.findall(r"^\| [^|]*?`(\w+)/`", text, re.MULTILINE))
-    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
-    files = {path.relative_to(ROOT / "thunder_fn").as_posix() for path in PACKAGE}
-    assert not {
-        file
-        for file in named
-        if not any(f"/{known}".endswith(f"/{file}") for known in files | {name(p) for p in FILES})
-    }
+
+
+def test_files_that_prose_names_are_there() -> None:
+    """A file or folder in backticks, in a docstring or on a page, exists: `grad.py`, `structured/shared/`."""
+    pages = [*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.*"), *(ROOT / "inspector").glob("*.*")]
+    there = [f"/{name(path)}" for path in (*FILES, *pages, *(ROOT / "thunder_fn" / "inspect" / "assets").glob("*"))]
+    missing = [
+        f"{name(path)}: {named}"
+        for path in (*FILES, *(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md")
+        for named in re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", path.read_text())
+        if not any(file.endswith(f"/{named}") or (named.endswith("/") and f"/{named}" in file) for file in there)
+    ]
+    assert not missing
+
+
+DOORS = {
+    ("ir.trace", "ir.pretty"): "Trace's own method `__str__`",
+    ("ir.trace", "ir.fx"): "Trace's own methods `to_fx` and `from_fx`",
+    ("ir.trace", "torch_internals"): "equality of traces looks at constants, below whatever modes are active",
+    ("ir.pretty", "interpreters.evaluate"): "printed programs run structured equations by the reference semantics",
+    ("capture.apply", "interpreters.evaluate"): "applied traces run by the reference semantics",
+    ("interpreters.evaluate", "interpreters.under_autograd"): "a value that autograd follows is evaluated by its rule",
+    ("structured.loop_functions", "structured.while_loop"): "fori_loop of unknown length is a while_loop",
+    ("jitted", "jitted.modules.module"): "jit of a module",
+    ("jitted", "inspect.lowered"): "`jit(f).lower(...)`, a door to the reports on programs",
+    ("jitted.modules.module", "inspect.lowered"): "`jit(module).lower(...)`",
+    ("parameters.rewritten", "parameters.modules"): "a rewritten function of a module becomes a module",
+    ("executors.base", "executors.registry"): "executors are looked up by name",
+    ("executors.base", "executors.torch_executor"): "an executor's program is lowered when it first runs",
+    ("executors.evaluated", "executors.torch_executor"): "bodies are lowered when they are first run",
+}
+"""Imports inside functions that close a cycle between files, and why."""
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Imports inside functions count, those for types alone do not."""
+    import grimp
+
+    graph = grimp.build_graph("thunder_fn", exclude_type_checking_imports=True, cache_dir=None)
+    for one, other in DOORS:
+        graph.remove_import(importer=f"thunder_fn.{one}", imported=f"thunder_fn.{other}")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    order = graphlib.TopologicalSorter(imports)
+    order.prepare()  # raises CycleError, which shows the cycle
+
+
+def test_no_module_is_hidden_by_a_function() -> None:
+    """`thunder_fn.a.b` is the module wherever one of that name is there."""
+    hidden = []
+    for info in pkgutil.walk_packages(thunder_fn.__path__, "thunder_fn."):
+        parent, _, leaf = info.name.rpartition(".")
+        if not leaf.startswith("__") and not isinstance(getattr(sys.modules.get(parent), leaf, sys), ModuleType):
+            hidden.append(info.name)
+    assert not hidden

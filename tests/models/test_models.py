@@ -18,7 +18,7 @@ from torch.func import functional_call
 import thunder_fn as tfn
 from tests.unit.capturing import call_captured, same
 from thunder_fn.capture import capture
-from thunder_fn.check import check
+from thunder_fn.ir.check import check
 
 transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)

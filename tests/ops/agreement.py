@@ -11,9 +11,9 @@ import torch
 
 from tests.ops.samples import Case, seed
 from thunder_fn.capture import capture, pytree
-from thunder_fn.check import check
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.vjp import vjp
+from thunder_fn.interpreters.grad import vjp
+from thunder_fn.ir.check import check
 
 SEED = 42
 """The seed that op_db's random operators use themselves."""

@@ -18,7 +18,7 @@ import thunder_fn as tfn
 from tests.ops.agreement import SEED, compare, tensors_in
 from tests.ops.samples import OPS, cases, seed
 from thunder_fn import torch_internals as internals
-from thunder_fn.trace import TensorType
+from thunder_fn.ir.trace import TensorType
 
 UNINITIALISED = "returns memory that nobody has written to"
 WHOLE = "one op in a trace, whose inner matrix products eager casts"

@@ -10,9 +10,9 @@ import torch
 
 from thunder_fn.api.calling import tensors_of, write_back
 from thunder_fn.capture import Captured, capture, pytree
-from thunder_fn.check import check
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.trace import Trace
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import Trace
 
 Function = Callable[..., Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from thunder_fn import ops
-from thunder_fn.rules import TABLES
-from thunder_fn.trace import Literal, NoneType, Source, TensorType, Trace, TraceBuilder
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import TABLES
+from thunder_fn.ir.trace import Literal, NoneType, Source, TensorType, Trace, TraceBuilder
 
 aten = torch.ops.aten
 

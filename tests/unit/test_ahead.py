@@ -10,7 +10,7 @@ from torch import nn
 
 import thunder_fn as tfn
 from thunder_fn.errors import JitError, TracedFunctionError, TraceTypeError, UnsupportedInput
-from thunder_fn.trace import Dim, Expr, TensorType, type_of_value
+from thunder_fn.ir.trace import Dim, Expr, TensorType, type_of_value
 
 F32 = torch.float32
 

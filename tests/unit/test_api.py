@@ -154,7 +154,7 @@ def test_aux_is_there() -> None:
     with pytest.raises(errors.NonScalarLoss) as info:
         tfn.grad(f, has_aux=True)(X)
     assert str(info.value) == (
-        "grad_f: with has_aux=True the function returns (loss, aux), not f32[]\n"
+        "grad_f: grad_and_value(f)(*args): output of function f should be a tuple (loss, aux), not f32[]\n"
         f"from:         {here(f)}\n"
         "Return the loss first, then anything else."
     )
@@ -162,7 +162,9 @@ def test_aux_is_there() -> None:
 
 @pytest.mark.parametrize("argnums", (True, 1.0, "x", None, (), (0, True), [0.0]))
 def test_argnums_are_ints(argnums: Any) -> None:
-    with pytest.raises(errors.ArgnumError, match=r"^argnums is an int or a (non-empty )?tuple of ints, given "):
+    with pytest.raises(
+        errors.ArgnumError, match=r"^argnums (must be int or Tuple|must be non-empty|elements must be int)"
+    ):
         tfn.grad(product, argnums=argnums)
 
 
@@ -173,7 +175,7 @@ def test_argnums_point_at_arguments(argnums: Any) -> None:
         f()
     number = argnums if isinstance(argnums, int) else 2
     assert str(info.value) == (
-        f"grad_product: argnums={argnums} asks for argument {number}, but the call has 2 positional arguments\n"
+        f"grad_product: got argnum={number}, but only 2 positional inputs\n"
         f"from:         {here(f)}\n"
         "Pass the argument by position; keyword arguments are not differentiated."
     )
@@ -183,7 +185,7 @@ def test_argnums_point_at_arguments(argnums: Any) -> None:
 def test_argnums_differ(argnums: Any) -> None:
     with pytest.raises(errors.ArgnumError) as info:
         tfn.grad(product, argnums=argnums)(X, Y)
-    assert str(info.value) == f"grad_product: argnums={argnums} names an argument twice"
+    assert str(info.value) == f"grad_product: argnums elements must be unique, given argnums={argnums}"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,11 @@ def test_tensors_without_a_type_are_not_differentiated(make: Any) -> None:
         (torch.ones(2), "cotangent is f32[2], but out is f32[3]"),
         (X.double(), "cotangent is f64[3], but out is f32[3]"),
         (1.0, "cotangent is a float, but out is f32[3]"),
-        ((X,), "the cotangent must have the structure of the output, but cotangent is a tuple of 1, and out is a leaf"),
+        (
+            (X,),
+            "Expected pytree structure of the cotangent to be that of the output, "
+            "but cotangent is a tuple of 1, and out is a leaf",
+        ),
     ),
     ids=("shape", "dtype", "number", "structure"),
 )
@@ -306,7 +312,8 @@ def test_a_jacobian_is_of_real_numbers(transform: str, f: Any, x: torch.Tensor, 
     with pytest.raises(errors.NotDifferentiable) as error:
         getattr(tfn, transform)(f)(x)
     what, source, fix = str(error.value).split("\n")
-    assert what == f"{transform}_<lambda>: {where}, and the derivative of complex numbers is no one Jacobian"
+    values = "outputs" if where.startswith("out") else "inputs"
+    assert what == f"{transform}: Expected all {values} to be real, but {where}"
     assert "test_api.py" in source
     assert fix == (
         "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or use `vjp` or `jvp`."

@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import thunder_fn as tfn
 from thunder_fn.capture import capture
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.vjp import vjp
-from thunder_fn.trace import Trace
+from thunder_fn.interpreters.grad import vjp
+from thunder_fn.ir.trace import Trace
 
 MASK = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
 MASK[2] = -float("inf")

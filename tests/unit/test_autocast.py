@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.check import check
 from thunder_fn.errors import AutocastError
 from thunder_fn.interpreters.autocast import autocast
-from thunder_fn.trace import Equation, TensorType
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import Equation, TensorType
 
 F = torch.nn.functional
 BF16 = torch.bfloat16

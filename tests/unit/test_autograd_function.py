@@ -9,9 +9,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 import thunder_fn as tfn
-from thunder_fn.check import check
 from thunder_fn.errors import CustomRuleError, MissingRule
-from thunder_fn.interpreters.vjp import grad_and_value
+from thunder_fn.interpreters.grad import grad_and_value
+from thunder_fn.ir.check import check
 
 Tensor = torch.Tensor
 Function = torch.autograd.Function

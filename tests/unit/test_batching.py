@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
 F = torch.nn.functional

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from thunder_fn.capture import pytree
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.jitted import cache_info, jit
 
 CALLS = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 40
 """The number of calls of each function, in each mode; programs are the cost, which calls share more and more."""
@@ -84,7 +84,7 @@ def _same(mine: Any, its: Any) -> bool:
 
 @pytest.mark.parametrize("mode", ["constant values", "symbolic values"])
 @pytest.mark.parametrize("f", FUNCTIONS)
-@pytest.mark.filterwarnings("ignore::thunder_fn.jit.RetraceWarning")
+@pytest.mark.filterwarnings("ignore::thunder_fn.jitted.RetraceWarning")
 def test_no_call_gets_the_program_of_another(f: Callable[..., Any], mode: str) -> None:
     draw, g = random.Random(f"{f.__name__} {mode}"), jit(f, cache=mode)
     torch.manual_seed(0)
@@ -209,7 +209,7 @@ def _all(mine: Any, its: Any) -> bool:
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.filterwarnings("ignore::thunder_fn.jit.RetraceWarning")
+@pytest.mark.filterwarnings("ignore::thunder_fn.jitted.RetraceWarning")
 def test_calls_of_every_signature_are_told_apart(static: bool) -> None:
     """With `thorough`, 2,000 calls take less than a minute of one core."""
     g = jit(_everything, static_argnames=("n",) if static else ())

@@ -15,7 +15,7 @@ from thunder_fn import errors
 from thunder_fn.api import vmap
 from thunder_fn.capture import pytree
 from thunder_fn.executors import inductor
-from thunder_fn.jit import cache_info, explain_misses, jit
+from thunder_fn.jitted import cache_info, explain_misses, jit
 
 
 def same(mine: Any, its: Any) -> None:

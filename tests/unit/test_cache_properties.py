@@ -13,7 +13,7 @@ from torch import nn
 
 from thunder_fn import errors
 from thunder_fn.api import grad, vmap
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.jitted import cache_info, jit
 from thunder_fn.structured.cond import cond
 
 Tensor = torch.Tensor

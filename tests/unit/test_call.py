@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.check import check
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.simplify import cse
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import Equation, Literal, Op, Trace, cut, subtraces
 from thunder_fn.structured.call import CALL, call_options
-from thunder_fn.trace import Equation, Literal, Op, Trace, cut, subtraces
 
 Tensor = torch.Tensor
 close = torch.testing.assert_close

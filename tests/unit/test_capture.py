@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from tests.unit.capturing import agree, agree_made, assert_same, call_captured
-from thunder_fn import ops
 from thunder_fn.capture import capture
 from thunder_fn.errors import DataDependentValue
-from thunder_fn.trace import Trace, subtraces
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Trace, subtraces
 
 X = torch.arange(6.0).reshape(2, 3) + 0.5
 Z = torch.complex(X, X.flip(0))

@@ -18,7 +18,7 @@ import thunder_fn as tfn
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
 from thunder_fn.errors import MissingRule, UnsupportedCall
-from thunder_fn.trace import subtraces
+from thunder_fn.ir.trace import subtraces
 
 X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
 

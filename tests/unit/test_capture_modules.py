@@ -17,9 +17,9 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.unit.capturing import agree_made
 from thunder_fn.capture import capture
-from thunder_fn.check import check
 from thunder_fn.errors import EscapedTracer
-from thunder_fn.trace import Trace
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import Trace
 
 X, Y, IMAGE = torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.randn(2, 3, 8, 8)
 TOKENS = torch.tensor([[1, 2], [0, 3]])

@@ -12,13 +12,13 @@ import sympy
 import torch
 
 from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, register_rules
-from thunder_fn import ops
 from thunder_fn.capture import capture
-from thunder_fn.capture.numbers import symbolic_leaves
-from thunder_fn.check import check, check_types, fake_result_types
+from thunder_fn.capture.numbers.arguments import symbolic_leaves
 from thunder_fn.errors import InvalidTrace, MissingRule, ThunderError, TraceTypeError
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.trace import (
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check, check_types, fake_result_types
+from thunder_fn.ir.trace import (
     Constant,
     Equation,
     Expr,
@@ -197,7 +197,7 @@ def test_register_ruless_go_by_their_rule(monkeypatch: pytest.MonkeyPatch) -> No
     assert _message(MissingRule, trace) == (
         "check: there is no rule for the structured op twice\n"
         "from:         model.py:41 in forward\n"
-        "Import the module that defines the op, or register a rule for it (`thunder_fn.rules`)."
+        "Import the module that defines the op, or register a rule for it (`thunder_fn.ir.rules`)."
     )
     register_rules(monkeypatch, "twice", check=lambda equation: check_types(equation, (f32(4),), "twice gives"))
     assert _message(TraceTypeError, trace).startswith("twice: output 0 (v1) is f32[3], but twice gives f32[4]\n")

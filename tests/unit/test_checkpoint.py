@@ -11,17 +11,17 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn import checkpoint, checkpoint_name, checkpoint_policies as policies, torch_internals as internals
-from thunder_fn.check import check
 from thunder_fn.errors import CheckpointError
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.interpreters.grad import forward_backward, grad_and_value
 from thunder_fn.interpreters.jvp import jvp
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.interpreters.vjp import grad_and_value, split_vjp
 from thunder_fn.interpreters.vmap import vmap
-from thunder_fn.ops import is_random
+from thunder_fn.ir.check import check
+from thunder_fn.ir.ops import is_random
+from thunder_fn.ir.trace import Trace, Var, subtraces
 from thunder_fn.structured.checkpoint import torch_checkpoint
 from thunder_fn.structured.cond import cond
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Trace, Var, subtraces
 
 Tensor = torch.Tensor
 F = torch.nn.functional
@@ -87,7 +87,7 @@ def close(found: Any, expected: Any) -> None:
 
 def residual_bytes(trace: Trace) -> int:
     """Bytes that the forward leaves besides its outputs, which a checkpoint's forward has besides its own."""
-    split = split_vjp(trace, (True,) * len(trace.inputs), (True,))
+    split = forward_backward(trace, (True,) * len(trace.inputs), (True,))
     check(split.forward)
     check(split.backward)
     values = split.residual_values(split.forward.inputs, split.forward.outputs)
@@ -183,7 +183,7 @@ def test_what_random_numbers_need_is_kept_in_the_fewest_bytes() -> None:
 
 def test_offloaded_values_go_to_the_cpu_and_back() -> None:
     program = tfn.trace(loss(checkpoint(mlp, POLICIES["offload"])), *arguments())
-    split = split_vjp(program, (True,) * 3, (True,))
+    split = forward_backward(program, (True,) * 3, (True,))
     assert names_in(split.forward).count("aten._to_copy.default") == 1
     assert names_in(split.backward).count("aten._to_copy.default") == 1
 
@@ -199,7 +199,7 @@ def test_a_budget_is_met_and_more_bytes_mean_less_work() -> None:
     for budget_bytes in (0, 200, 400, 800, 10**6):
         program = tfn.trace(loss(checkpoint(deep, policies.budget(budget_bytes))), *args)
         assert residual_bytes(program) <= least + budget_bytes
-        work.append(names_in(split_vjp(program, (True,) * 3, (True,)).backward).count("aten.mm.default"))
+        work.append(names_in(forward_backward(program, (True,) * 3, (True,)).backward).count("aten.mm.default"))
     assert work == sorted(work, reverse=True) and work[0] > work[-1]
 
 
@@ -301,7 +301,7 @@ def test_pytorchs_checkpoint() -> None:
         program = tfn.trace(f, *args)
         check(program)
         assert [equation.op.name for equation in program.equations] == ["checkpoint"]
-        products = names_in(split_vjp(program, (True,) * 3, (True,)).backward).count("aten.mm.default")
+        products = names_in(forward_backward(program, (True,) * 3, (True,)).backward).count("aten.mm.default")
         assert products == (4 if options else 6)
         close(tfn.grad(f, argnums=(0, 1, 2))(*args), torch.func.grad(loss(mlp), argnums=(0, 1, 2))(*args))
 
@@ -330,7 +330,7 @@ def test_policies_of_pytorch_see_tensors_results_and_each_op_once(name: str) -> 
     f = lambda *xs: torch_checkpoint(loss(mlp), *xs, use_reentrant=False, context_fn=contexts)
     program = tfn.trace(f, *args)
     for wanted in ((True,) * 3, (True, False, True), (True,) * 3):
-        backward = names_in(split_vjp(program, wanted, (True,)).backward)
+        backward = names_in(forward_backward(program, wanted, (True,)).backward)
         if all(wanted):
             assert backward.count("aten.mm.default") == products
             assert ("aten._to_copy.default" in backward) == (name == "offloads")

@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 import thunder_fn as tfn
 from thunder_fn import check, custom_jvp, custom_vjp, custom_vmap
 from thunder_fn.errors import CustomRuleError
+from thunder_fn.interpreters.grad import grad_and_value
 from thunder_fn.interpreters.jvp import jvp
-from thunder_fn.interpreters.vjp import grad_and_value
 from thunder_fn.interpreters.vmap import vmap
 
 Tensor = torch.Tensor

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 import thunder_fn as tfn
 from thunder_fn import errors
 from thunder_fn.capture import capture, pytree
-from thunder_fn.check import check
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.ir.check import check
+from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
 INPUTS = [
@@ -231,7 +231,7 @@ OF_ONE_MASK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("error::thunder_fn.derive_vmap.LoopWarning")
+@pytest.mark.filterwarnings("error::thunder_fn.derived.leaf_vmap.LoopWarning")
 @pytest.mark.parametrize("name", OF_ONE_MASK)
 def test_examples_that_share_a_mask_have_one_size(name: str) -> None:
     f = OF_ONE_MASK[name]

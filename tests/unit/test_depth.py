@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
-from thunder_fn import nesting
-from thunder_fn.capture.nest import DEEPEST
+from thunder_fn.capture.nesting import DEEPEST
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir import nesting
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 ONE = torch.ones(1, 2)

@@ -12,7 +12,8 @@ import torch
 from torch._functorch.vmap import vmap_increment_nesting
 
 import thunder_fn as tfn
-from thunder_fn import derive, torch_internals as internals
+from thunder_fn import torch_internals as internals
+from thunder_fn.derived import leaf_vjp as derive
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.testing.laws.interpreters import INTERPRETERS, forget
 
@@ -174,7 +175,7 @@ def test_rules_are_found_alike_whatever_runs_around(around: str) -> None:
     for context in (contextlib.nullcontext, AROUND[around]):
         forget()
         with context():
-            made = [INTERPRETERS[name].run(one) for name in ("vjp", "jvp", "vjp of vjp", "split_vjp")]
+            made = [INTERPRETERS[name].run(one) for name in ("vjp", "jvp", "vjp of vjp", "forward_backward")]
             found.append((derive.ruled(one), [str(new) for news in made for new in news]))
     forget()
     assert found[0] == found[1]

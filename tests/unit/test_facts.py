@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import thunder_fn as tfn
-from thunder_fn import facts, ops
-from thunder_fn.facts import Leaves
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.facts import Leaves
 
 SETS = {name: value for name, value in vars(facts).items() if isinstance(value, Leaves)}
 PACKAGE = Path(tfn.__file__).parent
@@ -84,18 +84,16 @@ def test_ops_of_another_library_are_not_their_namesakes(namesakes: Any) -> None:
 # ---- where sets of ops stand ----
 
 RULES = {
-    "backwards.py": "arguments of reductions",
-    "batching.py": "rules by op",
-    "capture/instead.py": "methods of tensors",
-    "capture/leaf_ops.py": "ops that are recorded as another one",
-    "capture/number_arithmetic.py": "operators of Python",
-    "decompositions.py": "ops that PyTorch differentiates or batches wrongly, beside the formulas for them",
-    "derive_autocast.py": "kernels, and the ops that autocast knows them by",
+    "capture/numbers/arithmetic.py": "operators of Python",
+    "capture/replaced/stand_ins.py": "methods of tensors",
+    "capture/replaced/leaf_ops.py": "ops that are recorded as another one",
+    "derived/decompositions.py": "ops that PyTorch differentiates or batches wrongly, beside the formulas for them",
+    "derived/leaf_autocast.py": "kernels, and the ops that autocast knows them by",
+    "derived/quirks": "rules by op, arguments of reductions, cells of recurrent layers",
     "executors": "what an executor claims, and how it writes it",
     "interpreters/noops.py": "rules by op",
-    "packed.py": "cells of recurrent layers",
-    "rewrites/functions.py": "arguments of losses",
-    "rewrites/shares.py": "rules by op",
+    "interpreters/tensor_parallel/shares.py": "rules by op",
+    "parameters/functions.py": "arguments of losses",
     "torch_internals": "rules by op, and functions of SymPy",
     "testing": "programs to draw, and bugs to plant",
     "benchmarks": "what is timed",
@@ -119,7 +117,7 @@ def sets_of_ops(path: Path) -> list[str]:
 
 
 def test_sets_of_ops_stand_in_facts() -> None:
-    places = [PACKAGE / place for place in (*RULES, "facts.py")]
+    places = [PACKAGE / place for place in (*RULES, "ir/facts.py")]
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if not any(map(path.is_relative_to, places))]
     assert [line for path in paths for line in sets_of_ops(path)] == []
     assert [place for place in places if not place.exists()] == []

@@ -11,10 +11,10 @@ import torch
 import thunder_fn as tfn
 from thunder_fn import errors
 from thunder_fn.capture import capture
-from thunder_fn.check import check
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.symbols import finders
-from thunder_fn.trace import cut
+from thunder_fn.ir.check import check
+from thunder_fn.ir.symbols import finders
+from thunder_fn.ir.trace import cut
 
 Tensor = torch.Tensor
 Step = Callable[[Tensor], Tensor]

@@ -12,12 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import thunder_fn as tfn
 from tests.unit.small_traces import OWNED, TRACES, WEIGHT, aten, blocks, example_inputs, f32, leaves, same_bits, splits
-from thunder_fn import ops
-from thunder_fn.check import check
 from thunder_fn.errors import CaptureError, MissingRule
-from thunder_fn.fx import from_fx, to_fx
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.trace import Expr, NoneType, NumberType, Op, Source, Trace, TraceBuilder, subtraces
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check
+from thunder_fn.ir.fx import from_fx, to_fx
+from thunder_fn.ir.trace import Expr, NoneType, NumberType, Op, Source, Trace, TraceBuilder, subtraces
 
 
 @pytest.mark.parametrize("build", TRACES)

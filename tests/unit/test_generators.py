@@ -11,7 +11,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.errors import UnsupportedCall, VmapError
-from thunder_fn.trace import Literal
+from thunder_fn.ir.trace import Literal
 
 g = torch.Generator()
 HALF = torch.full((4, 3), 0.5)
@@ -92,7 +92,7 @@ def test_a_second_derivative_of_a_call_draws_the_numbers_of_the_first() -> None:
     assert_same(drawn(backward(tfn.checkpoint(f)), HALF[0]), drawn(backward(f), HALF[0]))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore::thunder_fn.derive_vmap.LoopWarning")
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore::thunder_fn.derived.leaf_vmap.LoopWarning")
 @pytest.mark.parametrize("randomness", ["different", "same"])
 @pytest.mark.parametrize("in_dims", [0, 1])
 @EVERY

@@ -14,16 +14,16 @@ import thunder_fn as tfn
 from tests.executors.test_inductor_laws import drawn
 from tests.unit.small_traces import f32, same_bits
 from tests.unit.test_torch_executor import SEEDS, random_trace
-from thunder_fn import ops
 from thunder_fn.errors import VerificationError
 from thunder_fn.executors import FusionExecutor, lower, reuse
 from thunder_fn.executors.base import RunFunction
-from thunder_fn.executors.compiled.parts import join
-from thunder_fn.executors.compiled.region_calls import Region
+from thunder_fn.executors.torchinductor.parts import join
+from thunder_fn.executors.torchinductor.region_calls import Region
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.testing.laws.comparing import run, seeded
 from thunder_fn.testing.strategies import cases
-from thunder_fn.trace import Equation, Trace
 
 
 class Greedy:

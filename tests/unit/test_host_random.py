@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
-from thunder_fn.capture import host_random
+from thunder_fn.capture.replaced import host_random
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 DRAWS: dict[str, Callable[[], float]] = {

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn import inspect
 from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
-from thunder_fn.derive import alone
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.encode import encode
 from thunder_fn.inspect.flat import Flat, flatten
-from thunder_fn.inspect.memory import memory_of
+from thunder_fn.inspect.memory_use import memory_of
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.testing.laws.comparing import same_bits

@@ -25,9 +25,9 @@ from thunder_fn.errors import (
 )
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse
-from thunder_fn.jit import Jitted, cache_info, jit, last_prologue_traces, last_traces
-from thunder_fn.jit.prologue import PrologueMiss
-from thunder_fn.trace import Trace, cut
+from thunder_fn.ir.trace import Trace, cut
+from thunder_fn.jitted import Jitted, cache_info, jit, last_prologue_traces, last_traces
+from thunder_fn.jitted.prologue import PrologueMiss
 
 Point = namedtuple("Point", "x y")
 
@@ -419,7 +419,7 @@ def test_a_result_may_hold_any_value(value: object) -> None:
 
 
 @pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
-@pytest.mark.filterwarnings("ignore::thunder_fn.jit.RetraceWarning")
+@pytest.mark.filterwarnings("ignore::thunder_fn.jitted.RetraceWarning")
 def test_among_many_programs_the_right_one_is_found_without_taking_the_call_apart(
     cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from thunder_fn.jit import cache_info, jit, last_backward_traces, last_traces
+from thunder_fn.jitted import cache_info, jit, last_backward_traces, last_traces
 
 
 def model() -> torch.nn.Module:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thunder_fn import trace
 from thunder_fn.errors import AliasedMutation, DonatedTensorError, TracedFunctionError
 from thunder_fn.executors import lower
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.jitted import cache_info, jit
 
 
 def body(a, b):

@@ -21,7 +21,7 @@ from tests.unit.capturing import same
 from tests.unit.test_capture_modules import MODULES, Tied
 from thunder_fn import cache_info, jit
 from thunder_fn.errors import ArgnumError, JitError, UnknownOption
-from thunder_fn.jit.module import jit_of
+from thunder_fn.jitted.modules.module import jit_of
 
 BACKWARD_FAILS = {"residual network": "eager's own backward refuses: relu's result is changed in place"}
 NO_GRADIENT = {"embedding that renormalises": "the gradient past an update of a detached view under no_grad is lost"}

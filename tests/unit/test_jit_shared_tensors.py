@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from thunder_fn import grad
 from thunder_fn.errors import AliasedMutation
-from thunder_fn.jit import cache_info, explain_misses, jit, last_prologue_traces, last_traces
+from thunder_fn.jitted import cache_info, explain_misses, jit, last_prologue_traces, last_traces
 
 BODIES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "reads": lambda a, b, c: (a * b + c, a is b, b is c),
@@ -134,3 +134,52 @@ def test_closed_over_tensors_that_are_passed_too() -> None:
     with pytest.raises(AliasedMutation, match="a closed-over tensor"):
         jitted(weight)
     assert weight.tolist() == [1, 1]
+
+
+RETURNED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda x: x[1:],
+    "a transpose": lambda x: x.t(),
+    "a flat view": lambda x: x.view(-1),
+    "columns": lambda x: x[:, ::2],
+    "the last row": lambda x: x[-1],
+    "itself": lambda x: x.real,
+}
+
+
+@pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}, {"dynamic": False}), ids=str)
+@pytest.mark.parametrize("kind", RETURNED)
+def test_a_result_is_a_view_of_a_written_argument_of_any_size(kind: str, options: dict[str, Any]) -> None:
+    """A write to the result after the call changes the argument, as in eager mode."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return RETURNED[kind](x)
+
+    jitted = jit(f, **options)
+    for size, part in itertools.product((3, 4, 5, 2), (slice(None), slice(1, None))):
+        for requires_grad in (False, True):
+            wholes = (torch.arange(size * 3.0 + 3).reshape(size + 1, 3).requires_grad_(requires_grad) for _ in range(2))
+            mine, its = ((whole * 1)[part][:size] for whole in wholes)
+            found, known = jitted(mine), f(its)
+            found.mul_(2)
+            known.mul_(2)
+            assert torch.equal(found, known) and found.stride() == known.stride()
+            assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}), ids=str)
+def test_an_unused_argument_that_shares_memory_with_a_written_one(options: dict[str, Any]) -> None:
+    """The backward needs its sizes at most, and so does not mind that it was changed."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.exp_()
+        return y * 1
+
+    def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        leaf = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        x = leaf * 1
+        call(x, x.t()).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    assert torch.equal(gradient(jit(f, **options)), gradient(f))

@@ -13,8 +13,8 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn import torch_internals as internals
-from thunder_fn.check import check
 from thunder_fn.errors import UnsupportedCall
+from thunder_fn.ir.check import check
 
 R = pytest.importorskip("torch.func._random", reason="PyTorch has random keys since 2.12")
 ON_CPU = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_philox_normal_", "CPU")

@@ -10,10 +10,10 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.capture import capture
-from thunder_fn.check import check
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.vjp import grad_and_value
+from thunder_fn.interpreters.grad import grad_and_value
+from thunder_fn.ir.check import check
 
 X = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3).sin() + 2 * torch.eye(3, dtype=torch.float64)
 LAYOUTS = (X, X.t().contiguous().t(), torch.stack([X, X], -1)[..., 0])

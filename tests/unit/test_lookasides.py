@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint as imported_checkpoint
 
 import thunder_fn as tfn
 from thunder_fn import Lookaside, cache_info, jit, torch_internals as internals
-from thunder_fn.capture.lookasides import lookasides
+from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.errors import JitError, LookasideError, RecipeError
-from thunder_fn.trace import Trace
+from thunder_fn.ir.trace import Trace
 
 Tensor = torch.Tensor
 pytestmark = pytest.mark.filterwarnings("ignore:jit. the work of the thread:thunder_fn.errors.OutsideWarning")

@@ -10,7 +10,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.executors import lower
-from thunder_fn.interpreters.vjp import vjp
+from thunder_fn.interpreters.grad import vjp
 from thunder_fn.testing.laws.comparing import same_bits
 
 Tensor = torch.Tensor

@@ -20,8 +20,8 @@ from thunder_fn.executors import FusionExecutor, lower
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.inspect.flat import flatten
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.rewrites import simulated
-from thunder_fn.trace import Source, Trace
+from thunder_fn.ir.trace import Source, Trace
+from thunder_fn.parameters import simulated
 
 
 class Inner(nn.Module):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn import optim
 from thunder_fn.errors import OptimizerError
-from thunder_fn.ops import NO_GRAD
+from thunder_fn.ir.ops import NO_GRAD
 
 SGD, AdamW, Adam, RMSprop, Adagrad = (
     getattr(torch.optim, name) for name in ("SGD", "AdamW", "Adam", "RMSprop", "Adagrad")

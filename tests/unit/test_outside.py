@@ -21,7 +21,7 @@ from torch import nn
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
 from thunder_fn import cache_info, explain_misses, jit
-from thunder_fn.capture import frames, outside
+from thunder_fn.capture.outside import frames, values as outside
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 FILLED_BY_THE_CALL = {"defaultdict"}

@@ -15,8 +15,8 @@ from tests.unit.capturing import same
 from thunder_fn import recipes
 from thunder_fn.errors import JitError, RecipeError, TraitError
 from thunder_fn.executors.cudagraphs import CudaGraphs
-from thunder_fn.jit import last_traces
-from thunder_fn.rewrites import simulated
+from thunder_fn.jitted import last_traces
+from thunder_fn.parameters import simulated
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 

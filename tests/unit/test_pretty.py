@@ -19,12 +19,12 @@ from tests.unit.small_traces import (
     same_bits,
     splits,
 )
-from thunder_fn import ops
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.pretty import format_equation, to_text
-from thunder_fn.text import identifier, literal_text
-from thunder_fn.trace import Literal, NumberType, Op, Source, TensorType, Trace, TraceBuilder
+from thunder_fn.ir import ops
+from thunder_fn.ir.pretty import format_equation, to_text
+from thunder_fn.ir.text import identifier, literal_text
+from thunder_fn.ir.trace import Literal, NumberType, Op, Source, TensorType, Trace, TraceBuilder
 
 
 @pytest.mark.parametrize("build", TRACES)

@@ -22,8 +22,8 @@ from tests.unit.capturing import same
 from thunder_fn import Lookaside, Recipe, Transform, recipes, torch_internals as internals
 from thunder_fn.errors import JitError, RecipeError, TraitError, UnknownOption
 from thunder_fn.executors import FusionExecutor
-from thunder_fn.jit import RetraceWarning, last_traces
-from thunder_fn.jit.transforms import in_order
+from thunder_fn.jitted import RetraceWarning, last_traces
+from thunder_fn.jitted.transforms import in_order
 from thunder_fn.recipes import command
 from thunder_fn.recipes.recipe import Combined, parts_of
 

@@ -14,9 +14,11 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.rewrite import Rewrite, compose, identity, rewrite
-from thunder_fn.rewrites import SCHEMES, Prepared, RewrittenModule, Scheme
-from thunder_fn.rewrites.steps import Lora, Quantize, matrices
+from thunder_fn.interpreters.lora import Lora
+from thunder_fn.interpreters.quantize.step import Quantize
+from thunder_fn.interpreters.rewriting.filters import matrices
+from thunder_fn.interpreters.rewriting.rewrite import Rewrite, compose, identity, rewrite
+from thunder_fn.parameters import SCHEMES, Prepared, RewrittenModule, Scheme
 
 INT8 = Quantize(SCHEMES["int8"], matrices)
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.errors import RewriteError
-from thunder_fn.rewrites import SCHEMES, Scheme
+from thunder_fn.parameters import SCHEMES, Scheme
 
 ROUNDING = {"int8_dynamic": 0.02, "int8_static": 0.05, "fp8_dynamic": 0.1}
 """The distance that rounded activations bring into results, beside the greatest."""
@@ -271,7 +271,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         "outputs>\nUse `rewrites.identity(trace, names)` for a trace whose first inputs are parameters.",
     ),
     "adapters on codes": (
-        lambda: tfn.lora(tfn.quantize(tfn.rewrites.identity(tfn.trace(F.linear, *[torch.ones(2, 2)] * 2), ["", "w"]))),
+        lambda: tfn.lora(
+            tfn.quantize(tfn.parameters.identity(tfn.trace(F.linear, *[torch.ones(2, 2)] * 2), ["", "w"]))
+        ),
         "lora: there is no weight that is not stored as codes already (.scales, .values, w.scales, ...)\n"
         "A weight is quantised once, and has its adapter before that. To store it in another way, begin with `restored()` or the "
         "parameters.",

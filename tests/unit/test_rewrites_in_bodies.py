@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.rewrites import SCHEMES
-from thunder_fn.trace import Trace
+from thunder_fn.ir.trace import Trace
+from thunder_fn.parameters import SCHEMES
 
 ROUNDING = {"int8_dynamic": 0.05, "int8_static": 0.05, "fp8_dynamic": 0.2}
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.errors import RewriteError
-from thunder_fn.rewrites import SCHEMES
+from thunder_fn.parameters import SCHEMES
 
 
 class Tied(nn.Module):

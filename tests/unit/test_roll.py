@@ -12,8 +12,8 @@ from torch import nn
 import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.executors import lower
+from thunder_fn.ir.trace import Trace, subtraces
 from thunder_fn.testing.laws.comparing import same_bits
-from thunder_fn.trace import Trace, subtraces
 
 F = nn.functional
 Tensor = torch.Tensor

@@ -12,13 +12,13 @@ from hypothesis import given
 import thunder_fn as tfn
 from tests.unit.small_traces import TRACES, example_inputs, same_bits
 from thunder_fn import simplify
-from thunder_fn.check import check
 from thunder_fn.interpreters.fold import fold_constants
+from thunder_fn.interpreters.grad import grad_and_value
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.interpreters.vjp import grad_and_value
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.strategies import Case, cases
-from thunder_fn.trace import Trace
 
 Tensor = torch.Tensor
 PARTS = (drop_noops, fold_constants, simplify)

@@ -9,10 +9,10 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.errors import CaptureError, TraceTypeError
+from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.trace import Equation, Literal, Trace
+from thunder_fn.ir.trace import Equation, Literal, Trace
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 
 Tensor = torch.Tensor
 XS = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
@@ -200,7 +200,7 @@ def test_residual_placement() -> None:
 
         return tfn.scan(step, h, xs)[0].sum()
 
-    split = split_vjp(tfn.trace(loss, w, H, XS), (True, True, True), (True,))
+    split = forward_backward(tfn.trace(loss, w, H, XS), (True, True, True), (True,))
     (forward,), (backward,) = scans(split.forward), scans(split.backward)
     stacked = [str(var.type) for var in forward.outputs[number(forward, "num_carry") :]]
     assert stacked == ["f64[4, 3]", "f64[4, 3]"], "tanh(...) and the carry before the step"
@@ -216,7 +216,7 @@ def test_y_that_is_a_residual_is_not_stacked_twice() -> None:
 
         return tfn.scan(step, h, xs)[1].sum()
 
-    split = split_vjp(tfn.trace(loss, H, XS), (True, True), (True,))
+    split = forward_backward(tfn.trace(loss, H, XS), (True, True), (True,))
     (forward,) = scans(split.forward)
     assert len(forward.outputs) == 2
 
@@ -257,7 +257,7 @@ def test_sqrt_checkpoints_save_memory() -> None:
             step = lambda c, x: (torch.tanh(c.sin() * x).exp(), None)
             return tfn.scan(step, h, xs, checkpoint=checkpoint)[0].sum()
 
-        split = split_vjp(tfn.trace(loss, H, xs), (True, True), (True,))
+        split = forward_backward(tfn.trace(loss, H, xs), (True, True), (True,))
         extra = split.forward.outputs[len(split.forward.outputs) - split.num_extra :]
         return sum(atom.type.shape[0] for atom in extra if len(atom.type.shape) > 1)
 

@@ -10,7 +10,7 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.errors import CaptureError, MissingRule, TraceTypeError
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.trace import Equation, Trace
+from thunder_fn.ir.trace import Equation, Trace
 
 Tensor = torch.Tensor
 X = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)

@@ -13,17 +13,17 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.capture import capture
-from thunder_fn.capture.numbers import symbolic_leaves
-from thunder_fn.check import check
+from thunder_fn.capture.numbers.arguments import symbolic_leaves
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import lower
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.grad import grad_and_value
 from thunder_fn.interpreters.jvp import jvp
-from thunder_fn.interpreters.vjp import grad_and_value
 from thunder_fn.interpreters.vmap import vmap
-from thunder_fn.jit import cache_info, explain_misses, jit, last_prologue_traces, last_traces
-from thunder_fn.symbols import specialize
-from thunder_fn.trace import Trace
+from thunder_fn.ir.check import check
+from thunder_fn.ir.symbols import specialize
+from thunder_fn.ir.trace import Trace
+from thunder_fn.jitted import cache_info, explain_misses, jit, last_prologue_traces, last_traces
 
 SYMBOLIC = "symbolic values"
 
@@ -109,7 +109,7 @@ def test_misses_tell_what_kind_of_argument_changed() -> None:
     ]
 
 
-@pytest.mark.filterwarnings("ignore::thunder_fn.jit.RetraceWarning")
+@pytest.mark.filterwarnings("ignore::thunder_fn.jitted.RetraceWarning")
 def test_programs_that_take_turns_keep_their_call_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("thunder_fn.jit")
     made: list[Any] = []

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
 w = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)) / 2

@@ -14,7 +14,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.errors import DataDependentValue
-from thunder_fn.jit import cache_info, jit
+from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
 

@@ -17,13 +17,14 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import thunder_fn as tfn
-from thunder_fn import inspect, ops
+from thunder_fn import inspect
 from thunder_fn.errors import JitError
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.text import identifier, is_usable, literal_text, program_text, shown
-from thunder_fn.trace import TensorType, TraceBuilder
+from thunder_fn.ir import ops
+from thunder_fn.ir.text import identifier, is_usable, literal_text, program_text, shown
+from thunder_fn.ir.trace import TensorType, TraceBuilder
 
 CODE = "getattr(__import__('sys'),'__dict__').update(code_ran=1)"
 NAMES = (

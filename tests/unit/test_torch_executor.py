@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.unit.small_traces import ADD, MUL, SIN, TRACES, blocks, example_inputs, f32, layer_norm, same_bits
-from thunder_fn import facts, ops
 from thunder_fn.executors import claim, lower, reuse
 from thunder_fn.executors.spelling import spell
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.trace import Arg, Literal, Op, TensorType, Trace, TraceBuilder, Var, type_of_value
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.trace import Arg, Literal, Op, TensorType, Trace, TraceBuilder, Var, type_of_value
 
 aten = torch.ops.aten
 

@@ -110,20 +110,20 @@ def test_signatures_are_torch_funcs(name: str) -> None:
         (
             lambda: tfn.vmap(torch.add)(X, Y),
             errors.VmapError,
-            "vmap_add: the batched arguments must agree in size, but\n"
+            "vmap_add: Expected all tensors to have the same size in the mapped dimension, but\n"
             "  args[0] has size 3 in dim 0\n  args[1] has size 4 in dim 0",
         ),
         (
             lambda: tfn.vmap(lambda p: p["w"], in_dims=({"w": (0,)},))({"w": X}),
             errors.VmapError,
-            "vmap_<lambda>: in_dims must be a prefix of the structure of the arguments, "
-            "but in_dims[0]['w'] is (0,), and args[0]['w'] is a leaf",
+            "vmap_<lambda>: in_dims is not compatible with the structure of `inputs`, of which it must be a prefix: "
+            "in_dims[0]['w'] is (0,), and args[0]['w'] is a leaf",
         ),
         (
             lambda: tfn.vmap(lambda p: p, out_dims={"w": 0, "b": 0})({"w": X}),
             errors.VmapError,
-            "vmap_<lambda>: out_dims must be a prefix of the structure of the result, "
-            "but out_dims is {'w': 0, 'b': 0}, and out is a dict with the keys 'w'",
+            "vmap_<lambda>: out_dims is not compatible with the structure of the result, of which it must be a prefix: "
+            "out_dims is {'w': 0, 'b': 0}, and out is a dict with the keys 'w'",
         ),
         (
             lambda: tfn.vmap(lambda p: p, out_dims={"w": None})({"w": X}),
@@ -133,12 +133,12 @@ def test_signatures_are_torch_funcs(name: str) -> None:
         (
             lambda: tfn.vmap(lambda p: p, out_dims={"w": 2})({"w": X}),
             errors.VmapError,
-            "vmap_<lambda>: out['w'] has 2 dims with the batch dim, so out_dims cannot be 2",
+            "vmap_<lambda>: out['w']: Dimension out of range: it has 2 dims with the batch dim, so out_dims cannot be 2",
         ),
         (
             lambda: tfn.jvp(lambda p: p, ({"w": (X, X)},), ({"w": (X,)},)),
             errors.TangentError,
-            "jvp: the tangents must have the structure of the primals, "
+            "jvp: Expected primals and tangents to have the same python structure, "
             "but tangents[0]['w'] is a tuple of 1, and primals[0]['w'] is a tuple of 2",
         ),
         (
@@ -149,20 +149,18 @@ def test_signatures_are_torch_funcs(name: str) -> None:
         (
             lambda: tfn.linearize(torch.sin, A)[1](B, A),
             errors.TangentError,
-            "linearize: the tangents must have the structure of the primals, "
+            "linearize: Expected primals and tangents to have the same python structure, "
             "but tangents is a tuple of 2, and primals is a tuple of 1",
         ),
         (
             lambda: tfn.jacrev(lambda v: 3)(A),
             errors.NotDifferentiable,
-            "jacrev_<lambda>: the function must return tensors, but out is an int\n"
-            "Return other values as aux, with has_aux=True.",
+            "vjp(f, *primals): expected f(*primals) to return only tensors, given an int; return other values as aux",
         ),
         (
             lambda: tfn.jacfwd(lambda v: 3)(A),
             errors.NotDifferentiable,
-            "jacfwd_<lambda>: the function must return tensors, but out is an int\n"
-            "Return other values as aux, with has_aux=True.",
+            "jvp(f, primals, tangents): expected f(*primals) to return only tensors, given an int; return other values as aux",
         ),
         (
             lambda: tfn.functionalize(torch.sin, remove="views"),
@@ -237,3 +235,68 @@ def test_unary_ops_stay_what_they_are_in_a_batch() -> None:
     x = torch.tensor([-8.5, -1.0, 2.0], dtype=torch.float64)
     gradient = tfn.grad(lambda x: tfn.vmap(torch.special.log_ndtr)(x).sum())(x)
     torch.testing.assert_close(gradient, torch.func.grad(lambda x: torch.special.log_ndtr(x).sum())(x))
+
+
+# ---- errors are of the classes that torch.func's are ----
+
+
+def writes_to_what_is_shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.add_(x)
+
+
+V = torch.arange(3.0)
+MISUSES: dict[str, Callable[[Any], Any]] = {
+    "an argnum out of bounds": lambda m: m.grad(torch.mul, argnums=2)(V[0], V[1]),
+    "a negative argnum out of bounds": lambda m: m.jacrev(torch.sin, argnums=-2)(V),
+    "an argnum that is no int": lambda m: m.grad(torch.mul, argnums=("0",))(V[0], V[1]),
+    "no argnum": lambda m: m.jacfwd(torch.sin, argnums=())(V),
+    "an argnum twice": lambda m: m.grad(torch.mul, argnums=(0, -2))(V[0], V[1]),
+    "a loss that is no scalar": lambda m: m.grad(torch.sin)(V),
+    "a loss that is no tensor": lambda m: m.grad(lambda x: 3.0)(V),
+    "the gradient of an int": lambda m: m.grad(lambda x: x.sum())(V.long()),
+    "the gradient of a number": lambda m: m.grad(lambda x: x * 2)(3.0),
+    "aux that is missing": lambda m: m.grad(lambda x: x.sum(), has_aux=True)(V),
+    "aux of vjp that is missing": lambda m: m.vjp(lambda x: [x, x], V, has_aux=True),
+    "aux of jvp that is missing": lambda m: m.jvp(lambda x: [x, x], (V,), (V,), has_aux=True),
+    "vjp of nothing": lambda m: m.vjp(lambda x: (), V),
+    "vjp of a number": lambda m: m.vjp(lambda x: 3, V),
+    "jvp of nothing": lambda m: m.jvp(lambda x: None, (V,), (V,)),
+    "a cotangent of another structure": lambda m: m.vjp(lambda x: (x, x), V)[1](V),
+    "a cotangent of another shape": lambda m: m.vjp(torch.sin, V)[1](torch.ones(4)),
+    "primals that are no tuple": lambda m: m.jvp(torch.sin, V, V),
+    "no primals": lambda m: m.jvp(torch.sin, (), ()),
+    "a primal that is no tensor": lambda m: m.jvp(torch.sin, (1.0,), (V,)),
+    "tangents of another structure": lambda m: m.jvp(torch.sin, (V,), (V, V)),
+    "a tangent of another shape": lambda m: m.jvp(torch.sin, (V,), (torch.ones(4),)),
+    "a strict jvp": lambda m: m.jvp(lambda x: V * 1, (V,), (V,), strict=True),
+    "a complex Jacobian": lambda m: m.jacrev(torch.conj)(V.to(torch.complex64)),
+    "a chunk of nothing": lambda m: m.vmap(torch.sin, chunk_size=0)(V),
+    "a batch dim that is not there": lambda m: m.vmap(torch.sin, in_dims=1)(V),
+    "in_dims that are too few": lambda m: m.vmap(torch.mul, (0,))(V, V),
+    "in_dims that are no dims": lambda m: m.vmap(torch.mul, "lol")(V, V),
+    "in_dims of a number": lambda m: m.vmap(torch.mul)(V, 3),
+    "nothing batched": lambda m: m.vmap(torch.sin, in_dims=(None,))(V),
+    "no arguments": lambda m: m.vmap(lambda: V)(),
+    "sizes that differ": lambda m: m.vmap(torch.mul)(V, torch.ones(4)),
+    "a result that is a number": lambda m: m.vmap(lambda x: 3.0)(V),
+    "out_dims out of range": lambda m: m.vmap(torch.sin, out_dims=3)(V),
+    "out_dims that do not fit": lambda m: m.vmap(lambda x: (x, x), out_dims=(0,))(V),
+    "out_dims that are no dims": lambda m: m.vmap(torch.sin, out_dims="lol")(V),
+    "random numbers": lambda m: m.vmap(lambda x: x + torch.rand(()))(V),
+    "another randomness": lambda m: m.vmap(torch.sin, randomness="some")(V),
+    "a branch on a value": lambda m: m.vmap(lambda x: x if x > 0 else -x)(V),
+    "a number in a tensor": lambda m: m.vmap(lambda x: x.item() * x)(V),
+    "sizes that depend on data": lambda m: m.vmap(lambda x: x.nonzero())(torch.ones(2, 3)),
+    "a write to what is shared": lambda m: m.vmap(writes_to_what_is_shared, (0, None))(V, V[0].clone()),
+    "an error of shapes": lambda m: m.vmap(torch.mm)(torch.ones(2, 3, 4), torch.ones(2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
+def test_what_catches_torch_funcs_error_catches_ours(misuse: Callable[[Any], Any]) -> None:
+    with pytest.raises(Exception) as theirs:
+        misuse(torch.func)
+    with pytest.raises(errors.ThunderError) as ours:
+        misuse(tfn)
+    kind = next(one for one in type(theirs.value).__mro__ if one.__module__ == "builtins")
+    assert isinstance(ours.value, kind)

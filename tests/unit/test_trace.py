@@ -27,10 +27,10 @@ from tests.unit.small_traces import (
     same_bits,
     splits,
 )
-from thunder_fn import ops
 from thunder_fn.errors import InvalidTrace, MissingRule, TraceTypeError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.trace import (
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import (
     Constant,
     Equation,
     Literal,
@@ -282,7 +282,7 @@ def test_evaluate_has_no_rule_for_an_unknown_structured_op() -> None:
         evaluate(trace, (torch.ones(3),))
     assert str(error.value) == (
         "evaluate: there is no rule for the structured op no_such_op\n"
-        "Import the module that defines the op, or register a rule for it (`thunder_fn.rules`)."
+        "Import the module that defines the op, or register a rule for it (`thunder_fn.ir.rules`)."
     )
 
 

@@ -13,7 +13,7 @@ from thunder_fn import evaluate, jit
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.executors.updates import IN_PLACE, updates
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.jit import last_traces
+from thunder_fn.jitted import last_traces
 
 ROWS, WIDTH = 64, 80
 """A cache of 20 KB."""

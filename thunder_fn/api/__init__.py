@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.grad import Grad, grad, grad_and_value, value_and_grad
+from thunder_fn.api.batching import Vmap, vmap
+from thunder_fn.api.gradients import Grad, grad, grad_and_value, value_and_grad
 from thunder_fn.api.jacobians import hessian, jacfwd, jacrev
-from thunder_fn.api.jvp import Linear, jvp, linearize
+from thunder_fn.api.pullbacks import Pullback, vjp
 from thunder_fn.api.residuals import SavedResidual, saved_residuals
-from thunder_fn.api.vjp import Pullback, vjp
-from thunder_fn.api.vmap import Vmap, vmap
+from thunder_fn.api.tangents import Linear, jvp, linearize
 from thunder_fn.capture import capture, pytree
+from thunder_fn.ir.trace import Trace
 from thunder_fn.structured import (
     autograd_function as _autograd_function,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a lookaside
     differentiated_as as _differentiated_as,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its rules
     straight_through as _straight_through,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its rules
 )
-from thunder_fn.trace import Trace
 
 __all__ = [
     "Grad",

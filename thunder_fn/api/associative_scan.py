@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
+from thunder_fn.api.batching import example_of, place, vmap
 from thunder_fn.api.calling import apply
-from thunder_fn.api.vmap import example_of, place, vmap
 from thunder_fn.capture import capture, current, pytree
 from thunder_fn.capture.apply import close_over
-from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
-from thunder_fn.structured.bind import bind_composite
-from thunder_fn.structured.bodies import next_carry, own_memory, standing_for
-from thunder_fn.structured.calls import examples_of
-from thunder_fn.structured.loops import check_carry, result_types
-from thunder_fn.symbols import made_by
-from thunder_fn.trace import Trace, Type, type_of_value
+from thunder_fn.ir.symbols import made_by
+from thunder_fn.ir.trace import Trace, Type, type_of_value
+from thunder_fn.structured.loop_functions import check_carry, result_types
+from thunder_fn.structured.shared.bind import bind_composite
+from thunder_fn.structured.shared.bodies import next_carry, own_memory, standing_for
+from thunder_fn.structured.shared.custom_calls import examples_of
 
 Tensor = torch.Tensor
 Combine = Callable[[list[Tensor], list[Tensor]], list[Tensor]]

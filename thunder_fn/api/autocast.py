@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
 from thunder_fn.capture import capture, current
-from thunder_fn.capture.autocast_regions import REGION
-from thunder_fn.derive_autocast import Answer, autocast_policy
+from thunder_fn.capture.replaced.autocast_regions import REGION
+from thunder_fn.derived.leaf_autocast import Answer, autocast_policy
 from thunder_fn.errors import AutocastError
 from thunder_fn.interpreters.autocast import Policy, autocast as autocast_trace
 from thunder_fn.interpreters.simplify import cse
-from thunder_fn.text import shown
-from thunder_fn.trace import Equation
+from thunder_fn.ir import ops
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import Equation
 
 __all__ = ["Autocast", "Table", "autocast", "autocast_policy"]
 

@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.apply import tensors_of, with_memory, write_back
-from thunder_fn.capture.watching import made
-from thunder_fn.errors import GradError, JitError, kind_of, located
+from thunder_fn.capture import TENSOR, Captured
+from thunder_fn.capture.apply import tensors_of, write_back
+from thunder_fn.errors import GradError, JitError, NotDifferentiable, kind_of, located
 from thunder_fn.executors.base import Numerics, is_within
-from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.jit import Jitted
-from thunder_fn.structured.bind import bind_composite
-from thunder_fn.structured.bodies import own_memory
-from thunder_fn.text import shown
-from thunder_fn.trace import TensorType, Trace, cut
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import TensorType, Trace, cut
+from thunder_fn.jitted import Jitted
+from thunder_fn.structured.shared.bind import apply
+from thunder_fn.structured.shared.bodies import own_memory
 
 __all__ = [
     "Transformed",
     "apply",
+    "check_output",
     "described",
     "main_only",
     "main_output",
@@ -30,15 +29,6 @@ __all__ = [
     "unwritten",
     "write_back",
 ]
-
-
-def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any, ...]:
-    """Run a trace that was made of another one on tensors, or record it where a capture is going on."""
-    made(name, new, of)
-    recorder = current()
-    if recorder is None:
-        return evaluate(new, inputs)
-    return with_memory(recorder, new, inputs, lambda trace: bind_composite(recorder, name, trace, inputs))
 
 
 def unwritten(captured: Captured, trace: Trace, residuals: Sequence[Any]) -> tuple[Trace, tuple[Any, ...]]:
@@ -109,6 +99,21 @@ def main_only(captured: Captured) -> Captured:
     return Captured(captured.trace, captured.in_spec, captured.in_leaves, first, leaves, captured.writes)
 
 
+def check_output(captured: Captured, main: Sequence[bool], name: str) -> None:
+    """Raise for a function whose output has no tensor."""
+    if any(main):
+        return
+    if not captured.out_spec.num_leaves:
+        raise NotDifferentiable(
+            f"{name}: Expected f to be a function that has non-empty output, given {captured.result(())!r}"
+        )
+    kinds = sorted({kind_of(leaf) for leaf in captured.out_leaves if leaf is not TENSOR})
+    given = ", ".join(kinds)
+    raise NotDifferentiable(
+        f"{name}: expected f(*primals) to return only tensors, given {given}; return other values as aux"
+    )
+
+
 def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...]:
     """Tell for each output of the trace whether it is part of the output proper, neither aux nor a write."""
     extra = (False,) * (len(captured.trace.outputs) - captured.num_results)
@@ -116,6 +121,8 @@ def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...
         return (True,) * captured.num_results + extra
     marks = captured.result(tuple(range(captured.num_results)))
     if not isinstance(marks, tuple) or len(marks) != 2:
-        raise GradError(f"{name}: with has_aux=True the function returns (output, aux), not {kind_of(marks)}")
+        raise GradError(
+            f"{name}: output of function f should be a tuple (output, aux) with has_aux=True, not {kind_of(marks)}"
+        )
     count = sum(leaf is TENSOR for leaf in main_only(captured).out_leaves)
     return tuple(index < count for index in range(captured.num_results)) + extra

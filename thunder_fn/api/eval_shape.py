@@ -7,7 +7,7 @@ from typing import Any
 
 from thunder_fn.capture import capture
 from thunder_fn.capture.apply import without_values
-from thunder_fn.trace import Atom, Literal, NumberType
+from thunder_fn.ir.trace import Atom, Literal, NumberType
 
 
 def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -29,7 +29,7 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
     Example:
         >>> import torch
-        >>> from thunder_fn.trace import TensorType
+        >>> from thunder_fn.ir.trace import TensorType
         >>> found = eval_shape(torch.mm, TensorType(torch.float32, (2, 3)), torch.ones(3, 4))
         >>> print(found)
         f32[2, 4]

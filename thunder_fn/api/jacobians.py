@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from thunder_fn.api.batching import vmap
 from thunder_fn.api.calling import Transformed, described, transformed
-from thunder_fn.api.grad import Argnums, check_argnums, differentiated_leaves, frozen_argnums
-from thunder_fn.api.jvp import jvp
-from thunder_fn.api.vjp import vjp
-from thunder_fn.api.vmap import vmap
+from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
+from thunder_fn.api.pullbacks import vjp
+from thunder_fn.api.tangents import jvp
 from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import NotDifferentiable, located
-from thunder_fn.trace import type_of_value
+from thunder_fn.ir.trace import type_of_value
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def check_real(tree: Any, where: str, name: str) -> None:
     """Check for real numbers: of complex ones half the derivative would be lost, another half in either mode."""
     for path, leaf in zip(pytree.paths(tree, where), pytree.flatten(tree)[0], strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.is_complex():
-            what = f"{name}: {path} is {type_of_value(leaf)}, and the derivative of complex numbers is no one Jacobian"
+            values = "outputs" if where == "out" else "inputs"
+            what = f"{name.partition('_')[0]}: Expected all {values} to be real, but {path} is {type_of_value(leaf)}"
             fix = (
                 "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or use `vjp` or `jvp`."
             )

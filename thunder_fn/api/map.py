@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.vmap import vmap
+from thunder_fn.api.batching import vmap
 from thunder_fn.capture import pytree
-from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import TraceTypeError
-from thunder_fn.structured.loops import map as one_by_one, mapped_function, number_of_steps
+from thunder_fn.structured.loop_functions import map as one_by_one, mapped_function, number_of_steps
 
 Tensor = torch.Tensor
 

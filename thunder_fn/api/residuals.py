@@ -10,13 +10,13 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import capture, pytree
-from thunder_fn.derive import is_differentiable
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.interpreters.checkpoint.recomputed import COPY_TO
+from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.storages import values_without_numbers
-from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.ir.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 from thunder_fn.structured.checkpoint_name import name_of
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.structured.recomputed import COPY_TO
-from thunder_fn.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
     paths = [path for path, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     wanted_inputs = tuple(is_differentiable(var.type) for var in trace.inputs)
     wanted_outputs = tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
-    split = split_vjp(trace, wanted_inputs, wanted_outputs)
+    split = forward_backward(trace, wanted_inputs, wanted_outputs)
     atoms = split.residual_values(split.forward.inputs, split.forward.outputs)
     values = [atom for atom in atoms if isinstance(atom, Var)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -15,7 +15,7 @@ import torch
 import thunder_fn as tfn
 from thunder_fn import torch_internals as internals
 from thunder_fn.benchmarks.harness import OURS, Case, Result, once, run_case, single
-from thunder_fn.trace import Trace, subtraces
+from thunder_fn.ir.trace import Trace, subtraces
 
 Tensor = torch.Tensor
 EAGER = "Python loop, eager"

@@ -27,10 +27,10 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
 from thunder_fn.benchmarks.models import GPT
-from thunder_fn.interpreters.ranks import GATHER, SCATTER, WAIT
-from thunder_fn.rewrites import simulated
-from thunder_fn.rules import lowered
-from thunder_fn.trace import Equation, TensorType, Trace, static_shape
+from thunder_fn.distributed.ranks import GATHER, SCATTER, WAIT
+from thunder_fn.ir.rules import lowered
+from thunder_fn.ir.trace import Equation, TensorType, Trace, static_shape
+from thunder_fn.parameters import simulated
 
 RANKS = 2
 FSDP2 = "torch fully_shard"

@@ -16,7 +16,7 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Case, Result, run_case, single
 from thunder_fn.benchmarks.models import GPT, gpt_loss, jax_gpt_loss, params_of
-from thunder_fn.torch_internals_inductor import inductor_backend
+from thunder_fn.torch_internals.inductor import inductor_backend
 
 BUCKETS = (16, 32, 48, 64)
 """The lengths that a user of JAX pads to."""

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Result, single
-from thunder_fn.executors.compiled import wait
+from thunder_fn.executors.torchinductor import wait
 
 SECONDS = 540
 """A part that takes longer is ended: a lent machine runs commands of ten minutes."""

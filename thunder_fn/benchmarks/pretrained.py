@@ -230,7 +230,7 @@ def main(name: str, peer: str, quick: bool, what: str) -> None:
 def _until_compiled(peer: str) -> None:
     """Ours compiles in another process meanwhile."""
     if peer == OURS:
-        from thunder_fn.executors.compiled import wait
+        from thunder_fn.executors.torchinductor import wait
 
         wait()
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Case, Result, run_case
-from thunder_fn.rewrites import SCHEMES
+from thunder_fn.parameters import SCHEMES
 
 aten = torch.ops.aten
 TARGET = "no slower than the library kernel; bytes at the scheme's bits + 5 %"

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 import thunder_fn as tfn
-from thunder_fn import derive, derive_activity as activity
 from thunder_fn.benchmarks.harness import OURS, Result, once, single
 from thunder_fn.benchmarks.models import GPT, gpt_loss, jax_gpt_loss, params_of
-from thunder_fn.derive import is_differentiable
-from thunder_fn.interpreters import simplify, vjp
-from thunder_fn.trace import Trace
+from thunder_fn.derived import activity as activity, leaf_vjp as derive
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.interpreters import grad as vjp, simplify
+from thunder_fn.ir.trace import Trace
 
 MEMOS: tuple[Any, ...] = (
     *(derive.vjp_rule, derive.differentiable_outputs, simplify.dce_to, simplify.inline),
-    *(activity.activity, vjp.split_vjp, vjp.vjp, vjp.grad_and_value),
+    *(activity.activity, vjp.forward_backward, vjp.vjp, vjp.grad_and_value),
 )
 CAPTURE, GRADIENT, KNOWN = "capture", "gradient of the trace, nothing known", "gradient of the trace, one layer known"
 

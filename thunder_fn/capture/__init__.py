@@ -4,9 +4,9 @@ The function runs once on tracers and is recorded, as in JAX. In-place code and 
 tensors become constants; mutations become extra outputs. Capture nests and is thread-safe: all state lives in one
 Recorder, found through a context variable.
 
-`recorder.py` records, `scopes.py` sees torch functions, `nest.py` folds the recording, `outside.py` finds reads of
-globals and attributes, `instead.py` and `refusals.py` stand in for functions. A replacement of a PyTorch function
-belongs into these tables; it must not be visible to other threads.
+`recorder.py` records, `scopes.py` sees torch functions, `nesting.py` folds the recording, `outside/` finds reads of
+globals and attributes, `numbers/` makes numbers symbolic, `replaced/` stands in for functions. A replacement of a
+PyTorch function belongs into its tables; it must not be visible to other threads.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import frames, pytree
+from thunder_fn.capture import pytree
 from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
-from thunder_fn.capture.host_random import untouched_by_refusals
-from thunder_fn.capture.lookasides import diverted
+from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.modules import modules_of
-from thunder_fn.capture.nest import nest
-from thunder_fn.capture.numbers import Symbolic
-from thunder_fn.capture.patches import module_scopes
-from thunder_fn.capture.process import noted_state
-from thunder_fn.capture.properties import Read
+from thunder_fn.capture.nesting import nest
+from thunder_fn.capture.numbers.arguments import Symbolic
+from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.process import noted_state
+from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.host_random import untouched_by_refusals
+from thunder_fn.capture.replaced.lookasides import diverted
+from thunder_fn.capture.replaced.patches import module_scopes
+from thunder_fn.capture.replaced.seeds import stand_in
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, composite, named_composite
-from thunder_fn.capture.seeds import stand_in
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
-from thunder_fn.constraints import equations_between
 from thunder_fn.errors import (
     CaptureError,
     DataDependentShape,
@@ -48,8 +49,9 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
-from thunder_fn.garbage import no_collections
-from thunder_fn.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
+from thunder_fn.ir.constraints import equations_between
+from thunder_fn.ir.symbols import bind, binders, compute, symbols_in
+from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
 
 __all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "current", "named_composite", "pytree"]
 
@@ -87,13 +89,25 @@ class Alias:
 
     result: int
     write: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Test whether some of the numbers are expressions."""
+        return any(isinstance(number, Expr) for number in (*self.size, *self.stride, self.offset))
 
     def of(self, target: torch.Tensor) -> torch.Tensor:
         """The result, as a view of the written tensor."""
         return target.as_strided(self.size, self.stride, target.storage_offset() + self.offset)
+
+    def among(self, variables: Sequence[Var], target: torch.Tensor, *values: Any) -> torch.Tensor:
+        """The same with expressions over symbols, which the variables bind that have these values."""
+        known = bind(variables, values)
+        number: Callable[[Any], Any] = lambda item: compute(item, known) if isinstance(item, Expr) else item
+        size, stride = tuple(map(number, self.size)), tuple(map(number, self.stride))
+        return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,19 +411,25 @@ def _aliases(
     targets = [
         tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target) for write in writes
     ]
+    bound = binders(recorder.inputs).keys()
     for place, leaf in enumerate(results):
         if not isinstance(leaf, internals.Tracer):
             continue
-        for number, target in enumerate(targets):
+        for count, target in enumerate(targets):
             with internals.no_torch_function():
-                numbers = (*leaf.shape, *leaf.stride(), leaf.storage_offset(), target.storage_offset())
                 is_view = leaf is not target and leaf.dtype == target.dtype and internals.have_one_memory(leaf, target)
-                if not is_view or any(type(number) is not int for number in numbers):
+                # of the values, since a write leaves a value without the offset that the written argument has
+                inner, whole = (
+                    (internals.inner_fake(one).storage_offset() for one in (leaf, target)) if is_view else (0, 0)
+                )
+                offset = as_dim(inner - whole)
+                numbers = *map(as_dim, leaf.shape), *map(as_dim, leaf.stride()), offset
+                symbols = set(symbols_in(numbers))
+                if not is_view or not symbols <= bound:
                     continue
                 has_bits = leaf.is_conj() or leaf.is_neg() or target.is_conj() or target.is_neg()
                 if not has_bits and target.is_contiguous() and internals.inner_fake(target).is_contiguous():
-                    offset = int(leaf.storage_offset() - target.storage_offset())
-                    yield Alias(place, number, tuple(leaf.shape), tuple(leaf.stride()), offset)
+                    yield Alias(place, count, numbers[: leaf.dim()], numbers[leaf.dim() : -1], offset)
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:

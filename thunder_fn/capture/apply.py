@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, Shared, pytree
-from thunder_fn.capture.followed import SplitRule, bind_followed
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
+from thunder_fn.capture.under_autograd import SplitRule, bind_followed
 from thunder_fn.errors import CaptureError, UnsupportedInput, located
-from thunder_fn.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
-from thunder_fn.trace import (
+from thunder_fn.ir import ops
+from thunder_fn.ir.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
+from thunder_fn.ir.trace import (
     Arg,
     Atom,
     Equation,

@@ -16,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.refusals import DATA_DEPENDENT, data_dependent_error, no_fake_error, script_error
+from thunder_fn.capture.replaced.refusals import DATA_DEPENDENT, data_dependent_error, no_fake_error, script_error
 from thunder_fn.capture.scopes import is_internal, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
@@ -28,7 +28,7 @@ from thunder_fn.errors import (
     kind_of,
     located,
 )
-from thunder_fn.trace import Source, Trace, Var
+from thunder_fn.ir.trace import Source, Trace, Var
 
 # ---- arguments and results ----
 
@@ -106,7 +106,7 @@ def check_aliases(
 
 def trace_type(tensor: torch.Tensor) -> str:
     """The type of a tensor as a trace prints it."""
-    from thunder_fn.trace import type_of_value
+    from thunder_fn.ir.trace import type_of_value
 
     with internals.no_torch_function():
         return str(type_of_value(tensor))

@@ -18,8 +18,8 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall, located
-from thunder_fn.rules import memo
-from thunder_fn.trace import Arg, Literal, Source, Trace, identity_of
+from thunder_fn.ir.rules import memo
+from thunder_fn.ir.trace import Arg, Literal, Source, Trace, identity_of
 
 _Generator = torch.Generator
 _STATE = "seed manual_seed initial_seed get_state set_state get_offset set_offset clone_state"

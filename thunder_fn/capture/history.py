@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
-from thunder_fn.capture.autograd_functions import AUTOGRAD_FUNCTION
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.overlaps import check_overlaps
+from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.errors import AliasedMutation, located
-from thunder_fn.trace import Literal, Op, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Literal, Op, Var
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorded import Leaf

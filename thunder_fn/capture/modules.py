@@ -21,7 +21,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.errors import EscapedTracer, located, with_article
-from thunder_fn.trace import Source, type_of_value
+from thunder_fn.ir.trace import Source, type_of_value
 
 _SECTIONS = ("_parameters", "_buffers", "_modules")
 _OWN = frozenset(torch.nn.Module().__dict__)  # `training`, hooks and the sections themselves

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from thunder_fn import facts, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.errors import AliasedMutation, located
-from thunder_fn.trace import Source
+from thunder_fn.ir import facts
+from thunder_fn.ir.trace import Source
 
 WORK = 100_000
 """The number of steps after which two tensors count as disjoint."""

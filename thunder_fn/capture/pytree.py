@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 from thunder_fn.errors import UnsupportedInput, with_article
-from thunder_fn.trace import TensorType
+from thunder_fn.ir.trace import TensorType
 
 NAMESPACE = "thunder_fn"
 PyTreeSpec = optree.PyTreeSpec

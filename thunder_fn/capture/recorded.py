@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from thunder_fn.trace import Arg, Dim, Expr, Op, Source, Var
+from thunder_fn.ir.trace import Arg, Dim, Expr, Op, Source, Var
 
 
 @dataclass(slots=True)

@@ -23,19 +23,19 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
-from thunder_fn.capture.decided import Decisions
-from thunder_fn.capture.default_dtype import promoted
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import Generators
-from thunder_fn.capture.gradients import Gradients
 from thunder_fn.capture.history import History
-from thunder_fn.capture.known_values import known_answer
-from thunder_fn.capture.layout import with_plain_layout
-from thunder_fn.capture.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.modules import WatchedModules
-from thunder_fn.capture.properties import Properties, attribute
-from thunder_fn.capture.python_numbers import MATH, as_python
+from thunder_fn.capture.numbers.decided import Decisions
+from thunder_fn.capture.numbers.known_values import known_answer
+from thunder_fn.capture.numbers.python_numbers import MATH, as_python
+from thunder_fn.capture.outside.properties import Properties, attribute
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
+from thunder_fn.capture.replaced.default_dtype import promoted
+from thunder_fn.capture.replaced.gradients import Gradients
+from thunder_fn.capture.replaced.layout import with_plain_layout
+from thunder_fn.capture.replaced.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.supported import (
     EscapedValue,
     check_results,
@@ -47,9 +47,10 @@ from thunder_fn.capture.supported import (
     thread_error,
 )
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
-from thunder_fn.nesting import make_room
-from thunder_fn.pure_twins import pure_call
-from thunder_fn.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
+from thunder_fn.ir import ops
+from thunder_fn.ir.nesting import make_room
+from thunder_fn.ir.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
+from thunder_fn.torch_internals.pure_twins import pure_call
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
 

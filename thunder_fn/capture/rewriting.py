@@ -12,10 +12,10 @@ from contextvars import ContextVar
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from thunder_fn.capture.lookasides import chosen_lookasides
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.trace import Trace
+from thunder_fn.capture.replaced.lookasides import chosen_lookasides
+from thunder_fn.ir.trace import Trace
 
 P = ParamSpec("P")
 R = TypeVar("R")

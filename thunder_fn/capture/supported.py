@@ -10,8 +10,8 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of, located
-from thunder_fn.text import shown
-from thunder_fn.trace import Expr, Literal, Op, Source, as_dim
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import Expr, Literal, Op, Source, as_dim
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers of PyTorch's that stand for expressions."""

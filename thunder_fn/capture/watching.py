@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeAlias
 
-from thunder_fn.trace import Trace
+from thunder_fn.ir.trace import Trace
 
 Watcher: TypeAlias = Callable[[str, Trace, Trace | None], None]
 """A function of the maker of a trace ("capture" or a transform's name), the trace, and the trace that it was made of.

@@ -1,7 +1,7 @@
 """Executors: the last interpreters, from a trace or parts of one to a program that runs.
 
 `base.py` defines the answers of an executor, `claims.py` asks for them, `torch_executor.py` runs what nobody claimed.
-`compiled/`, `nvfuser/`, `triton_operators.py`, `cudagraphs.py` and `sdpa.py` are executors.
+`torchinductor/`, `nvfuser/`, `triton/`, `quantized/`, `cudagraphs.py` and `sdpa.py` are executors.
 
 A new executor is one file that subclasses `Executor`. It must answer from the equation alone, and compute what
 `evaluate` computes, up to its label.
@@ -9,12 +9,12 @@ A new executor is one file that subclasses `Executor`. It must answer from the e
 
 from __future__ import annotations
 
-from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics, any_fuses
 from thunder_fn.executors.claims import Claimed, Decision, claim
-from thunder_fn.executors.compiled import backend, bisect, inductor, wait
+from thunder_fn.executors.eligibility import TORCH
 from thunder_fn.executors.registry import deregister_executor, get_executor, list_executors, register_executor
 from thunder_fn.executors.torch_executor import Program, lower
+from thunder_fn.executors.torchinductor import backend, bisect, inductor, wait
 
 __all__ = [
     "NUMERICS",

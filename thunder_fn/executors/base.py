@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal as Choice, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
-from thunder_fn import ops
 from thunder_fn.errors import ExecutorError, kind_of
 from thunder_fn.executors.matching import Key, fake_call, keys_of, located_in
 from thunder_fn.executors.running import CheckedRegion
-from thunder_fn.text import shown
-from thunder_fn.trace import Equation, Trace
+from thunder_fn.ir import ops
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import Equation, Trace
 
 Numerics = Choice["bitwise", "reassociating", "precision-changing"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)

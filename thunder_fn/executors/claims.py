@@ -20,11 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from thunder_fn import ops
-from thunder_fn.constraints import close_symbols
-from thunder_fn.derive import alone
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import ExecutorError
-from thunder_fn.executors.asking import TORCH, called, frozen, is_final, own_executors, shared_bodies
 from thunder_fn.executors.base import (
     NOT_REGISTERED,
     Answer,
@@ -37,15 +34,18 @@ from thunder_fn.executors.base import (
     RunFunction,
 )
 from thunder_fn.executors.decisions import INSTEAD, TOO_SMALL, Decision, how
+from thunder_fn.executors.eligibility import TORCH, called, frozen, is_final, own_executors, shared_bodies
 from thunder_fn.executors.notes import Note, Part
+from thunder_fn.executors.pruning import drop_dead, prune
 from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
-from thunder_fn.executors.tidy import drop_dead, tidy
 from thunder_fn.executors.updates import IN_PLACE, Written, updates, written_by
-from thunder_fn.ir import inline_into, put, walk
-from thunder_fn.rules import lowered
-from thunder_fn.symbols import is_symbolic
-from thunder_fn.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import close_symbols
+from thunder_fn.ir.rules import lowered
+from thunder_fn.ir.symbols import is_symbolic
+from thunder_fn.ir.trace import Atom, Equation, Expr, Op, Source, Trace, TraceBuilder
+from thunder_fn.ir.walking import inline_into, put, walk
 
 REGION = "region"
 
@@ -160,7 +160,7 @@ class _Claiming:
         part = Part(walk.builder.build(outputs), walk.notes)
         part = part.without(*drop_dead(part.trace))
         part = part.without(*drop_copies(part.trace))
-        part = part.without(*tidy(part.trace, below_autograd=self.below_autograd))
+        part = part.without(*prune(part.trace, below_autograd=self.below_autograd))
         part = part.without(*drop_dead(part.trace))
         for fusion in self.fusions:
             part = self.fused(part, fusion, written)

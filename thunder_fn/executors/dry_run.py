@@ -11,7 +11,7 @@ from thunder_fn.executors.claims import Claimed
 from thunder_fn.executors.running import CheckedRegion
 from thunder_fn.executors.taking import donating
 from thunder_fn.executors.torch_executor import lower
-from thunder_fn.trace import Equation, Trace
+from thunder_fn.ir.trace import Equation, Trace
 
 
 @runtime_checkable

@@ -11,13 +11,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.constraints import close_symbols
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim
-from thunder_fn.structured.running import bodies_compiled_by
-from thunder_fn.symbols import symbols_of, symbols_of_options, symbols_read
-from thunder_fn.trace import Equation, Trace
+from thunder_fn.ir.constraints import close_symbols
+from thunder_fn.ir.symbols import symbols_of, symbols_of_options, symbols_read
+from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.structured.shared.running import bodies_compiled_by
 
 
 def numbers_read(equation: Equation) -> tuple[str, ...]:

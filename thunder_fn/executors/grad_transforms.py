@@ -24,31 +24,22 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import current, pytree
-from thunder_fn.capture.lookasides import lookasides
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.capture.rewriting import remembered_in_context, rewritten_by
-from thunder_fn.derive import alone, is_differentiable
+from thunder_fn.derived.leaf_vjp import alone, is_differentiable
 from thunder_fn.errors import ExecutorError, kind_of, located, with_article
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.ir import dependent, handing_on, inline_into, split
-from thunder_fn.rules import memo
-from thunder_fn.structured import calls
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import memo
+from thunder_fn.ir.splitting import dependent, handing_on, split
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, cut, type_of_value
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
-from thunder_fn.text import shown
-from thunder_fn.trace import (
-    Equation,
-    Literal,
-    TensorType,
-    Trace,
-    TraceBuilder,
-    Type,
-    Var,
-    cut,
-    type_of_value,
-)
+from thunder_fn.structured.shared import custom_calls as calls
 
 # ---- for users ----
 

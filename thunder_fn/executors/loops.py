@@ -24,20 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn.constraints import is_positive
-from thunder_fn.derive import alone
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
 from thunder_fn.executors.reuse import RegionOf, find_aliases, no_region
 from thunder_fn.interpreters.simplify import inline, is_kept
-from thunder_fn.pretty import as_comment
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import is_positive
+from thunder_fn.ir.pretty import as_comment
+from thunder_fn.ir.symbols import finders, is_symbolic, mentions
+from thunder_fn.ir.text import tuple_text
+from thunder_fn.ir.trace import Equation, TensorType, Trace, Type, Var, cut, num_vars, type_of
 from thunder_fn.structured.carry_at import CARRY_AT, histories
 from thunder_fn.structured.cond import COND, SWITCH
-from thunder_fn.structured.loop import SCAN, Loop
-from thunder_fn.structured.while_parts import WHILE, While
-from thunder_fn.symbols import finders, is_symbolic, mentions
-from thunder_fn.text import tuple_text
-from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, cut, num_vars, type_of
+from thunder_fn.structured.shared.scan_parts import SCAN, Loop
+from thunder_fn.structured.shared.while_parts import WHILE, While
 
 if TYPE_CHECKING:
     from thunder_fn.executors.claims import Claimed

@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_equation, operands_of
-from thunder_fn.capture.lookasides import Lookaside
+from thunder_fn.capture.replaced.lookasides import Lookaside
 from thunder_fn.capture.scopes import function_name
 from thunder_fn.errors import ExecutorError, located
-from thunder_fn.trace import Equation, Literal, TensorType, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Var
 
 Key: TypeAlias = str
 """The name of an op, or of a leaf without its overload: `aten.mul`."""
@@ -170,7 +171,7 @@ def python_value(arg: Any, read: Callable[[Var], Any]) -> Any:
 
 def located_in(what: str, equation: Equation, fix: str | None = None) -> str:
     """The text of an error about an equation."""
-    from thunder_fn.pretty import format_equation
+    from thunder_fn.ir.pretty import format_equation
 
     return located(what, equation=format_equation(equation), source=equation.source, fix=fix)
 

@@ -11,8 +11,8 @@ import torch
 
 from thunder_fn.executors.running import LINES, Line
 from thunder_fn.executors.taking import TEXT
-from thunder_fn.text import identifier, is_usable, program_text, run_text, tuple_text
-from thunder_fn.trace import Atom, Equation, Var
+from thunder_fn.ir.text import identifier, is_usable, program_text, run_text, tuple_text
+from thunder_fn.ir.trace import Atom, Equation, Var
 
 RESERVED = frozenset({"float", "complex", "getattr", "zip", "reversed", "range", "int", "__builtins__", LINES, TEXT})
 """Names of Python's that generated code calls, and those of what lies beside a program."""

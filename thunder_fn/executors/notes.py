@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from thunder_fn.trace import Source, Trace
+from thunder_fn.ir.trace import Source, Trace
 
 
 @dataclass(frozen=True, slots=True)

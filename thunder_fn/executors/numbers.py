@@ -11,7 +11,7 @@ import re
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.trace import Equation, Literal, Op, TensorType, Var
+from thunder_fn.ir.trace import Equation, Literal, Op, TensorType, Var
 
 CONVERTING = frozenset(
     Op("leaf", f"aten.{name}{in_place}.Tensor") for name in ("add", "sub", "mul", "div") for in_place in ("", "_")

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thunder_fn import ops
-from thunder_fn.capture.lookasides import lookasides
+from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.capture.rewriting import rewritten_by
-from thunder_fn.derive import alone
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import ExecutorError, located
 from thunder_fn.executors.base import (
     NOT_REGISTERED,
@@ -24,10 +23,11 @@ from thunder_fn.executors.base import (
 )
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, keys_of, located_in
 from thunder_fn.executors.operators import Function, Operator
-from thunder_fn.rules import memo
-from thunder_fn.structured import calls
-from thunder_fn.text import shown
-from thunder_fn.trace import Equation, Trace
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import memo
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.structured.shared import custom_calls as calls
 
 GRAD_ONLY = Refused("registered with a grad_transform only")
 

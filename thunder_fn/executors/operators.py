@@ -17,26 +17,27 @@ from typing import Any, Literal as Choice
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.apply import bind_equation, can_bind, operands_of, replay
-from thunder_fn.capture.followed import bind_followed
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.capture.scopes import encode_call, in_scope, lift_call, user_source
 from thunder_fn.capture.supported import LITERALS, is_wrapped
-from thunder_fn.derive import alone
+from thunder_fn.capture.under_autograd import bind_followed
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import ExecutorError, ThunderError, kind_of, located
 from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_rule
 from thunder_fn.executors.matching import FakeCall, python_value
 from thunder_fn.executors.running import Runner
-from thunder_fn.structured import calls
-from thunder_fn.structured.bind import bind, bind_composite, split_body
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Arg, Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
 from thunder_fn.structured.custom_jvp import custom_jvp
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.structured.custom_vmap import custom_vmap
 from thunder_fn.structured.opaque import OPAQUE
-from thunder_fn.trace import Arg, Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
+from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.bind import bind, bind_composite, split_body
 
 Function = Callable[..., Any]
 

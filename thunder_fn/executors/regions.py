@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from thunder_fn import ops
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.trace import Equation, Source, Trace, Var, canonical, cut
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Equation, Source, Trace, Var, canonical, cut
 
 Group = tuple[int, ...]
 

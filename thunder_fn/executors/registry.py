@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from thunder_fn.errors import ExecutorError, UnknownOption, kind_of, located
-from thunder_fn.executors.asking import TORCH
 from thunder_fn.executors.base import Executor
-from thunder_fn.text import shown
+from thunder_fn.executors.eligibility import TORCH
+from thunder_fn.ir.text import shown
 
 BUILTIN: dict[str, str] = {
-    "inductor": "thunder_fn.executors.compiled",
+    "inductor": "thunder_fn.executors.torchinductor",
     "sdpa": "thunder_fn.executors.sdpa",
-    "triton": "thunder_fn.executors.triton_operators",
+    "triton": "thunder_fn.executors.triton.operators",
     "nvfuser": "thunder_fn.executors.nvfuser",
     "cudagraphs": "thunder_fn.executors.cudagraphs",
-    "quantized": "thunder_fn.rewrites.kernels",
-    "codes": "thunder_fn.rewrites.codes_kernels",
-    "torchao": "thunder_fn.rewrites.torchao_kernels",
-    "bitsandbytes": "thunder_fn.rewrites.bitsandbytes_kernels",
+    "quantized": "thunder_fn.executors.quantized.kernels",
+    "codes": "thunder_fn.executors.quantized.codes_kernels",
+    "torchao": "thunder_fn.executors.quantized.torchao_kernels",
+    "bitsandbytes": "thunder_fn.executors.quantized.bitsandbytes_kernels",
 }
 """Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""
 

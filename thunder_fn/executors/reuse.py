@@ -15,9 +15,10 @@ from functools import cache, cached_property
 
 import torch
 
-from thunder_fn import facts, ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.trace import Arg, Equation, Op, TensorType, Trace, Var, cut, map_arg, num_vars
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.trace import Arg, Equation, Op, TensorType, Trace, Var, cut, map_arg, num_vars
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)

@@ -12,12 +12,12 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.distributed.heartbeat import run_collective
 from thunder_fn.errors import ExecutorError, has_note, kind_of, located
 from thunder_fn.executors.taking import donating
-from thunder_fn.interpreters.heartbeat import run_collective
-from thunder_fn.pretty import format_equation
-from thunder_fn.symbols import Substitution, bind, replaced
-from thunder_fn.trace import Arg, Equation, Expr, Source, TensorType, Trace, Type, Var, type_of_value
+from thunder_fn.ir.pretty import format_equation
+from thunder_fn.ir.symbols import Substitution, bind, replaced
+from thunder_fn.ir.trace import Arg, Equation, Expr, Source, TensorType, Trace, Type, Var, type_of_value
 
 LINES = "_lines"
 """The key, in the context of a program, of the `Line` of each line that calls an operator."""

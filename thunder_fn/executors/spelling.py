@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.executors.running import Watched
-from thunder_fn.symbols import hint_of
-from thunder_fn.trace import Arg, Literal, Op, TensorType, Type, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.symbols import hint_of
+from thunder_fn.ir.trace import Arg, Literal, Op, TensorType, Type, Var
 
 
 @dataclass(frozen=True, slots=True)

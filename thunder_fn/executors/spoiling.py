@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.errors import VerificationError
-from thunder_fn.trace import Trace
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Trace
 
 Run = Callable[..., tuple[Any, ...]]
 

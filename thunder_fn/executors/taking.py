@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from thunder_fn.trace import TensorType, Var, static_shape
+from thunder_fn.ir.trace import TensorType, Var, static_shape
 
 Run = Callable[..., tuple[Any, ...]]
 TEXT = "_taken"

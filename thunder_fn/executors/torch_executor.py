@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn import facts, ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.executors import spoiling
-from thunder_fn.executors.asking import TORCH, autocasts
 from thunder_fn.executors.base import Executor
 from thunder_fn.executors.claims import Claimed, claim
+from thunder_fn.executors.eligibility import TORCH, autocasts
 from thunder_fn.executors.evaluated import compiled_region, numbers_read, run_compiled
 from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.loops import Function, function_of
@@ -40,12 +40,13 @@ from thunder_fn.executors.reuse import CLONE, Reuse, find_aliases, in_place, las
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.executors.taking import donating, is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.pretty import as_comment, binding_line
-from thunder_fn.rules import EVALUATE
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.pretty import as_comment, binding_line
+from thunder_fn.ir.rules import EVALUATE
+from thunder_fn.ir.symbols import binders, made_by, symbols_read, unbound_symbols
+from thunder_fn.ir.text import identifier, is_keyword_name, literal_text, object_name, tuple_text
+from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
 from thunder_fn.structured.barrier import BARRIER
-from thunder_fn.symbols import binders, made_by, symbols_read, unbound_symbols
-from thunder_fn.text import identifier, is_keyword_name, literal_text, object_name, tuple_text
-from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
 
 BELOW_AUTOGRAD_FROM = 12
 """Programs of so many calls gain more from running below autograd than entering that mode costs."""

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thunder_fn import facts, ops
-from thunder_fn.trace import Atom, Equation, TensorType, Trace, Var
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.trace import Atom, Equation, TensorType, Trace, Var
 
 Written = tuple[tuple[int, int], ...]
 """An input, and the output that will be written to it, by position, for each input that is written to."""

@@ -25,10 +25,8 @@ from typing import Any
 
 import torch
 
-from thunder_fn import facts
 from thunder_fn.capture.generators import generators_of, random_state
-from thunder_fn.constraints import close_symbols
-from thunder_fn.derive import alone
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import VerificationError
 from thunder_fn.executors.base import NUMERICS, Executor, Numerics
 from thunder_fn.executors.claims import Claim, Claimed, claim
@@ -38,9 +36,11 @@ from thunder_fn.executors.running import Runner
 from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.structured.running import bodies_compiled_by
-from thunder_fn.symbols import bind, replaced, unbound_symbols
-from thunder_fn.trace import Equation, Expr, Literal, Trace, Var
+from thunder_fn.ir import facts
+from thunder_fn.ir.constraints import close_symbols
+from thunder_fn.ir.symbols import bind, replaced, unbound_symbols
+from thunder_fn.ir.trace import Equation, Expr, Literal, Trace, Var
+from thunder_fn.structured.shared.running import bodies_compiled_by
 
 Run = Callable[..., tuple[Any, ...]]
 

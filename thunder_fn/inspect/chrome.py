@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.derive import alone
-from thunder_fn.inspect.chain import Chain, chain
-from thunder_fn.inspect.cost import cost_of
+from thunder_fn.derived.leaf_vjp import alone
+from thunder_fn.inspect.chains import Chain, chain
+from thunder_fn.inspect.costs import cost_of
 from thunder_fn.inspect.flat import Leaf
 from thunder_fn.interpreters.evaluate import evaluate
 

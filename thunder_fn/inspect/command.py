@@ -18,13 +18,13 @@ from typing import Any
 
 from thunder_fn.commands import UserError, users_code
 from thunder_fn.errors import InspectError, ThunderError, kind_of, located
-from thunder_fn.inspect.chain import chain
+from thunder_fn.inspect.chains import chain
 from thunder_fn.inspect.chrome import chrome_trace
-from thunder_fn.inspect.cost import cost
+from thunder_fn.inspect.costs import cost
 from thunder_fn.inspect.machines import Machine, measured_machine
-from thunder_fn.inspect.memory import memory
+from thunder_fn.inspect.memory_use import memory
 from thunder_fn.inspect.page import show
-from thunder_fn.inspect.residuals import residuals
+from thunder_fn.inspect.residual_tables import residuals
 
 REPORTS: dict[str, Callable[..., Any]] = {"chain": chain, "memory": memory, "residuals": residuals, "cost": cost}
 

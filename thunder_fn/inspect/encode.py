@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from thunder_fn.executors import Decision
-from thunder_fn.inspect.chain import Chain, Step
-from thunder_fn.inspect.cost import cost_of
-from thunder_fn.inspect.diff import Diff, paired
+from thunder_fn.inspect.chains import Chain, Step
+from thunder_fn.inspect.costs import cost_of
+from thunder_fn.inspect.diffs import Diff, paired
 from thunder_fn.inspect.flat import unfolded
 from thunder_fn.inspect.machines import Machine
-from thunder_fn.inspect.memory import Memory
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.text import literal_text, object_name
-from thunder_fn.trace import Equation, Literal, Source, Trace, Type, Var
+from thunder_fn.inspect.memory_use import Memory
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.ir.text import literal_text, object_name
+from thunder_fn.ir.trace import Equation, Literal, Source, Trace, Type, Var
 
 CONTEXT = 3
 """The number of lines of source that are shown before and after the user's line."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn.rules import lowered
-from thunder_fn.trace import Equation, Literal, Op, Source, Trace, Type, Var
+from thunder_fn.ir.rules import lowered
+from thunder_fn.ir.trace import Equation, Literal, Op, Source, Trace, Type, Var
 
 Value = int | Literal
 """A value of a flat trace by number, or a literal that a body returns."""

@@ -9,11 +9,11 @@ import torch
 
 from thunder_fn.errors import JitError, located
 from thunder_fn.executors import wait
-from thunder_fn.inspect.chain import Chain, chain
-from thunder_fn.inspect.cost import CostReport, cost_of_chain
-from thunder_fn.inspect.memory import Memory, memory_of
-from thunder_fn.jit import Jitted
-from thunder_fn.jit.ahead import Compiled
+from thunder_fn.inspect.chains import Chain, chain
+from thunder_fn.inspect.costs import CostReport, cost_of_chain
+from thunder_fn.inspect.memory_use import Memory, memory_of
+from thunder_fn.jitted import Jitted
+from thunder_fn.jitted.ahead import Compiled
 
 if TYPE_CHECKING:
     from thunder_fn.inspect.machines import Machine

@@ -15,12 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from thunder_fn.inspect.chain import chain
-from thunder_fn.inspect.cost import machine_of
+from thunder_fn.inspect.chains import chain
+from thunder_fn.inspect.costs import machine_of
 from thunder_fn.inspect.encode import encode
 from thunder_fn.inspect.machines import Machine
-from thunder_fn.inspect.memory import memory_of
-from thunder_fn.text import escaped
+from thunder_fn.inspect.memory_use import memory_of
+from thunder_fn.ir.text import escaped
 
 HEIGHT = 720
 """Pixels of the frame in a notebook."""

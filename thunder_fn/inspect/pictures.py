@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from thunder_fn.inspect.extras import extra
 
 if TYPE_CHECKING:
-    from thunder_fn.inspect.memory import Buffer, Memory
+    from thunder_fn.inspect.memory_use import Buffer, Memory
 
 MiB = 1 << 20
 OTHER, RESIDUALS = "#c9ced6", "#e3a857"

@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.executors import Claimed, claim
 from thunder_fn.executors.dry_run import dry_run_of
 from thunder_fn.executors.loops import private_carries
 from thunder_fn.executors.reuse import last_uses, plan_reuse
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import ops
+from thunder_fn.ir.symbols import hint_of
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
 from thunder_fn.structured.cond import COND, SWITCH
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.structured.loop import SCAN, Loop
-from thunder_fn.structured.while_parts import WHILE, While
-from thunder_fn.symbols import hint_of
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
+from thunder_fn.structured.shared.scan_parts import SCAN, Loop
+from thunder_fn.structured.shared.while_parts import WHILE, While
 
 
 def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.executors import FusionExecutor, Program
 from thunder_fn.executors.reuse import last_uses
 from thunder_fn.inspect.scratch import scratch_of, taken_on_fakes
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.storages import fake_of, results_on_fakes
-from thunder_fn.structured.cost import bytes_of
-from thunder_fn.trace import Equation, Op, Source, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Equation, Op, Source, Var
 
 WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
 """Returns its operand, whatever fake tensors say."""

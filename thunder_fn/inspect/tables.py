@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from thunder_fn.text import escaped
+from thunder_fn.ir.text import escaped
 
 
 def plain(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -20,16 +20,25 @@ from typing import Any
 
 import torch
 
-from thunder_fn import facts, ops, torch_internals as internals
-from thunder_fn.capture.autocast_regions import is_region
-from thunder_fn.check import fake_result_types
-from thunder_fn.derive import alone
-from thunder_fn.derive_autocast import LAYERS, TO_COPY, Answer, body_of_call, cast_operands, device_of, is_eligible
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.replaced.autocast_regions import is_region
+from thunder_fn.derived.leaf_autocast import (
+    LAYERS,
+    TO_COPY,
+    Answer,
+    body_of_call,
+    cast_operands,
+    device_of,
+    is_eligible,
+)
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import AutocastError, located
-from thunder_fn.ir import inline_into, walk
-from thunder_fn.pretty import format_equation
-from thunder_fn.rules import FREE_TYPES, memo
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, map_arg, type_of
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.check import fake_result_types
+from thunder_fn.ir.pretty import format_equation
+from thunder_fn.ir.rules import FREE_TYPES, memo
+from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, map_arg, type_of
+from thunder_fn.ir.walking import inline_into, walk
 
 Policy = Callable[[Equation], Any]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from thunder_fn.rules import Residual, Split
-from thunder_fn.symbols import finders, unbound_symbols
-from thunder_fn.trace import Equation, Expr, Literal, NumberType, Op, TensorType, Trace, Var, cut, num_vars
+from thunder_fn.ir.rules import Residual, Split
+from thunder_fn.ir.symbols import finders, unbound_symbols
+from thunder_fn.ir.trace import Equation, Expr, Literal, NumberType, Op, TensorType, Trace, Var, cut, num_vars
 
 _AS_TENSOR, _AS_NUMBER = Op("leaf", "aten.scalar_tensor.default"), Op("leaf", "aten._local_scalar_dense.default")
 _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}

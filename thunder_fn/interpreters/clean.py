@@ -5,8 +5,8 @@ from __future__ import annotations
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.rules import memo
-from thunder_fn.trace import Trace
+from thunder_fn.ir.rules import memo
+from thunder_fn.ir.trace import Trace
 
 
 @memo(1024)

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
-from thunder_fn.derive import ruled
+from thunder_fn import torch_internals as internals
+from thunder_fn.derived.leaf_vjp import ruled
+from thunder_fn.distributed.heartbeat import WAIT, run_collective
 from thunder_fn.errors import DistributedError, MissingRule, TraceTypeError, has_note, located
-from thunder_fn.interpreters.heartbeat import WAIT, run_collective
-from thunder_fn.rules import EVALUATE
-from thunder_fn.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
-from thunder_fn.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import EVALUATE
+from thunder_fn.ir.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
+from thunder_fn.ir.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
 
 EvaluateRule = Callable[..., Sequence[Any]]
 
@@ -117,7 +118,7 @@ def _apply(
 
 def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     """Run a collective, and its backward, where that sends anything, as equations that are watched too."""
-    from thunder_fn.interpreters.followed import follow  # evaluates
+    from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
     operands = [env[var.index] for var in equation.operands]
     run = lambda: evaluate_leaf(equation, args, kwargs)
@@ -129,7 +130,7 @@ def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kw
 
 def _evaluate_ruled(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
     """Run a leaf as one node where a derivative may be taken."""
-    from thunder_fn.interpreters.followed import follow  # evaluates
+    from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
     operands = [env[var.index] for var in equation.operands]
     return follow(equation, operands, lambda: evaluate_leaf(equation, args, kwargs))
@@ -171,6 +172,6 @@ def _describe(value: Any) -> str:
 
 
 def _text(equation: Equation) -> str:
-    from thunder_fn.pretty import format_equation
+    from thunder_fn.ir.pretty import format_equation
 
     return format_equation(equation)

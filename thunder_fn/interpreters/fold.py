@@ -9,8 +9,8 @@ import torch
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.rules import memo
-from thunder_fn.trace import Constant, Equation, TensorType, Trace, Var, cut
+from thunder_fn.ir.rules import memo
+from thunder_fn.ir.trace import Constant, Equation, TensorType, Trace, Var, cut
 
 LIMIT_BYTES = 1 << 16
 """Larger results are computed each time: they would be kept as long as the trace."""

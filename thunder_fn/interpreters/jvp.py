@@ -1,6 +1,6 @@
 """Forward mode: a trace on primals becomes a trace on primals and tangents.
 
-Leaf rules are derived (`derive_jvp.py`); a composite's jvp is its body's, once for each distinct body and question.
+Leaf rules are derived (`derived/leaf_jvp.py`); a composite's jvp is its body's, once for each distinct body and question.
 Tangents that are zero are absent, never tensors of zeros.
 """
 
@@ -14,21 +14,22 @@ from typing import TypeAlias
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn.constraints import finds_numbers, fixes_numbers
-from thunder_fn.derive import alone, is_differentiable
-from thunder_fn.derive_activity import ACTIVE
-from thunder_fn.derive_jvp import jvp_rule, missing_jvp
+from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.derived.leaf_jvp import jvp_rule, missing_jvp
+from thunder_fn.derived.leaf_vjp import alone, is_differentiable
 from thunder_fn.errors import MissingRule
+from thunder_fn.interpreters.grad import forward_backward, type_of_cotangent, zeros
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.vjp import split_vjp, type_of_cotangent, zeros
-from thunder_fn.ir import Companion, inline_into, put, through_bodies, walk
-from thunder_fn.rules import JVP, JvpRule, Mask, memo
-from thunder_fn.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import finds_numbers, fixes_numbers
+from thunder_fn.ir.pairs import Companion, through_bodies
+from thunder_fn.ir.rules import JVP, JvpRule, Mask, memo
+from thunder_fn.ir.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
+from thunder_fn.ir.walking import inline_into, put, walk
 
 
 @memo(16384)
-def push_forward(trace: Trace, active: Mask) -> JvpRule:
+def jvp_trace(trace: Trace, active: Mask) -> JvpRule:
     """The jvp with zeros left out.
 
     Args:
@@ -40,7 +41,7 @@ def push_forward(trace: Trace, active: Mask) -> JvpRule:
     """
     for op, stand_in in _STAND_INS.items():
         if _has_op(trace, op):
-            rule = push_forward(_with_op(trace, op, stand_in), active)
+            rule = jvp_trace(_with_op(trace, op, stand_in), active)
             return JvpRule(_with_op(rule.trace, stand_in, op), rule.active_outputs)
     builder = TraceBuilder(f"{trace.name}_jvp")
     primals = [builder.input(var.type) for var in trace.inputs]
@@ -148,10 +149,10 @@ TANGENTS = Companion(
 def rule_of(equation: Equation, active: Mask) -> JvpRule:
     """The jvp of an equation: a composite's is its body's, a leaf's is derived."""
     if equation.op.kind == "composite":
-        return push_forward(equation.body, active)
+        return jvp_trace(equation.body, active)
     if equation.op.kind == "structured":
         rule = JVP.find(equation.op)
-        return push_forward(alone(equation), active) if rule is None else rule(equation, active)
+        return jvp_trace(alone(equation), active) if rule is None else rule(equation, active)
     if equation.op in (_MOVES, ops.NO_GRAD):
         return _no_grad_rule(equation)
     single = alone(equation)
@@ -163,7 +164,7 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
         return rule
     if isinstance(rule, Trace):
         with suppress(MissingRule):
-            return push_forward(rule, active) if ops.draws(equation) else _beside(single, rule, active)
+            return jvp_trace(rule, active) if ops.draws(equation) else _beside(single, rule, active)
     try:
         return transposed_twice(single, active)
     except MissingRule:
@@ -180,7 +181,7 @@ def _saves_for_constants(single: Trace) -> bool:
 @memo(4096)
 def _beside(single: Trace, parts: Trace, active: Mask) -> JvpRule:
     """The tangents are those of the parts, the values bitwise those of the op."""
-    rule = push_forward(parts, active)
+    rule = jvp_trace(parts, active)
     builder = TraceBuilder(rule.trace.name)
     arguments = tuple(builder.input(type) for type in rule.trace.input_types)
     count = len(single.inputs)
@@ -196,7 +197,7 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     Source: J. Townsend, "A new trick for calculating Jacobian vector products", 2017.
     """
     wanted = tuple(is_differentiable(var.type) for var in trace.equations[-1].outputs)
-    split = split_vjp(trace, active, wanted)
+    split = forward_backward(trace, active, wanted)
     builder = TraceBuilder(f"{trace.name}_jvp")
     primals = tuple(builder.input(var.type) for var in trace.inputs)
     asked = [var for var, flag in zip(trace.inputs, active, strict=True) if flag]
@@ -205,7 +206,7 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     residuals = split.residual_values(primals, results)
     given = [zeros(builder, type_of_cotangent(atom)) for atom, flag in zip(trace.outputs, wanted, strict=True) if flag]
     linear = (False,) * len(residuals) + (True,) * len(given)
-    back = split_vjp(split.backward, linear, (True,) * len(split.backward.outputs))
+    back = forward_backward(split.backward, linear, (True,) * len(split.backward.outputs))
     linearized = inline_into(builder, back.forward, (*residuals, *given))
     saved = back.residual_values((*residuals, *given), linearized)
     used = [tangent for tangent, place in zip(tangents, split.gradients, strict=True) if place is not None]
@@ -228,7 +229,7 @@ def jvp(trace: Trace, active: Mask) -> Trace:
         The trace from the inputs, then one tangent for each active input, to the outputs, then one tangent for each
         floating or complex output, zeros where it does not depend on the active inputs.
     """
-    rule = push_forward(trace, active)
+    rule = jvp_trace(trace, active)
     builder = TraceBuilder(f"{trace.name}_jvp")
     inputs = tuple(builder.input(var.type) for var in rule.trace.inputs)
     results = inline_into(builder, rule.trace, inputs)

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from thunder_fn import facts, ops, torch_internals as internals
-from thunder_fn.rules import memo
-from thunder_fn.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, cut, map_arg
+from thunder_fn import torch_internals as internals
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.rules import memo
+from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, cut, map_arg
 
 Makers = dict[int, Equation]
 """The equation that binds each variable."""

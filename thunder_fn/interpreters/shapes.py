@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from thunder_fn import facts, ops
-from thunder_fn.trace import Equation, TensorType, Trace, TraceBuilder
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.trace import Equation, TensorType, Trace, TraceBuilder
 
 TRANSPOSE = ops.leaf(ops.aten.t.default)
 EXPAND = ops.leaf(ops.aten.expand.default)

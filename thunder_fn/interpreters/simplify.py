@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from thunder_fn import ops
-from thunder_fn.ir import put, rewritten, walk
-from thunder_fn.rules import DCE, Mask, memo
-from thunder_fn.symbols import finders, made_by
-from thunder_fn.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, cut, map_arg
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import DCE, Mask, memo
+from thunder_fn.ir.symbols import finders, made_by
+from thunder_fn.ir.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, cut, map_arg
+from thunder_fn.ir.walking import put, rewritten, walk
 
 # ---- dce ----
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, Var, python_arg
+from thunder_fn import torch_internals as internals
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_arg
 
 WRAPPERS = ("call", "checkpoint")
 """Structured ops that compute what their body computes."""

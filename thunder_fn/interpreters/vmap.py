@@ -1,6 +1,6 @@
 """Batching: a trace on examples becomes a trace on batches.
 
-Leaf rules are derived from functorch's (`derive_vmap.py`); a composite's is its body's, once for each distinct body
+Leaf rules are derived from functorch's (`derived/leaf_vmap.py`); a composite's is its body's, once for each distinct body
 and question. Inside, a batched value has its batch dim first; values that do not depend on the batch stay unbatched.
 """
 
@@ -11,15 +11,15 @@ from functools import partial
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn.derive import alone
-from thunder_fn.derive_jvp import own_statistics
-from thunder_fn.derive_vmap import batched_type, vmap_rule
+from thunder_fn.derived.leaf_jvp import own_statistics
+from thunder_fn.derived.leaf_vjp import alone
+from thunder_fn.derived.leaf_vmap import batched_type, vmap_rule
+from thunder_fn.derived.quirks.statistics import STATISTICS
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.ir import inline_into, put, walk
-from thunder_fn.rules import VMAP, Mask, memo
-from thunder_fn.statistics import STATISTICS
-from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import VMAP, Mask, memo
+from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.walking import inline_into, put, walk
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
 ROWS: dict[str, str] = {"torch.nn.functional.linear": "input"}

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal as Choice, TypeAlias
 
-from thunder_fn.rules import Mask, Rules, memo
-from thunder_fn.trace import Equation, Trace, Var, num_vars
+from thunder_fn.ir.rules import Mask, Rules, memo
+from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
 
 Port: TypeAlias = tuple[str, int] | tuple[str, int, int]
 """A place where values enter or leave: ("operand", i), ("result", i), ("in", body, i) or ("out", body, i)."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from thunder_fn.ir.flow import WIRINGS, Flow
-from thunder_fn.rules import Mask, Rules
-from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type
+from thunder_fn.ir.rules import Mask, Rules
+from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type
 
 Slots: TypeAlias = tuple[Atom, ...]
 """A primal, then its companion if it has one."""

@@ -23,15 +23,15 @@ import torch
 
 from thunder_fn.commands import UserError, output_folder, users_code
 from thunder_fn.errors import CaptureError, ThunderError, kind_of
-from thunder_fn.executors.compiled import wait
+from thunder_fn.executors.torchinductor import wait
 from thunder_fn.inspect.scratch import peak_of
 from thunder_fn.interpreters.simplify import dce, inline
-from thunder_fn.jit import Options, explain_claims
-from thunder_fn.jit.explain import ClaimReport, decisions_of
-from thunder_fn.jit.program import close_over
-from thunder_fn.jit.transforms import Transform
+from thunder_fn.ir.trace import Trace
+from thunder_fn.jitted import Options, explain_claims
+from thunder_fn.jitted.claim_report import ClaimReport, decisions_of
+from thunder_fn.jitted.program import close_over
+from thunder_fn.jitted.transforms import Transform
 from thunder_fn.recipes.entry import chosen, compile
-from thunder_fn.trace import Trace
 
 ROUNDS = 5
 COPIES = 4

@@ -27,9 +27,10 @@ from typing import Any, ClassVar
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import current, host_random
+from thunder_fn.capture import current
 from thunder_fn.capture.failures import source_of
-from thunder_fn.capture.lookasides import diverted_in_parts, is_by_name
+from thunder_fn.capture.replaced import host_random
+from thunder_fn.capture.replaced.lookasides import diverted_in_parts, is_by_name
 from thunder_fn.errors import (
     CaptureError,
     GraphBreakWarning,
@@ -38,10 +39,18 @@ from thunder_fn.errors import (
     UnsupportedCall,
     located,
 )
-from thunder_fn.jit import Jitted, Options, jit
-from thunder_fn.jit.module import COUNT_OUTSIDE, PATIENCE, ModuleJit, OnReads, TracedForward, jit_of, with_forward
-from thunder_fn.jit.module_state import Layout
-from thunder_fn.rewrites import RewrittenModule
+from thunder_fn.jitted import Jitted, Options, jit
+from thunder_fn.jitted.modules.module import (
+    COUNT_OUTSIDE,
+    PATIENCE,
+    ModuleJit,
+    OnReads,
+    TracedForward,
+    jit_of,
+    with_forward,
+)
+from thunder_fn.jitted.modules.state import Layout
+from thunder_fn.parameters import RewrittenModule
 
 Compiled = Callable[..., Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from thunder_fn.errors import RecipeError, kind_of, located
-from thunder_fn.jit import jit
-from thunder_fn.jit.transforms import Transform
+from thunder_fn.ir.text import shown
+from thunder_fn.jitted import jit
+from thunder_fn.jitted.transforms import Transform
 from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
 from thunder_fn.recipes.dynamo import through_dynamo, with_breaks
 from thunder_fn.recipes.recipe import Assembly, Model, Recipe
-from thunder_fn.text import shown
 
 Choice = None | str | Recipe | Sequence["Recipe | str"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from thunder_fn.executors import TORCH
 from thunder_fn.executors.base import is_within
-from thunder_fn.jit import Options
-from thunder_fn.jit.transforms import HasTraits, reason
+from thunder_fn.jitted import Options
+from thunder_fn.jitted.transforms import HasTraits, reason
 
 if TYPE_CHECKING:
     from thunder_fn.recipes.recipe import Assembly

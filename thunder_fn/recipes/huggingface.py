@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.capture.lookasides import Lookaside
+from thunder_fn.capture.replaced.lookasides import Lookaside
 from thunder_fn.errors import kind_of, with_article
-from thunder_fn.jit.module import jit_of, with_forward, with_methods
-from thunder_fn.jit.transforms import Transform
+from thunder_fn.jitted.modules.module import jit_of, with_forward, with_methods
+from thunder_fn.jitted.transforms import Transform
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
 

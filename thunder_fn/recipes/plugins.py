@@ -16,10 +16,10 @@ from thunder_fn.errors import RecipeError, kind_of, located
 from thunder_fn.executors import Executor
 from thunder_fn.executors.base import Numerics
 from thunder_fn.executors.cudagraphs import EXECUTOR as CUDAGRAPHS, CudaGraphs
-from thunder_fn.jit.transforms import Transform
+from thunder_fn.jitted.transforms import Transform
+from thunder_fn.parameters import Group, ddp, fsdp, quantize
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
-from thunder_fn.rewrites import Group, ddp, fsdp, quantize
 
 
 def parameters_of(recipe: Recipe, model: Any) -> list[torch.nn.Parameter]:

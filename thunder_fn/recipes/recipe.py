@@ -12,7 +12,7 @@
             return ("inductor",) if self.fast else ()
 
 A recipe answers questions and changes nothing. Recipes add up: ``a + b`` answers with the parts of a and then those
-of b. Order among transforms and executors follows from their traits (`thunder_fn.jit.transforms`).
+of b. Order among transforms and executors follows from their traits (`thunder_fn.jitted.transforms`).
 
 `a + b` is a flat tuple of parts, which makes addition associative. Recipes are frozen after `__init__`, so one object
 serves many models.
@@ -29,13 +29,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final, get_args
 
-from thunder_fn.capture.lookasides import Lookaside, same_function
+from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
 from thunder_fn.errors import RecipeError, UnknownOption, kind_of, located
 from thunder_fn.executors import Executor, inductor
 from thunder_fn.executors.registry import resolve_executors
-from thunder_fn.jit import Options
-from thunder_fn.jit.options import unknown
-from thunder_fn.jit.transforms import Transform, as_transform, in_order
+from thunder_fn.jitted import Options
+from thunder_fn.jitted.options import unknown
+from thunder_fn.jitted.transforms import Transform, as_transform, in_order
 from thunder_fn.recipes.explaining import explain, name_of
 from thunder_fn.recipes.questions import Config as Config, Frontend as Frontend, answer, check_names, sequence
 

@@ -6,8 +6,8 @@ import difflib
 from typing import Any, TypeVar
 
 from thunder_fn.errors import RecipeError, kind_of, located
+from thunder_fn.ir.text import shown
 from thunder_fn.recipes.recipe import Recipe
-from thunder_fn.text import shown
 
 R = TypeVar("R", bound=type[Recipe])
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from thunder_fn.errors import kind_of
-from thunder_fn.jit.transforms import Transform
+from thunder_fn.jitted.transforms import Transform
 from thunder_fn.recipes.recipe import Recipe
 from thunder_fn.recipes.registry import register
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from thunder_fn.rules import Mask
+from thunder_fn.ir.rules import Mask
 
 
 class Context:

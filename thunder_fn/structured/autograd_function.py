@@ -24,18 +24,18 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
-from thunder_fn.capture.autograd_functions import once
-from thunder_fn.capture.lookasides import divert, original_of
-from thunder_fn.capture.python_numbers import running, running_shape
+from thunder_fn.capture.numbers.python_numbers import running, running_shape
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.derive import is_differentiable
+from thunder_fn.capture.replaced.autograd_functions import once
+from thunder_fn.capture.replaced.lookasides import divert, original_of
+from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError
-from thunder_fn.rules import Mask
-from thunder_fn.structured import calls
+from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.trace import Dim, Equation, Literal, TensorType, Trace, Type, type_of_value
 from thunder_fn.structured.autograd_context import Context
-from thunder_fn.structured.calls import Call
 from thunder_fn.structured.custom_vjp import bind_call
-from thunder_fn.trace import Dim, Equation, Literal, TensorType, Trace, Type, type_of_value
+from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.custom_calls import Call
 
 
 class ChangesInputs(CaptureError):

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
-from thunder_fn.ir import inline_into
-from thunder_fn.trace import Literal, TensorType, Trace, TraceBuilder
+from thunder_fn import torch_internals as internals
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Literal, TensorType, Trace, TraceBuilder
+from thunder_fn.ir.walking import inline_into
 
 _LIBRARY = torch.library.Library("thunder_fn", "FRAGMENT")
 _LIBRARY.define("barrier(Tensor(a) x, str name) -> Tensor(a)")

@@ -21,19 +21,19 @@ from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.interpreters.carried import self_contained
-from thunder_fn.interpreters.partial import partial_eval
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Split
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.running import body_function
-from thunder_fn.structured.wrapping import (
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.partial_eval import partial_eval
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Split
+from thunder_fn.ir.trace import Equation, Literal, Op, Trace
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.running import body_function
+from thunder_fn.structured.shared.wrapping import (
     wrapped_again,
     wrapper_batch_rule,
     wrapper_check_rule,
     wrapper_dce_rule,
     wrapper_lower_rule,
 )
-from thunder_fn.trace import Equation, Literal, Op, Trace
 
 CALL = Op("structured", "call")
 
@@ -80,7 +80,7 @@ def bind_call(
 @VJP.rule("call")
 def call_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """A call of the body's forward, and a call of its backward."""
-    split = self_contained(split_vjp(equation.body, wanted_inputs, wanted_outputs))
+    split = self_contained(forward_backward(equation.body, wanted_inputs, wanted_outputs))
     forward, backward = (wrapped_again(equation, half) for half in (split.forward, split.backward))
     return Split(forward, backward, split.residuals, split.gradients)
 

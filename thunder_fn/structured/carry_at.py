@@ -17,28 +17,17 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import current
-from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.interpreters.grad import forward_backward, full
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vjp import full, split_vjp
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
-from thunder_fn.rules import CHECK, DCE, EVALUATE, VJP, VMAP, Mask, Split
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import expand, tensor_type, without_inputs
-from thunder_fn.structured.cond import where
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.running import BodyFunction, body_function
-from thunder_fn.structured.while_parts import (
-    BOOL,
-    COUNT,
-    While,
-    add_while,
-    expanded_carry,
-)
-from thunder_fn.trace import (
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.flow import Wiring, body_ports, wiring
+from thunder_fn.ir.pairs import COUNTS
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, VJP, VMAP, Mask, Split
+from thunder_fn.ir.trace import (
     Atom,
     Dim,
     Equation,
@@ -52,6 +41,13 @@ from thunder_fn.trace import (
     Var,
     type_of,
 )
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.structured.cond import where
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import expand, tensor_type, without_inputs
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.running import BodyFunction, body_function
+from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, add_while, expanded_carry
 
 aten = torch.ops.aten
 CARRY_AT = Op("structured", "carry_at")
@@ -163,7 +159,7 @@ def carry_at_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, 
 @VJP.rule("carry_at")
 def carry_at_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split it like the loop that it is."""
-    return split_vjp(as_while(equation), wanted_inputs, wanted_outputs)
+    return forward_backward(as_while(equation), wanted_inputs, wanted_outputs)
 
 
 def as_while(equation: Equation) -> Trace:

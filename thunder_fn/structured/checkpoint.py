@@ -26,31 +26,26 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.generators import random_state
-from thunder_fn.capture.lookasides import divert
+from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
+from thunder_fn.interpreters.checkpoint.answers import Answers, is_marked, mark, unmark
+from thunder_fn.interpreters.checkpoint.policies import AllBut, Budget, Policy, check_policy, everything_saveable
+from thunder_fn.interpreters.checkpoint.recomputed import Kept, backward_computing, forward_keeping, places_of
+from thunder_fn.interpreters.checkpoint.remat import keep_random, numbers_read, recompute, variables, within_budget
+from thunder_fn.interpreters.checkpoint.selective import Selective, policy_of_contexts
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.followed import evaluate_followed
-from thunder_fn.interpreters.partial import partial_eval
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.interpreters.simplify import inline, is_kept
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Residual, Split
-from thunder_fn.structured.answers import Answers, is_marked, mark, unmark
+from thunder_fn.interpreters.under_autograd import evaluate_followed
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Residual, Split
+from thunder_fn.ir.symbols import finders
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of
 from thunder_fn.structured.barrier import behind_barrier
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import capture_bodies, tensor_leaves
-from thunder_fn.structured.policies import AllBut, Budget, Policy, check_policy, everything_saveable
-from thunder_fn.structured.recomputed import Kept, backward_computing, forward_keeping, places_of
-from thunder_fn.structured.remat import keep_random, numbers_read, recompute, variables, within_budget
-from thunder_fn.structured.selective import Selective, policy_of_contexts
-from thunder_fn.structured.wrapping import (
-    wrapped,
-    wrapper_batch_rule,
-    wrapper_check_rule,
-    wrapper_dce_rule,
-)
-from thunder_fn.symbols import finders
-from thunder_fn.text import shown
-from thunder_fn.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import capture_bodies, tensor_leaves
+from thunder_fn.structured.shared.wrapping import wrapped, wrapper_batch_rule, wrapper_check_rule, wrapper_dce_rule
 
 CHECKPOINT = Op("structured", "checkpoint")
 
@@ -107,7 +102,7 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
     If values are to be chosen, the body is unfolded first; otherwise it keeps its structure.
     """
-    split = split_vjp(_marked(body, policy), wanted_inputs, wanted_outputs)
+    split = forward_backward(_marked(body, policy), wanted_inputs, wanted_outputs)
     flat, answers = unmark(split.forward)
     needed = split.residual_values(flat.inputs, flat.outputs)
     return _assemble(body, policy, split, flat, needed, _choose(policy, flat, needed, answers))

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.check import check_types
-from thunder_fn.derive_activity import ACTIVE
+from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.vmap import batched_type
-from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split
-from thunder_fn.structured.bind import bind
-from thunder_fn.trace import Dim, Equation, Literal, Op, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.ir.check import check_types
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split
+from thunder_fn.ir.trace import Dim, Equation, Literal, Op, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.structured.shared.bind import bind
 
 NAME = Op("structured", "checkpoint_name")
 

@@ -15,11 +15,11 @@ from typing import Any
 from thunder_fn.capture import TENSOR, pytree
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.constraints import is_hinted
 from thunder_fn.errors import TraceTypeError, located
-from thunder_fn.structured.bodies import Bodies, described_function, function_name
-from thunder_fn.symbols import made_by, symbols_of
-from thunder_fn.trace import Dim, Equation, Expr, NumberType, Op, TensorType, Trace, Type
+from thunder_fn.ir.constraints import is_hinted
+from thunder_fn.ir.symbols import made_by, symbols_of
+from thunder_fn.ir.trace import Dim, Equation, Expr, NumberType, Op, TensorType, Trace, Type
+from thunder_fn.structured.shared.bodies import Bodies, described_function, function_name
 
 Sizes = tuple[Dim | None, ...]
 """One size in each branch; None for a number that no symbol says."""

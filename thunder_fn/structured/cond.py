@@ -18,20 +18,25 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import current
-from thunder_fn.capture.lookasides import divert
-from thunder_fn.check import check_operands, check_types
-from thunder_fn.derive import is_differentiable
-from thunder_fn.derive_vmap import raise_size
+from thunder_fn.capture.replaced.lookasides import divert
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.derived.leaf_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
-from thunder_fn.interpreters.vjp import zeros
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.ir import Wiring, body_ports, inline_into, wiring
-from thunder_fn.rules import CHECK, DCE, EVALUATE, FREE_TYPES, INVARIANT, VJP, VMAP, Mask
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import (
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.flow import Wiring, body_ports, wiring
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, INVARIANT, VJP, VMAP, Mask
+from thunder_fn.ir.symbols import made_by
+from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.structured.choice_types import check_branches, check_names, new_names, types_of_choice
+from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import (
     agreed,
     capture_bodies,
     check_functions,
@@ -47,22 +52,8 @@ from thunder_fn.structured.bodies import (
     widened,
     without_inputs,
 )
-from thunder_fn.structured.choice_types import check_branches, check_names, new_names, types_of_choice
-from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union
-from thunder_fn.structured.loop import Loop, add_scan
-from thunder_fn.structured.running import body_function
-from thunder_fn.symbols import made_by
-from thunder_fn.trace import (
-    Atom,
-    Dim,
-    Equation,
-    Literal,
-    Op,
-    TensorType,
-    Trace,
-    TraceBuilder,
-    Var,
-)
+from thunder_fn.structured.shared.running import body_function
+from thunder_fn.structured.shared.scan_parts import Loop, add_scan
 
 aten = torch.ops.aten
 COND = Op("structured", "cond")

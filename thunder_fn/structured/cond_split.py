@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from thunder_fn import ops
-from thunder_fn.constraints import equality, names_of, renamed
-from thunder_fn.interpreters.vjp import split_vjp, zeros
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import Mask, Residual, Split
+from thunder_fn.interpreters.checkpoint.recomputed import found_again
+from thunder_fn.interpreters.grad import forward_backward, zeros
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import equality, names_of, renamed
+from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.symbols import symbols_of
+from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.choice_types import names_in, types_of_choice
-from thunder_fn.structured.recomputed import found_again
-from thunder_fn.symbols import symbols_of
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 
 
 def union(masks: Sequence[Mask]) -> Mask:
@@ -79,7 +79,7 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
 
 def _split_branch(equation: Equation, body: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The split of a branch, its backward on values of the equation's types, whose sizes have names of their own."""
-    split = split_vjp(body, wanted_inputs, wanted_outputs)
+    split = forward_backward(body, wanted_inputs, wanted_outputs)
     results, count = [var.type for var in equation.outputs], len(split.residuals)
     wanted = [type for type, flag in zip(results, wanted_outputs, strict=True) if flag]
     found = names_of(split.backward.input_types[count:], wanted)

@@ -29,26 +29,26 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.python_numbers import running_shape
+from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
-from thunder_fn.check import check_operands, check_types
-from thunder_fn.derive import is_differentiable
-from thunder_fn.derive_activity import ACTIVE
+from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.followed import evaluate_followed
+from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.vjp import zeros
+from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
-from thunder_fn.structured import calls
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import batched_outputs, close_bodies
-from thunder_fn.structured.calls import Call
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_jvp_split import transposed
-from thunder_fn.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import batched_outputs, close_bodies
+from thunder_fn.structured.shared.custom_calls import Call
 
 CUSTOM_JVP = Op("structured", "custom_jvp")
 

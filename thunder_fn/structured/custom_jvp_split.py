@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from thunder_fn.interpreters.partial import partial_split
+from thunder_fn.interpreters.grad import forward_backward, zeros
+from thunder_fn.interpreters.partial_eval import partial_split
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.vjp import split_vjp, zeros
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import JvpRule, Mask, Split
-from thunder_fn.trace import TensorType, TraceBuilder
+from thunder_fn.ir.rules import JvpRule, Mask, Split
+from thunder_fn.ir.trace import TensorType, TraceBuilder
+from thunder_fn.ir.walking import inline_into
 
 
 @lru_cache(maxsize=4096)
@@ -27,7 +27,7 @@ def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) ->
     halves = partial_split(rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs)
     linear, num_kept = halves.backward, len(halves.residuals)
     moved = (wanted for wanted, flag in zip(wanted_outputs, rule.active_outputs, strict=True) if flag)
-    back = split_vjp(linear, (False,) * num_kept + (True,) * num_tangents, tuple(moved))
+    back = forward_backward(linear, (False,) * num_kept + (True,) * num_tangents, tuple(moved))
     builder = TraceBuilder(f"{rule.trace.name}_transposed")
     kept = [builder.input(type) for type in linear.input_types[:num_kept]]
     given = [

@@ -31,22 +31,34 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.check import check_operands, check_types
-from thunder_fn.derive import is_differentiable
-from thunder_fn.derive_activity import ACTIVE
+from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.followed import evaluate_followed
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.grad import zeros
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.vjp import zeros
+from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split, keep_all, memo
-from thunder_fn.structured import calls
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import batched_outputs, close_bodies
-from thunder_fn.structured.vjp_rules import (
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    JVP,
+    LOWER,
+    VJP,
+    VMAP,
+    JvpRule,
+    Mask,
+    Residual,
+    Split,
+    keep_all,
+    memo,
+)
+from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, cut
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.structured.custom_vjp_rules import (
     BatchedCall,
     Places,
     VjpCall,
@@ -57,7 +69,9 @@ from thunder_fn.structured.vjp_rules import (
     capture_vmap,
     is_being_captured,
 )
-from thunder_fn.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, cut
+from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import batched_outputs, close_bodies
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
 
@@ -135,7 +149,7 @@ def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
         return capture_jvp(call, tuple(var.type for var in equation.operands), active)
     count = len(gradients_of(equation))
     calls.check_closures(equation, call, count, active)
-    rule = push_forward(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
+    rule = jvp_trace(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
     return _with_all_tangents(rule, active, count, equation)
 
 

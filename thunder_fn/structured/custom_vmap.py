@@ -19,22 +19,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder_fn.capture import TENSOR, Captured, current
-from thunder_fn.capture.python_numbers import running
+from thunder_fn.capture.numbers.python_numbers import running
 from thunder_fn.capture.rewriting import remembered_in_context
-from thunder_fn.check import check_operands, check_types
-from thunder_fn.derive_vmap import batched_type
+from thunder_fn.derived.leaf_vmap import batched_type
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.jvp import push_forward
-from thunder_fn.interpreters.vjp import split_vjp
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
-from thunder_fn.structured import calls
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import close_bodies
-from thunder_fn.structured.calls import Call
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.jvp import jvp_trace
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Type
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_jvp import call_of
-from thunder_fn.trace import Dim, Equation, Op, Trace, TraceBuilder, Type
+from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import close_bodies
+from thunder_fn.structured.shared.custom_calls import Call
 
 CUSTOM_VMAP = Op("structured", "custom_vmap")
 
@@ -67,13 +67,13 @@ def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options
 @JVP.rule("custom_vmap")
 def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """Return the function's own rule."""
-    return push_forward(equation.body, active)
+    return jvp_trace(equation.body, active)
 
 
 @VJP.rule("custom_vmap")
 def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Return the function's own rule."""
-    return split_vjp(equation.body, wanted_inputs, wanted_outputs)
+    return forward_backward(equation.body, wanted_inputs, wanted_outputs)
 
 
 # ---- vmap ----

@@ -4,7 +4,7 @@
 
 Both bodies give the same values. PyTorch's first derivative of some ops reads saved values, such as the factors of a
 matrix, of which no derivative is known. So it cannot be differentiated again. With `create_graph=True` PyTorch
-computes it from the arguments. A rule that `derive.py` makes of such an op has both ways.
+computes it from the arguments. A rule that `derived/leaf_vjp.py` makes of such an op has both ways.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops, torch_internals as internals
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
-from thunder_fn.check import check_operands, check_types
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.jvp import push_forward
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vjp import split_vjp
 from thunder_fn.interpreters.vmap import batch
-from thunder_fn.ir import Wiring, body_ports, wiring
-from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import batched_outputs, without_inputs
-from thunder_fn.trace import Dim, Equation, Trace, TraceBuilder, Var
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.flow import Wiring, body_ports, wiring
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split
+from thunder_fn.ir.trace import Dim, Equation, Trace, TraceBuilder, Var
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import batched_outputs, without_inputs
 
 
 @CHECK.rule("differentiated_as")
@@ -50,13 +51,13 @@ def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
 @JVP.rule("differentiated_as")
 def jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The jvp of the body that is differentiated."""
-    return push_forward(equation.bodies[1], active)
+    return jvp_trace(equation.bodies[1], active)
 
 
 @VJP.rule("differentiated_as")
 def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The split of the body that is differentiated."""
-    return split_vjp(equation.bodies[1], wanted_inputs, wanted_outputs)
+    return forward_backward(equation.bodies[1], wanted_inputs, wanted_outputs)
 
 
 @VMAP.rule("differentiated_as")

@@ -16,18 +16,18 @@ from typing import Any, Protocol
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import current
-from thunder_fn.constraints import equals_hint
-from thunder_fn.derive import is_differentiable
-from thunder_fn.derive_activity import ACTIVE
-from thunder_fn.derive_vmap import LoopWarning, batched_type
+from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.derived.leaf_vmap import LoopWarning, batched_type
 from thunder_fn.errors import InvalidTrace, MissingRule, located
-from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, keep_all
-from thunder_fn.structured import calls
-from thunder_fn.structured.bind import bind
-from thunder_fn.symbols import hint_of
-from thunder_fn.trace import Atom, Dim, Equation, Expr, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import equals_hint
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.symbols import hint_of
+from thunder_fn.ir.trace import Atom, Dim, Equation, Expr, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.bind import bind
 
 OPAQUE = Op("structured", "opaque")
 

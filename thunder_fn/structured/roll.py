@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.interpreters.simplify import dce, is_kept
-from thunder_fn.ir import inline_into, put, rewritten
-from thunder_fn.rules import memo
-from thunder_fn.structured.bodies import tensor_type
-from thunder_fn.structured.loop import SCAN, Loop, add_scan, slice_of, stacked
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, map_arg
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import memo
+from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, map_arg
+from thunder_fn.ir.walking import inline_into, put, rewritten
+from thunder_fn.structured.shared.bodies import tensor_type
+from thunder_fn.structured.shared.scan_parts import SCAN, Loop, add_scan, slice_of, stacked
 
 aten = torch.ops.aten
 STACK, UNBIND, SELECT = ops.leaf(aten.stack.default), ops.leaf(aten.unbind.int), ops.leaf(aten.select.int)

@@ -17,21 +17,23 @@ from typing import Any, cast
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.check import check_operands, check_types
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type, move_dim
-from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
-from thunder_fn.rules import CHECK, DCE, EVALUATE, INVARIANT, LOWER, SLICED, VJP, VMAP, Mask
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import tensor_type, without_inputs
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.flow import Wiring, body_ports, wiring
+from thunder_fn.ir.pairs import COUNTS
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, LOWER, SLICED, VJP, VMAP, Mask
+from thunder_fn.ir.trace import Dim, Equation, Literal, Trace, TraceBuilder, Type, Var, as_dim
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.cond import expand
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.loop import SCAN, Loop, add_scan, slice_of, stacked
 from thunder_fn.structured.roll import in_blocks
-from thunder_fn.structured.running import body_function
 from thunder_fn.structured.scan_split import scan_split_rule
-from thunder_fn.trace import Dim, Equation, Literal, Trace, TraceBuilder, Type, Var, as_dim
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import tensor_type, without_inputs
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.running import body_function
+from thunder_fn.structured.shared.scan_parts import SCAN, Loop, add_scan, slice_of, stacked
 
 # ---- check ----
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from thunder_fn.interpreters.checkpoint.recomputed import found_again
+from thunder_fn.interpreters.grad import add, forward_backward, zeros
 from thunder_fn.interpreters.simplify import cse, cut_to, dce
-from thunder_fn.interpreters.vjp import add, split_vjp, zeros
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import Mask, Residual, Split
-from thunder_fn.structured.bodies import invariant_atoms, tensor_type
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.loop import Loop, Parts, active_carry, add_scan, slice_of, stacked
-from thunder_fn.structured.recomputed import found_again
-from thunder_fn.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, cut
+from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, cut
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.structured.shared.bodies import invariant_atoms, tensor_type
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.scan_parts import Loop, Parts, active_carry, add_scan, slice_of, stacked
 
 
 def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
@@ -36,12 +36,12 @@ def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     wanted_carry, wanted_ys = loop.results(wanted_outputs)
 
     def step(live: Mask) -> Mask:
-        places = iter(split_vjp(equation.body, asked, (*live, *wanted_ys)).gradients)
+        places = iter(forward_backward(equation.body, asked, (*live, *wanted_ys)).gradients)
         found = tuple(flag and next(places) is not None for flag in asked)
         return loop.parts(found)[1]
 
     live = carry_fixpoint(step, wanted_carry)
-    split = found_again(split_vjp(equation.body, asked, (*live, *wanted_ys)), "scan")
+    split = found_again(forward_backward(equation.body, asked, (*live, *wanted_ys)), "scan")
     placed = _place_residuals(loop, split, len(equation.outputs))
     return Split(
         _forward(equation, loop, placed),

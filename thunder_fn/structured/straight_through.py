@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_equation, operands_of
-from thunder_fn.check import check_types
-from thunder_fn.derive import is_differentiable
-from thunder_fn.derive_activity import ACTIVE
-from thunder_fn.derive_vmap import batched_type
+from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.derived.leaf_vmap import batched_type
 from thunder_fn.errors import InvalidTrace, located
-from thunder_fn.interpreters.vjp import zeros
-from thunder_fn.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
-from thunder_fn.structured.bodies import expand, tensor_type
-from thunder_fn.trace import Dim, Equation, Op, Trace, TraceBuilder, Var, type_of_value
+from thunder_fn.interpreters.grad import zeros
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check_types
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Var, type_of_value
+from thunder_fn.structured.shared.bodies import expand, tensor_type
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -18,17 +18,23 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import current
-from thunder_fn.capture.lookasides import divert
-from thunder_fn.check import check_operands, check_types
+from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CaptureError, TraceTypeError, located
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type
-from thunder_fn.ir import COUNTS, Wiring, body_ports, inline_into, wiring
-from thunder_fn.rules import CHECK, DCE, EVALUATE, INVARIANT, VJP, VMAP, Mask
-from thunder_fn.structured.bind import bind
-from thunder_fn.structured.bodies import (
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.flow import Wiring, body_ports, wiring
+from thunder_fn.ir.pairs import COUNTS
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, VJP, VMAP, Mask
+from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.structured.carry_at import histories
+from thunder_fn.structured.cond import expand, where
+from thunder_fn.structured.loop_functions import check_carry, consts_first, result_types, with_moving_numbers
+from thunder_fn.structured.shared.bind import bind
+from thunder_fn.structured.shared.bodies import (
     Bodies,
     agreed,
     capture_bodies,
@@ -46,20 +52,10 @@ from thunder_fn.structured.bodies import (
     types_of_tensors,
     without_inputs,
 )
-from thunder_fn.structured.carry_at import histories
-from thunder_fn.structured.cond import expand, where
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.loops import check_carry, consts_first, result_types, with_moving_numbers
-from thunder_fn.structured.running import body_function
-from thunder_fn.structured.while_parts import (
-    BOOL,
-    WHILE,
-    While,
-    add_while,
-    expanded_carry,
-)
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.running import body_function
+from thunder_fn.structured.shared.while_parts import BOOL, WHILE, While, add_while, expanded_carry
 from thunder_fn.structured.while_split import while_split_rule
-from thunder_fn.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 
 aten = torch.ops.aten
 

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn import ops
 from thunder_fn.errors import MissingRule, located
+from thunder_fn.interpreters.grad import add, forward_backward, full, zeros
 from thunder_fn.interpreters.simplify import dce, is_kept
-from thunder_fn.interpreters.vjp import add, full, split_vjp, zeros
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import Mask, Residual, Split
-from thunder_fn.structured.bodies import tensor_type
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.carry_at import add_carry_at
 from thunder_fn.structured.cond import COND
-from thunder_fn.structured.fixpoint import carry_fixpoint
-from thunder_fn.structured.loop import Loop, add_scan
-from thunder_fn.structured.while_parts import BOOL, COUNT, While, active_carry, add_while
-from thunder_fn.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
+from thunder_fn.structured.shared.bodies import tensor_type
+from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.scan_parts import Loop, add_scan
+from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, active_carry, add_while
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def while_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
     max_steps = While.of(equation).max_steps
     if max_steps is None:
         return _split_unbounded(equation, wanted_inputs, wanted_outputs)
-    return split_vjp(as_scan(equation, max_steps), wanted_inputs, wanted_outputs)
+    return forward_backward(as_scan(equation, max_steps), wanted_inputs, wanted_outputs)
 
 
 # ---- bounded ----
@@ -135,7 +135,7 @@ def _split_step(equation: Equation, loop: While, wanted_inputs: Mask, wanted_out
     asked = (*consts, *active_carry(loop, body, wanted_inputs))
 
     def places_of(live: Mask) -> tuple[int | None, ...]:
-        places = iter(split_vjp(body, asked, live).gradients)
+        places = iter(forward_backward(body, asked, live).gradients)
         return tuple(next(places) if flag else None for flag in asked)
 
     live = carry_fixpoint(
@@ -144,7 +144,7 @@ def _split_step(equation: Equation, loop: While, wanted_inputs: Mask, wanted_out
     consts_places, carry_places = loop.parts(places_of(live))
     summed = tuple(i for i, place in enumerate(consts_places) if place is not None)
     return _Step(
-        split_vjp(body, asked, live),
+        forward_backward(body, asked, live),
         summed,
         tuple(i for i, flag in enumerate(live) if flag),
         consts_places,

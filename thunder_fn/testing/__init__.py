@@ -6,6 +6,7 @@
 """
 
 from thunder_fn.testing import steps as steps
+from thunder_fn.testing.drawn_programs import Program as Program, Step as Step, build as build
 from thunder_fn.testing.laws import (
     GROUPS as GROUPS,
     INTERPRETERS as INTERPRETERS,
@@ -15,7 +16,6 @@ from thunder_fn.testing.laws import (
     check_laws as check_laws,
     laws_of as laws_of,
 )
-from thunder_fn.testing.programs import Program as Program, Step as Step, build as build
 from thunder_fn.testing.strategies import (
     Case as Case,
     cases as cases,

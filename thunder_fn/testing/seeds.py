@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from thunder_fn.testing.programs import Program, Step
+from thunder_fn.ir.trace import TensorType
+from thunder_fn.testing.drawn_programs import Program, Step
 from thunder_fn.testing.strategies import Case
-from thunder_fn.trace import TensorType
 
 X = (TensorType(torch.float64, (3,)),)
 PRODUCT = Program((), (Step("mul", (1, 2)),))

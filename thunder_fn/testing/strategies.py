@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from thunder_fn.errors import MissingExtra, located
-from thunder_fn.testing.programs import BODIES, FAMILIES, FREQUENT, Program, Step, build, example_inputs
-from thunder_fn.trace import TensorType, Trace
+from thunder_fn.ir.trace import TensorType, Trace
+from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, FREQUENT, Program, Step, build, example_inputs
 
 try:
     from hypothesis import strategies as st

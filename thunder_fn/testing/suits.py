@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from thunder_fn.derive import is_differentiable
-from thunder_fn.testing.programs import Suits, dtype_of, shape_of
-from thunder_fn.trace import Var
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.ir.trace import Var
+from thunder_fn.testing.drawn_programs import Suits, dtype_of, shape_of
 
 
 def is_any(_: Var) -> bool:

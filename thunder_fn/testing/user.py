@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from thunder_fn.check import check
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import TensorType, Trace
+from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, source_of
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
@@ -30,9 +32,7 @@ from thunder_fn.testing.laws.interpreters import (
     interpreter_leaves_closures_alone,
 )
 from thunder_fn.testing.laws.pairs import TRANSFORMS, commute, floats
-from thunder_fn.testing.programs import BODIES, FAMILIES, Program, Step, source_of
 from thunder_fn.testing.strategies import Case, cases
-from thunder_fn.trace import TensorType, Trace
 
 Keeps = Literal["values", "nothing"]
 CASES = cases(families=tuple(family for family in FAMILIES if family != "random"), max_steps=8)

@@ -1,7 +1,7 @@
 """Private names of PyTorch that thunder_fn uses, behind names of our own.
 
-A new PyTorch release should break this package and `torch_internals_inductor.py`, and nothing else; a test refuses
-private names elsewhere. `patches.py` has the patches, each of which works only in threads that capture. Add a name to
+A new PyTorch release should break this package and nothing else; a test refuses private names elsewhere. `inductor.py`
+is imported when it is first used. `patches.py` has the patches, each of which works only in threads that capture. Add a name to
 the file of its kind, with the reason why no public name does it.
 """
 
@@ -45,7 +45,7 @@ from thunder_fn.torch_internals.fakes import (
     running_number,
     symbolic_like,
 )
-from thunder_fn.torch_internals.footprint import footprint
+from thunder_fn.torch_internals.footprints import footprint
 from thunder_fn.torch_internals.groups import MeshDim, default_store, joint_mesh, ranks_of_group
 from thunder_fn.torch_internals.guards import (
     attention_kernels,
@@ -182,6 +182,7 @@ from thunder_fn.torch_internals.tracers import (
     is_own_view,
     is_tracer,
     memory_in,
+    on_meta,
     plain,
     read_memory,
     set_class,
@@ -280,6 +281,7 @@ __all__ = [
     "has_kernel",
     "has_own_dispatch",
     "have_one_memory",
+    "on_meta",
     "is_laid_out_anew",
     "has_own_functionalization",
     "has_setup_context",

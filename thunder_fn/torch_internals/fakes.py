@@ -25,11 +25,11 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import disable_functional_mode
 
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.ir.trace import Dim, Expr, TensorType
 from thunder_fn.torch_internals.calls import aten, runnable
 from thunder_fn.torch_internals.known_results import answer, question, remember
 from thunder_fn.torch_internals.modes import FAKE, get_dispatch_mode, isolated, no_torch_function, only_memory
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision
-from thunder_fn.trace import Dim, Expr, TensorType
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
 

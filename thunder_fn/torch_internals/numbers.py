@@ -21,7 +21,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
-from thunder_fn.trace import Expr
+from thunder_fn.ir.trace import Expr
 
 OnDecision = Callable[[Expr, "bool | float"], None]
 

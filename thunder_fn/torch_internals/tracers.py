@@ -20,12 +20,12 @@ from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
 from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
-from thunder_fn.trace import type_of_value
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
@@ -292,6 +292,18 @@ def _check_view(tensor: torch.Tensor, size: Sequence[Any]) -> None:
         return
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(size)
+
+
+def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a function on tensors without values, of the sizes of this call; None where that cannot be told."""
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        sizes = [size if type(size) is int else size.node.hint for size in tensor.shape]
+        return torch.empty(sizes, dtype=tensor.dtype, device="meta")
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), contextlib.suppress(Exception):
+        return func(*torch_pytree.tree_map_only(torch.Tensor, stand_in, args), **kwargs)
+    return None
 
 
 class TracerMode(FunctionalTensorMode):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_fn.executors.nvfuser.writer import Number, Operand, Refused, Writer, computed_in, dims_of, emits, number
-from thunder_fn.trace import TensorType
+from thunder_fn.ir.trace import TensorType
 
 # ---- reductions ----
 

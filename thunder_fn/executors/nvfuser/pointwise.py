@@ -19,7 +19,7 @@ from thunder_fn.executors.nvfuser.writer import (
     number,
     promoted,
 )
-from thunder_fn.trace import TensorType
+from thunder_fn.ir.trace import TensorType
 
 Value = Operand | Number
 

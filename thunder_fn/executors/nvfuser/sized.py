@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn import torch_internals as internals, torch_internals_inductor as inductor_internals
-from thunder_fn.executors.compiled.codegen import Job, calls, fakes_of_job
-from thunder_fn.executors.compiled.layouts import Layout, Variants, is_unexplained, strides_for
+from thunder_fn import torch_internals as internals
 from thunder_fn.executors.nvfuser.definitions import Definition, Definitions, Region, define
 from thunder_fn.executors.nvfuser.writer import Library
-from thunder_fn.symbols import hint_of
-from thunder_fn.torch_internals import Numbers
-from thunder_fn.trace import Dim, Expr, NumberType, TensorType, Trace, as_dim
+from thunder_fn.executors.torchinductor.codegen import Job, calls, fakes_of_job
+from thunder_fn.executors.torchinductor.layouts import Layout, Variants, is_unexplained, strides_for
+from thunder_fn.ir.symbols import hint_of
+from thunder_fn.ir.trace import Dim, Expr, NumberType, TensorType, Trace, as_dim
+from thunder_fn.torch_internals import Numbers, inductor as inductor_internals
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.laws.comparing import Inputs, Law, LawBroken
 from thunder_fn.testing.laws.data import (
     law_check_holds,
@@ -52,7 +53,6 @@ from thunder_fn.testing.laws.simplify import (
     law_dce_drops_the_dead,
     law_inline_leaves_no_composites,
 )
-from thunder_fn.trace import Trace
 
 __all__ = [
     "GROUPS",

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn.derive import is_differentiable
+from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.testing.programs import random_tensor
-from thunder_fn.trace import TensorType, Trace, Var, subtraces, type_of
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import TensorType, Trace, Var, subtraces, type_of
+from thunder_fn.testing.drawn_programs import random_tensor
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
 Values: TypeAlias = tuple[Any, ...]

@@ -10,11 +10,12 @@ from collections.abc import Callable
 import torch
 
 from thunder_fn.capture import capture
-from thunder_fn.check import check
 from thunder_fn.executors import FusionExecutor, lower
-from thunder_fn.fx import from_fx, to_fx
 from thunder_fn.interpreters import simplify
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir.check import check
+from thunder_fn.ir.fx import from_fx, to_fx
+from thunder_fn.ir.trace import Equation, TensorType, Trace, subtraces
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     LawBroken,
@@ -32,7 +33,6 @@ from thunder_fn.testing.laws.comparing import (
 from thunder_fn.testing.laws.interpreters import (
     pull,
 )
-from thunder_fn.trace import Equation, TensorType, Trace, subtraces
 
 # ---- laws of the data ----
 

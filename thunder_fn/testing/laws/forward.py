@@ -8,8 +8,10 @@ import torch
 
 from thunder_fn.errors import VmapError
 from thunder_fn.interpreters import simplify, vmap as batching
-from thunder_fn.rules import Split
-from thunder_fn.structured.cost import bytes_of
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.ir.rules import Split
+from thunder_fn.ir.trace import TensorType, Trace
+from thunder_fn.testing.drawn_programs import example_inputs, random_tensor
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Values,
@@ -29,8 +31,6 @@ from thunder_fn.testing.laws.comparing import (
 )
 from thunder_fn.testing.laws.interpreters import SIZE, InDims, batchings, pull, push, split, whole_checkpoint
 from thunder_fn.testing.laws.reverse import jvp_by_pytorch, partial
-from thunder_fn.testing.programs import example_inputs, random_tensor
-from thunder_fn.trace import TensorType, Trace
 
 # ---- jvp ----
 

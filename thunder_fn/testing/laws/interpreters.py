@@ -12,25 +12,28 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from thunder_fn import ops
 from thunder_fn.capture import capture, current
 from thunder_fn.capture.apply import apply_inside, replay
-from thunder_fn.check import check
+from thunder_fn.distributed.schedule import overlapped
 from thunder_fn.executors.claims import claim
-from thunder_fn.fx import from_fx, to_fx
-from thunder_fn.interpreters import clean, jvp as forward, simplify, vjp as reverse, vmap as batching
+from thunder_fn.interpreters import clean, grad as reverse, jvp as forward, simplify, vmap as batching
 from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.interpreters.checkpoint.policies import check_policy
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
-from thunder_fn.interpreters.partial import follows_from, partial_eval
-from thunder_fn.interpreters.rewrite import represent
-from thunder_fn.interpreters.schedule import overlapped
-from thunder_fn.ir import inline_into
-from thunder_fn.rules import Split
-from thunder_fn.structured.bodies import expand
+from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
+from thunder_fn.interpreters.rewriting.rewrite import represent
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import check
+from thunder_fn.ir.flow import WIRINGS, Flow, Port
+from thunder_fn.ir.fx import from_fx, to_fx
+from thunder_fn.ir.rules import Split
+from thunder_fn.ir.trace import Equation, Expr, Literal, Source, TensorType, Trace, TraceBuilder, Var, subtraces
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.checkpoint import alone as checkpointed
-from thunder_fn.structured.policies import check_policy
 from thunder_fn.structured.roll import roll, unroll
+from thunder_fn.structured.shared.bodies import expand
+from thunder_fn.testing.drawn_programs import static_shape
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
@@ -49,8 +52,6 @@ from thunder_fn.testing.laws.comparing import (
 )
 from thunder_fn.testing.laws.losses import emit, scalarised
 from thunder_fn.testing.laws.unfolding import unfolded
-from thunder_fn.testing.programs import static_shape
-from thunder_fn.trace import Equation, Expr, Literal, Source, TensorType, Trace, TraceBuilder, Var, subtraces
 
 aten = torch.ops.aten
 
@@ -104,7 +105,7 @@ def fakes(trace: Trace) -> Inputs:
 
 def split(trace: Trace, *, fused: bool = False) -> Split:
     """The split of a trace for all gradients that there are."""
-    return reverse.split_vjp(trace, wanted_inputs(trace), wanted_outputs(trace), fused=fused)
+    return reverse.forward_backward(trace, wanted_inputs(trace), wanted_outputs(trace), fused=fused)
 
 
 def pull(trace: Trace) -> Trace:
@@ -208,8 +209,8 @@ INTERPRETERS: dict[str, Interpreter] = {
     "fx": Interpreter(
         lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True, carries=False, covers=is_flat
     ),
-    "split_vjp": Interpreter(lambda t: (split(t).forward, split(t).backward)),
-    "split_vjp, fused": Interpreter(lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)),
+    "forward_backward": Interpreter(lambda t: (split(t).forward, split(t).backward)),
+    "forward_backward, fused": Interpreter(lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)),
     "vjp": Interpreter(_alone(pull)),
     "grad_and_value": Interpreter(_alone(grad)),
     "jvp": Interpreter(_alone(push)),
@@ -291,20 +292,43 @@ def marked(trace: Trace) -> tuple[Trace, dict[Trace, Expr]]:
     return new, {found[trace]: own for trace, own in marks.items()}
 
 
+_READ_BY_ALL = Flow(
+    "backward",
+    lambda equation, flags: (any(flags) and not _has_rules_of_its_own(equation),) * len(equation.operands),
+    opens=lambda equation: not _has_rules_of_its_own(equation),
+    control=True,
+)
+"""The values that outputs are made of under every transform: a custom rule may leave any of its operands unread."""
+
+
+def _has_rules_of_its_own(equation: Equation) -> bool:
+    return equation.op.kind == "structured" and equation.op.name not in _OPENED
+
+
 def always_run(trace: Trace) -> set[Trace]:
     """Return the bodies in a trace that run under every transform: no rule is chosen between them.
 
     With an empty loop in the trace, whole parts of it may be dead: then there are none.
     """
     seen: set[Trace] = set()
-    todo = [trace]
+    todo = [(trace, (True,) * len(trace.outputs))]
     while todo:
-        for equation in todo.pop().equations:
+        trace, flags = todo.pop()
+        read = _READ_BY_ALL.everywhere(trace, flags)
+        for equation in trace.equations:
             if any(arg == Literal(0) for key, arg in equation.kwargs if key in ("length", "max_steps")):
                 return set()
-            if equation.op.kind == "composite" or equation.op.name in _OPENED:
-                todo += [body for body in equation.bodies if body not in seen]
-                seen.update(equation.bodies)
+            given = tuple([read[var.index] for var in equation.outputs])
+            if not any(given) or not equation.bodies or _has_rules_of_its_own(equation):
+                continue
+            ports: set[Port] = {("out", 0, i) for i, flag in enumerate(given) if flag}
+            if equation.op.kind != "composite":
+                rule = WIRINGS.find(equation.op)
+                assert rule is not None
+                ports = _READ_BY_ALL.ports(equation, rule(equation), given)
+            for place, body in enumerate(equation.bodies):
+                seen.add(body)
+                todo.append((body, tuple([("out", place, i) in ports for i in range(len(body.outputs))])))
     return seen
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn.check import fake_result_types
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import fake_result_types
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var, subtraces
+from thunder_fn.testing.drawn_programs import as_arg
 from thunder_fn.testing.laws.comparing import (
     LawBroken,
     wanted_outputs,
 )
-from thunder_fn.testing.programs import as_arg
-from thunder_fn.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var, subtraces
 
 aten = torch.ops.aten
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 
 import torch
 
-from thunder_fn.check import check
 from thunder_fn.interpreters import clean, jvp as forward, simplify, vmap as batching
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
+from thunder_fn.ir.check import check
+from thunder_fn.ir.trace import TensorType, Trace
+from thunder_fn.testing.drawn_programs import example_inputs
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
@@ -38,8 +40,6 @@ from thunder_fn.testing.laws.forward import directions, examples, stack
 from thunder_fn.testing.laws.interpreters import SIZE, InDims, batch, batchings, pull, push, whole_checkpoint, widened
 from thunder_fn.testing.laws.second_order import law_second_order_is_symmetric
 from thunder_fn.testing.laws.unfolding import unfolded
-from thunder_fn.testing.programs import example_inputs
-from thunder_fn.trace import TensorType, Trace
 
 KEEPERS: dict[str, Transform] = {
     "checkpoint": whole_checkpoint,

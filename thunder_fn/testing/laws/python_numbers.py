@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thunder_fn.jit import jit
+from thunder_fn.jitted import jit
 from thunder_fn.testing.laws.comparing import holds
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {

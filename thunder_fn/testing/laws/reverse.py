@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from thunder_fn.interpreters import vjp as reverse
+from thunder_fn.interpreters import grad as reverse
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.ir import inline_into
+from thunder_fn.ir.trace import Atom, TensorType, Trace, TraceBuilder
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.testing.drawn_programs import random_tensor
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Values,
@@ -33,8 +35,6 @@ from thunder_fn.testing.laws.interpreters import (
     split,
 )
 from thunder_fn.testing.laws.losses import emit
-from thunder_fn.testing.programs import random_tensor
-from thunder_fn.trace import Atom, TensorType, Trace, TraceBuilder
 
 aten = torch.ops.aten
 

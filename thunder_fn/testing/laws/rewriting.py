@@ -18,15 +18,15 @@ from torch.nn import functional as F
 from thunder_fn.api import grad, vmap
 from thunder_fn.api.autocast import autocast
 from thunder_fn.capture import capture, pytree
-from thunder_fn.check import check
+from thunder_fn.distributed.ranks import GATHER, evaluate_ranks
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.ranks import GATHER, evaluate_ranks
-from thunder_fn.rewrites import SCHEMES, ddp, fsdp, global_norm, lora, quantize, simulated, tensor_parallel
-from thunder_fn.rules import lowered
+from thunder_fn.ir.check import check
+from thunder_fn.ir.rules import lowered
+from thunder_fn.ir.trace import Trace
+from thunder_fn.parameters import SCHEMES, ddp, fsdp, global_norm, lora, quantize, simulated, tensor_parallel
 from thunder_fn.structured.checkpoint import checkpoint
 from thunder_fn.testing.laws.comparing import LawBroken, holds, is_inexact, is_tame, largest
 from thunder_fn.testing.strategies import Case
-from thunder_fn.trace import Trace
 
 Function = Callable[[Any, torch.Tensor], Any]
 """A function of parameters and tokens."""

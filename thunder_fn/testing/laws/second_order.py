@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from thunder_fn.interpreters import vjp as reverse
-from thunder_fn.ir import inline_into
+from thunder_fn.interpreters import grad as reverse
+from thunder_fn.ir.trace import TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.testing.drawn_programs import random_tensor
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     chosen,
@@ -22,8 +24,6 @@ from thunder_fn.testing.laws.comparing import (
 )
 from thunder_fn.testing.laws.losses import add_inner, emit, scalarised
 from thunder_fn.testing.laws.reverse import inner, norm, partial
-from thunder_fn.testing.programs import random_tensor
-from thunder_fn.trace import TensorType, Trace, TraceBuilder, Var
 
 aten = torch.ops.aten
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from thunder_fn import ops
 from thunder_fn.interpreters import simplify
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Trace, Var, subtraces
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     holds,
     leaf_counts,
     num_equations,
 )
-from thunder_fn.trace import Trace, Var, subtraces
 
 # ---- laws of single interpreters ----
 
@@ -23,7 +23,7 @@ def law_dce_drops_the_dead(trace: Trace, inputs: Inputs) -> None:
         used = {var.index for equation in inner.equations for var in equation.operands}
         used |= {atom.index for atom in inner.outputs if isinstance(atom, Var)}
         for equation in inner.equations:
-            live = any(var.index in used for var in equation.outputs) or ops.changes_the_world(equation)
+            live = any(var.index in used for var in equation.outputs) or ops.has_side_effect(equation)
             holds(live, f"dce left {equation.op}, which nothing uses", trace=trace, made=new)
 
 
@@ -32,7 +32,7 @@ def law_cse_leaves_no_twins(trace: Trace, inputs: Inputs) -> None:
     new = simplify.cse(trace)
     holds(num_equations(new) <= num_equations(trace), "cse added equations", trace=trace, made=new)
     for inner in subtraces(new):
-        kept = [(e.op, e.args, e.kwargs, e.bodies) for e in inner.equations if not ops.changes_the_world(e)]
+        kept = [(e.op, e.args, e.kwargs, e.bodies) for e in inner.equations if not ops.has_side_effect(e)]
         holds(len(kept) == len(set(kept)), "cse left an equation twice", trace=trace, made=new)
 
 

@@ -15,33 +15,33 @@ import torch.utils.checkpoint
 
 from thunder_fn.api.checkpoint import checkpoint
 from thunder_fn.capture import capture, composite
-from thunder_fn.capture.numbers import symbolic_leaves
-from thunder_fn.check import check
-from thunder_fn.constraints import constraints_of
+from thunder_fn.capture.numbers.arguments import symbolic_leaves
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import lower
 from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.interpreters.checkpoint.policies import check_policy
 from thunder_fn.interpreters.clean import simplify
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.grad import grad_and_value, vjp
 from thunder_fn.interpreters.jvp import jvp
-from thunder_fn.interpreters.partial import partial_eval
+from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.interpreters.simplify import inline
-from thunder_fn.interpreters.vjp import grad_and_value, vjp
 from thunder_fn.interpreters.vmap import vmap
-from thunder_fn.ir import inline_into
-from thunder_fn.jit import jit
-from thunder_fn.rules import Mask
+from thunder_fn.ir.check import check
+from thunder_fn.ir.constraints import constraints_of
+from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.symbols import Symbol, specialize, symbols_in
+from thunder_fn.ir.trace import TensorType, Trace, TraceBuilder, Type
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.jitted import jit
 from thunder_fn.structured.checkpoint import alone
 from thunder_fn.structured.cond import cond, switch
 from thunder_fn.structured.custom_jvp import custom_jvp
 from thunder_fn.structured.custom_vjp import custom_vjp
-from thunder_fn.structured.loops import scan
-from thunder_fn.structured.policies import check_policy
+from thunder_fn.structured.loop_functions import scan
 from thunder_fn.structured.roll import roll, unroll
 from thunder_fn.structured.while_loop import while_loop
-from thunder_fn.symbols import Symbol, specialize, symbols_in
 from thunder_fn.testing.laws.comparing import holds
-from thunder_fn.trace import TensorType, Trace, TraceBuilder, Type
 
 Tensor = torch.Tensor
 Step = Callable[[Tensor, Tensor, float], Tensor]

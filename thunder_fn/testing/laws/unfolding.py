@@ -14,11 +14,11 @@ import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.ir import put, walk
-from thunder_fn.structured.loop import Loop
-from thunder_fn.structured.while_parts import COUNT, While
+from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, static_shape
+from thunder_fn.ir.walking import put, walk
+from thunder_fn.structured.shared.scan_parts import Loop
+from thunder_fn.structured.shared.while_parts import COUNT, While
 from thunder_fn.testing.laws.losses import emit
-from thunder_fn.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, static_shape
 
 aten = torch.ops.aten
 MAX_STEPS = 8

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from thunder_fn.derive_vmap import LoopWarning
+from thunder_fn.derived.leaf_vmap import LoopWarning
 from thunder_fn.testing.mutations import MUTATIONS, print_table
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-LOOP, SCAN, SCAN_SPLIT = (f"thunder_fn.structured.{name}" for name in ("loop", "scan", "scan_split"))
+LOOP, SCAN, SCAN_SPLIT = (f"thunder_fn.structured.{name}" for name in ("shared.scan_parts", "scan", "scan_split"))
 WHILE, WHILE_SPLIT = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_split"
 COND, COND_SPLIT = "thunder_fn.structured.cond", "thunder_fn.structured.cond_split"
-CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.vjp_rules"
+CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.custom_vjp_rules"
 
 CONTROL = (
     # scan

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-VJP, DERIVE, SIMPLIFY = "thunder_fn.interpreters.vjp", "thunder_fn.derive", "thunder_fn.interpreters.simplify"
+VJP, DERIVE, SIMPLIFY = (
+    "thunder_fn.interpreters.grad",
+    "thunder_fn.derived.leaf_vjp",
+    "thunder_fn.interpreters.simplify",
+)
 
 PLAIN = (
     Mutation(
@@ -38,14 +42,14 @@ PLAIN = (
     Mutation("the loss has a cotangent of two", f"{VJP}:ones", "type, 1)", "type, 2)", "second order is symmetric"),
     Mutation(
         "only first operands are useful",
-        "thunder_fn.derive_activity:_useful_operands",
+        "thunder_fn.derived.activity:_useful_operands",
         "(not ops.is_constant(equation.op),) * len(equation.operands)",
         "tuple(i == 0 and not ops.is_constant(equation.op) for i in range(len(equation.operands)))",
         "vjp is adjoint of jvp",
     ),
     Mutation(
         "residuals leave in the wrong order",
-        "thunder_fn.ir.split:split",
+        "thunder_fn.ir.splitting:split",
         "(*early_outputs, *extras)",
         "(*early_outputs, *extras[::-1])",
         "split is vjp",
@@ -124,28 +128,28 @@ PLAIN = (
     Mutation("cse forgets the outputs", f"{SIMPLIFY}:cse", "map_arg(read, atom)", "atom", "cse gives checked traces"),
     Mutation(
         "a walk forgets what the trace is guarded by",
-        "thunder_fn.ir.walk:walk",
+        "thunder_fn.ir.walking:walk",
         "builder.require(trace.constraints)",
         "pass",
         "inline carries facts",
     ),
     Mutation(
         "a cut forgets what the trace is guarded by",
-        "thunder_fn.trace:cut",
+        "thunder_fn.ir.trace:cut",
         "tuple(trace.constraints)",
         "()",
-        "split_vjp carries facts",
+        "forward_backward carries facts",
     ),
     Mutation(
         "a user's tensor becomes the trace's own",
-        "thunder_fn.ir.walk:walk",
+        "thunder_fn.ir.walking:walk",
         "owned=constant.owned",
         "owned=True",
         "inline carries facts",
     ),
     Mutation(
         "a body's lines are those of another body",
-        "thunder_fn.ir.walk:at",
+        "thunder_fn.ir.walking:at",
         "equation.source.called_from(call) if equation.source else call",
         'Source("elsewhere.py", 1, "f")',
         "inline carries facts",
@@ -159,42 +163,42 @@ PLAIN = (
     ),
     Mutation(
         "constants of one type are one constant",
-        "thunder_fn.trace:TraceBuilder.constant",
+        "thunder_fn.ir.trace:TraceBuilder.constant",
         "self._constant_vars.get(id(tensor))",
         "next((c.var for c in self.constants if c.var.type == type_of_value(tensor)), None)",
         "inline keeps values",
     ),
     Mutation(
         "renumbering forgets the outputs",
-        "thunder_fn.trace:canonical",
+        "thunder_fn.ir.trace:canonical",
         "tuple(map_arg(read, atom) for atom in outputs)",
         "outputs",
         "dce gives checked traces",
     ),
     Mutation(
         "renumbering drops used constants",
-        "thunder_fn.trace:canonical",
+        "thunder_fn.ir.trace:canonical",
         "constant.var.index in used)",
         "constant.var.index in used and not constant.owned)",
         "dce gives checked traces",
     ),
     Mutation(
         "the text forgets keyword arguments",
-        "thunder_fn.pretty:_call_text",
+        "thunder_fn.ir.pretty:_call_text",
         "for key, arg in equation.kwargs:",
         "for key, arg in equation.kwargs[:0]:",
         "text runs",
     ),
     Mutation(
         "composites of one name print as one function",
-        "thunder_fn.pretty:_Printer.function",
+        "thunder_fn.ir.pretty:_Printer.function",
         "key = (equation.op, equation.bodies, mask)",
         "key = (equation.op, mask)",
         "text runs",
     ),
     Mutation(
         "to_fx mixes up the results of an op",
-        "thunder_fn.fx:_result_paths",
+        "thunder_fn.ir.fx:_result_paths",
         "[(i,) for i in range(len(equation.outputs))]",
         "[(i,) for i in range(len(equation.outputs))][::-1]",
         "fx keeps",
@@ -222,14 +226,14 @@ PLAIN = (
     ),
     Mutation(
         "capture drops unused random numbers",
-        "thunder_fn.capture.nest:_live",
-        "or ops.changes_the_world(leaf)",
+        "thunder_fn.capture.nesting:_live",
+        "or ops.has_side_effect(leaf)",
         "",
         "recapture keeps values",
     ),
     Mutation(
         "nesting swaps a composite's operands",
-        "thunder_fn.capture.nest:_composite",
+        "thunder_fn.capture.nesting:_composite",
         "body = _close(scope, operands,",
         "body = _close(scope, operands[::-1],",
         "recapture nested gives checked traces",

@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 from thunder_fn.errors import ThunderError
-from thunder_fn.ir import Flow
-from thunder_fn.rules import Rules
+from thunder_fn.ir.flow import Flow
+from thunder_fn.ir.rules import Rules
 from thunder_fn.testing.laws import forget
 
 

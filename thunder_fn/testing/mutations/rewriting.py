@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-DISTRIBUTED, UNITS, STEPS = (f"thunder_fn.rewrites.{name}" for name in ("distributed", "units", "steps"))
-TENSOR, CROSSINGS = "thunder_fn.rewrites.tensor_parallel", "thunder_fn.rewrites.crossings"
+FSDP, COLLECTIVES, UNITS = (
+    "thunder_fn.interpreters.fsdp",
+    "thunder_fn.distributed.collectives",
+    "thunder_fn.interpreters.rewriting.units",
+)
+TENSOR, CROSSINGS = "thunder_fn.interpreters.tensor_parallel.step", "thunder_fn.interpreters.tensor_parallel.crossings"
 ONE, WHOLE, ORDER, TRIP = (
     "N ranks equal one",
     "parts stand for the whole",
@@ -15,18 +19,18 @@ ONE, WHOLE, ORDER, TRIP = (
 
 REWRITING = (
     # sharding
-    Mutation("gradients are not divided by the ranks", f"{DISTRIBUTED}:divided_gradient", "ct / size", "ct", ONE),
-    Mutation("all ranks keep the first rows", f"{DISTRIBUTED}:sharded", ")[rank].clone()", ")[0].clone()", TRIP),
+    Mutation("gradients are not divided by the ranks", f"{COLLECTIVES}:divided_gradient", "ct / size", "ct", ONE),
+    Mutation("all ranks keep the first rows", f"{FSDP}:sharded", ")[rank].clone()", ")[0].clone()", TRIP),
     Mutation(
         "a bucket has the order of another",
-        f"{DISTRIBUTED}:gathered",
+        f"{FSDP}:gathered",
         ".split(widths, 1)",
         ".split(widths[::-1], 1)",
         ONE,
     ),
     Mutation(
         "replicas keep their own gradients",
-        f"{DISTRIBUTED}:added_up",
+        f"{COLLECTIVES}:added_up",
         'collectives.all_reduce(flat, "sum", group.name)',
         "flat",
         ONE,
@@ -47,14 +51,14 @@ REWRITING = (
     ),
     Mutation(
         "batches of shards are gathered as shards of batches",
-        "thunder_fn.batching:of_more_columns",
+        "thunder_fn.derived.quirks.batching:of_more_columns",
         "x.movedim(0, 1).contiguous()",
         "x.contiguous().reshape(x.shape[1], x.shape[0], *x.shape[2:])",
         ONE,
     ),
     Mutation(
         "shards are rounded, not whole weights",
-        "thunder_fn.rewrites.rewritten:in_order",
+        "thunder_fn.parameters.rewritten:in_order",
         "return tuple(sorted(",
         "return steps or tuple(sorted(",
         ORDER,
@@ -76,14 +80,14 @@ REWRITING = (
     ),
     Mutation(
         "shares count on one rank only",
-        "thunder_fn.rewrites.clipping:norm_over_ranks",
+        "thunder_fn.parameters.clipping:norm_over_ranks",
         "own = _over(step.group, own, norm_type)",
         "pass",
         "norms are of all ranks",
     ),
     Mutation(
         "the norm is that of the rank's shards",
-        "thunder_fn.rewrites.clipping:norm_over_ranks",
+        "thunder_fn.parameters.clipping:norm_over_ranks",
         "total = _over(step.group, total, norm_type)",
         "pass",
         "norms are of all ranks",
@@ -91,13 +95,17 @@ REWRITING = (
     # codes and adapters
     Mutation(
         "an adapter is not scaled in a linear layer",
-        f"{STEPS}:adapted",
+        "thunder_fn.interpreters.lora:adapted",
         "linear(low, b) * scale",
         "linear(low, b)",
         WHOLE,
     ),
     Mutation(
-        "adapters are codes", f"{STEPS}:matrices", "not name.endswith(ADAPTERS)", "True", "adapters and codes commute"
+        "adapters are codes",
+        "thunder_fn.interpreters.rewriting.filters:matrices",
+        "not name.endswith(ADAPTERS)",
+        "True",
+        "adapters and codes commute",
     ),
     Mutation(
         "autocast takes one cast of a shard for any other",

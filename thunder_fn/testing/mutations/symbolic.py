@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-SYMBOLS, FAMILIES, GUARDS = "thunder_fn.symbols", "thunder_fn.jit.families", "thunder_fn.jit.guards"
-ARITHMETIC = "thunder_fn.capture.number_arithmetic"
+SYMBOLS, FAMILIES, GUARDS = "thunder_fn.ir.symbols", "thunder_fn.jitted.families", "thunder_fn.jitted.guards"
+ARITHMETIC = "thunder_fn.capture.numbers.arithmetic"
 
 STATIC, EAGER, PYTHON = "a symbolic trace is static ones", "jit is eager", "numbers are Python's"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-JVP, VMAP, DERIVE_VMAP = "thunder_fn.interpreters.jvp", "thunder_fn.interpreters.vmap", "thunder_fn.derive_vmap"
-CHECKPOINT, REMAT = "thunder_fn.structured.checkpoint", "thunder_fn.structured.remat"
+JVP, VMAP, DERIVE_VMAP = "thunder_fn.interpreters.jvp", "thunder_fn.interpreters.vmap", "thunder_fn.derived.leaf_vmap"
+CHECKPOINT, REMAT = "thunder_fn.structured.checkpoint", "thunder_fn.interpreters.checkpoint.remat"
 AUTOCAST = "thunder_fn.interpreters.autocast"
 SIMPLIFY, NOOPS, FOLD = (
     "thunder_fn.interpreters.simplify",
@@ -75,7 +75,7 @@ TRANSFORMS = (
     ),
     Mutation(
         "a checkpoint takes one kept value for another",
-        "thunder_fn.structured.recomputed:places_of",
+        "thunder_fn.interpreters.checkpoint.recomputed:places_of",
         'Residual("extra", extras[var.index])',
         'Residual("extra", len(extras) - 1 - extras[var.index])',
         "checkpoint keeps gradients bitwise",

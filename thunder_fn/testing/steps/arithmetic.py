@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from thunder_fn.testing.programs import Draft, Step, Suits, register, shape_of
+from thunder_fn.ir.trace import Var
+from thunder_fn.testing.drawn_programs import Draft, Step, Suits, register, shape_of
 from thunder_fn.testing.steps.enter import step, void
 from thunder_fn.testing.suits import (
     both,
@@ -21,7 +22,6 @@ from thunder_fn.testing.suits import (
     is_real,
     same_dtype,
 )
-from thunder_fn.trace import Var
 
 aten = torch.ops.aten
 

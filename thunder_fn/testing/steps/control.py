@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn.derive import is_differentiable
-from thunder_fn.interpreters.vjp import split_vjp
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.interpreters.checkpoint.policies import Budget, everything_saveable, matmuls_saveable, nothing_saveable
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.ir.trace import Op, TensorType, Var, cut
 from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint import CHECKPOINT
 from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
-from thunder_fn.structured.loop import SCAN, slice_of, stacked
-from thunder_fn.structured.policies import Budget, everything_saveable, matmuls_saveable, nothing_saveable
-from thunder_fn.structured.while_parts import BOOL, COUNT, WHILE
+from thunder_fn.structured.shared.scan_parts import SCAN, slice_of, stacked
+from thunder_fn.structured.shared.while_parts import BOOL, COUNT, WHILE
+from thunder_fn.testing.drawn_programs import Draft, Program, Skip, Step, dtype_of, shape_of, tensor_type
 from thunder_fn.testing.laws.comparing import draws
-from thunder_fn.testing.programs import Draft, Program, Skip, Step, dtype_of, shape_of, tensor_type
 from thunder_fn.testing.steps.enter import structured
 from thunder_fn.testing.suits import both, has_dims, has_elements, has_rank, is_any, is_inexact, is_mask, is_real
-from thunder_fn.trace import Op, TensorType, Var, cut
 
 aten = torch.ops.aten
 
@@ -225,7 +225,7 @@ def _checkpoint(d: Draft, step: Step) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DerivedRule:
-    """The rule of a function whose backward is the one that `split_vjp` gives."""
+    """The rule of a function whose backward is the one that `forward_backward` gives."""
 
     @property
     def __name__(self) -> str:
@@ -238,7 +238,7 @@ def _custom_vjp(d: Draft, step: Step) -> None:
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     wanted = tuple(is_differentiable(var.type) for var in operands)
-    split = split_vjp(body, wanted, tuple(is_differentiable(type) for type in body.output_types))
+    split = forward_backward(body, wanted, tuple(is_differentiable(type) for type in body.output_types))
     results = split.forward.outputs
     found = split.residual_values(split.forward.inputs, results)
     outputs = (*results[: len(body.outputs)], *found)

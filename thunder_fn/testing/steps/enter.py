@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thunder_fn.testing.programs import Draft, Step, register
+from thunder_fn.testing.drawn_programs import Draft, Step, register
 
 
 def step(family: str) -> Callable[[Callable[[Draft], object]], Callable[[Draft], object]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from thunder_fn import ops
-from thunder_fn.testing.programs import Draft, Step, register, tensor_type
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Literal
+from thunder_fn.testing.drawn_programs import Draft, Step, register, tensor_type
 from thunder_fn.testing.steps.enter import step
 from thunder_fn.testing.suits import (
     both,
@@ -19,7 +20,6 @@ from thunder_fn.testing.suits import (
     is_real,
     same_dtype,
 )
-from thunder_fn.trace import Literal
 
 aten = torch.ops.aten
 

@@ -1,0 +1,168 @@
+"""Run PyTorch's own tests of torch.func with thunder_fn's functions in the place of torch.func's.
+
+    python -m tests.peers.functorch ~/pytorch/test/functorch/test_vmap.py -k randomness --jit
+
+The files are PyTorch's and are no part of this repository: the caller names a copy, best of the version that is installed. Names
+that both packages have are exchanged in the file only, wherever it imports or writes them (`vmap`, `torch.func.vmap`,
+`functorch.vmap`), so PyTorch and thunder_fn themselves go on using torch.func. `not_applicable.py` lists what is left out.
+
+Prints the tests that fail by the kind of failure, most frequent first, and the rate of those that pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import io
+import re
+import sys
+import time
+import types
+import unittest
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import thunder_fn as tfn
+from tests.peers.not_applicable import NOT_APPLICABLE
+
+TRANSFORMS = ("grad", "grad_and_value", "vjp", "jvp", "linearize", "vmap", "jacrev", "jacfwd", "hessian")
+OTHERS = ("functional_call", "functionalize", "stack_module_state")
+CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map")
+PACKAGES = ("torch.func", "functorch", "torch", "functorch.experimental", "torch._functorch.eager_transforms")
+"""Packages whose names are exchanged. `torch` has `vmap` and `cond`."""
+
+
+def names(*, jit: bool, control_flow: bool) -> dict[str, Any]:
+    """The functions that take the place of torch.func's, by name. With `jit`, what a transform makes is jitted."""
+    found = {name: getattr(tfn, name) for name in (*TRANSFORMS, *OTHERS)}
+    if jit:
+        for name in ("grad", "grad_and_value", "vmap", "jacrev", "jacfwd", "hessian"):
+            found[name] = _jitted(found[name])
+    return found | ({name: getattr(tfn, name) for name in CONTROL_FLOW} if control_flow else {})
+
+
+def _jitted(transform: Any) -> Any:
+    @functools.wraps(transform)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        made = transform(*args, **kwargs)
+        return tfn.jit(made) if callable(made) else made
+
+    return make
+
+
+class Exchange(ast.NodeTransformer):
+    """Lets a file use our functions: `torch.func.vmap` becomes a name, and imports are followed by an assignment."""
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        self.known = known
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Exchange `torch.func.vmap`."""
+        self.generic_visit(node)
+        is_ours = node.attr in self.known and ast.unparse(node.value) in PACKAGES
+        return ast.copy_location(ast.Name(f"_peer_{node.attr}", node.ctx), node) if is_ours else node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        """Exchange `from torch.func import vmap`."""
+        ours = [one for one in node.names if node.module in PACKAGES and one.name in self.known]
+        ours = [one for one in ours if node.module != "torch" or one.name in ("vmap", "cond")]
+        texts = (f"{one.asname or one.name} = _peer_{one.name}" for one in ours)
+        return [node, *(ast.copy_location(ast.parse(text).body[0], node) for text in texts)]
+
+
+def load(path: Path, known: dict[str, Any]) -> types.ModuleType:
+    """The test file as a module that uses our functions."""
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    module.__dict__.update({f"_peer_{name}": value for name, value in known.items()})
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    tree = ast.fix_missing_locations(Exchange(known).visit(ast.parse(path.read_text())))
+    exec(compile(tree, str(path), "exec"), module.__dict__)
+    return module
+
+
+def tests_of(module: types.ModuleType, pattern: str) -> Iterator[unittest.TestCase]:
+    """The tests of a module whose name has the pattern."""
+
+    def flat(suite: Any) -> Iterator[unittest.TestCase]:
+        for one in suite:
+            yield from flat(one) if isinstance(one, unittest.TestSuite) else (one,)
+
+    for test in flat(unittest.defaultTestLoader.loadTestsFromModule(module)):
+        if re.search(pattern, name_of(test)):
+            yield test
+
+
+def name_of(test: unittest.TestCase) -> str:
+    """`Class.test`."""
+    return ".".join(test.id().split(".")[-2:])
+
+
+def reason_of(name: str) -> str | None:
+    """The reason why a test is left out; None for one that applies."""
+    return next((reason for pattern, reason in NOT_APPLICABLE.items() if re.search(pattern, name)), None)
+
+
+def kind_of(text: str) -> str:
+    """The kind of a failure: the last line of its traceback, without numbers."""
+    lines = [
+        line for line in text.strip().splitlines() if not line.startswith(("Docs: ", "To execute", "This message"))
+    ]
+    last = next(
+        (line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception|Warning|Failure|Rule)\b", line)), "?"
+    )
+    return re.sub(r"\d+(\.\d+)?", "#", last)[:150]
+
+
+def main() -> int:
+    """Run the tests that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("-k", default="", help="run tests whose name has this pattern")
+    parser.add_argument("--jit", action="store_true", help="jit what each transform makes")
+    parser.add_argument("--plain", action="store_true", help="exchange nothing: what the copy does on this PyTorch")
+    parser.add_argument("--show", action="store_true", help="show the tracebacks")
+    options = parser.parse_args()
+    passed, skipped, total = 0, Counter[str](), 0
+    failed: defaultdict[str, list[str]] = defaultdict(list)
+    for path in options.files:
+        known = {} if options.plain else names(jit=options.jit, control_flow="control_flow" in path.name)
+        module = load(path, known)
+        for test in tests_of(module, options.k):
+            name = name_of(test)
+            if (reason := reason_of(name)) is not None:
+                skipped[reason] += 1
+                continue
+            result, out, begin = unittest.TestResult(), io.StringIO(), time.time()
+            with warnings.catch_warnings(), redirect_stdout(out), redirect_stderr(out):
+                test.run(result)
+            took = time.time() - begin
+            if result.skipped:
+                skipped[f"skipped by itself: {result.skipped[0][1]}"[:100]] += 1
+                continue
+            total += 1
+            found = [
+                *result.errors,
+                *result.failures,
+                *((test, "Failure: unexpected success") for _ in result.unexpectedSuccesses),
+            ]
+            passed += not found
+            for _, text in found[:1]:
+                failed[kind_of(text)].append(f"{name} ({took:.1f} s)" if took > 5 else name)
+                if options.show:
+                    print(name, text, sep="\n")
+    for kind, tests in sorted(failed.items(), key=lambda item: -len(item[1])):
+        print(f"{len(tests):4} {kind}", *(f"       {name}" for name in tests[:8]), sep="\n")
+    print(*(f"{count:4} left out: {reason}" for reason, count in skipped.most_common()), sep="\n")
+    print(f"{passed} of {total} pass ({passed / max(total, 1):.1%})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""vmap: a function of examples becomes a function of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
+from thunder_fn.capture import TENSOR, Alias, Captured, capture, current, pytree
+from thunder_fn.capture.apply import view_again, write
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import VmapError, kind_of, located
+from thunder_fn.interpreters.vmap import vmap as vmap_trace
+from thunder_fn.ir.trace import as_dim, type_of_value
+from thunder_fn.structured.autograd_function import with_batch_dims
+from thunder_fn.torch_internals import become_results, is_functorch_wrapped, outside_inference_mode, outside_torch_func
+
+RANDOMNESS = ("error", "different", "same")
+
+
+@dataclass(frozen=True)
+class Vmap(Transformed):
+    """A function on batches. See `vmap`."""
+
+    fn: Callable[..., Any]
+    in_dims: Any = 0
+    out_dims: Any = 0
+    randomness: str = "error"
+    chunk_size: int | None = None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__
+        dims = spread_in_dims(self.in_dims, args, name)
+        size = batch_size(args, dims, name)
+        if self.chunk_size is not None and size > self.chunk_size:
+            return self._in_chunks(args, kwargs, dims, size, self.chunk_size)
+        return self._call(args, kwargs, dims, size)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: list[int | None], size: int) -> Any:
+        leaves, spec = pytree.flatten(args)
+        examples = [leaf if dim is None else example_of(leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)]
+        captured = capture(self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap")
+        kept = [dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)]
+        inputs = tensors_of(captured, args, kwargs)
+        in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
+        trace = with_batch_dims(captured.trace, in_dims)
+        new, flags = vmap_trace(trace, in_dims, as_dim(size), self.randomness)
+        outputs = apply(self.__name__, new, inputs, captured.trace)
+        self._write_back(captured, inputs, in_dims, outputs[captured.num_results :], flags[captured.num_results :])
+        results, flags = list(outputs[: captured.num_results]), list(flags[: captured.num_results])
+        for place, alias in _written_results(captured, inputs, in_dims, size):
+            results[place], flags[place] = alias, 0
+        if (recorder := current()) is not None:
+            for shared in captured.shared:
+                source = inputs[shared.source] if isinstance(shared.source, int) else shared.source
+                dim = in_dims[shared.source] if isinstance(shared.source, int) else None
+                batched = source if dim is None else source.movedim(dim, 0)
+                result = results[shared.result]
+                results[shared.result] = view_again(recorder, captured, new, shared, (source, batched), result)
+        return self._arrange(captured, results, flags, size)
+
+    def _write_back(self, captured: Captured, inputs: list[Any], in_dims: Any, values: Any, flags: Any) -> None:
+        """Give mutated tensors their new values; a batched value does not fit into an unbatched tensor."""
+        for one, value, flag in zip(captured.writes, values, flags, strict=True):
+            dim = in_dims[one.target] if isinstance(one.target, int) else None
+            target = inputs[one.target] if isinstance(one.target, int) else one.target
+            if flag is not None and dim is None:
+                raise VmapError(
+                    f"{self.__name__}: the function writes a value that differs between examples into a tensor that is "
+                    "not batched\nReturn the value instead, or pass the tensor with a batch dim."
+                )
+            placed = value if dim is None else value.movedim(0, dim) if flag is not None else value.unsqueeze(dim)
+            write(target, placed)
+
+    def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
+        out_dims = spread_out_dims(self.out_dims, captured, self.__name__)
+        placed: list[Any] = []
+        for path, value, flag, dim in zip(captured.paths(), outputs, flags, out_dims, strict=True):
+            if dim is None and flag is not None:
+                raise VmapError(f"{self.__name__}: out_dims is None for {path}, but {path} differs between examples")
+            if dim is None:
+                placed.append(value)
+            else:
+                placed.append(place(value, flag is not None, dim, size, f"{self.__name__}: {path}"))
+        return captured.result(tuple(placed))
+
+    def _in_chunks(self, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int) -> Any:
+        leaves, spec = pytree.flatten(args)
+        parts: list[Any] = []
+        state = torch.get_rng_state() if self.randomness == "same" else None
+        for start in range(0, size, chunk):
+            count = min(chunk, size - start)
+            narrowed = [
+                leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in zip(leaves, dims, strict=True)
+            ]
+            if state is not None:  # the examples of all chunks draw the same numbers
+                torch.set_rng_state(state)
+            parts.append(self._call(pytree.unflatten(spec, narrowed), kwargs, dims, count))
+        return self._joined(parts)
+
+    def _joined(self, parts: list[Any]) -> Any:
+        columns = zip(*(pytree.flatten(part)[0] for part in parts), strict=True)
+        spec = pytree.flatten(parts[0])[1]
+        dims = spread_over_result(self.out_dims, spec)
+        joined = [
+            column[0] if dim is None or not isinstance(column[0], torch.Tensor) else torch.cat(column, dim)
+            for column, dim in zip(columns, dims, strict=True)
+        ]
+        return pytree.unflatten(spec, joined)
+
+
+def _written_results(
+    captured: Captured, inputs: Sequence[Any], in_dims: Sequence[int | None], size: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Results, by position, that show memory of arguments which the function writes to, as views of these, batched in front."""
+    count = captured.num_results
+    places = {atom: number for number, atom in enumerate(captured.trace.outputs[count:])}
+    same = [
+        Alias(i, places[atom], (), (), 0) for i, atom in enumerate(captured.trace.outputs[:count]) if atom in places
+    ]
+    for alias in (*captured.aliases, *same):
+        target = captured.writes[alias.write].target
+        tensor = inputs[target] if isinstance(target, int) else target
+        dim = in_dims[target] if isinstance(target, int) else None
+        if dim is None or is_tracer(tensor) or is_functorch_wrapped(tensor):
+            continue
+        if alias in same:
+            yield alias.result, tensor.movedim(dim, 0)
+        else:
+            whole = replace(alias, size=(size, *alias.size), stride=(tensor.stride(dim), *alias.stride))
+            yield alias.result, whole.of(tensor)
+
+
+def vmap(
+    f: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Any:
+    """Batch a function: a function of examples becomes a function of batches.
+
+    Law: ``vmap(f)(xs)[i] == f(xs[i])`` for every i.
+
+    Args:
+        f: any PyTorch callable on one example.
+        in_dims: where the batch dim of each positional argument is: an int, None for an argument that all examples
+            share, or a tuple of these with one entry for each argument, each a pytree prefix of its argument. Negative
+            dims count from the end. Keyword arguments are shared.
+        out_dims: where to put the batch dim of the outputs, likewise; None only for outputs that all examples share.
+        randomness: what random ops do: "error", "different" for each example, or the "same".
+        chunk_size: at most so many examples at a time.
+
+    Raises:
+        VmapError: dims that do not fit, sizes that differ, nothing to batch over, or random ops under "error".
+
+    Example:
+        >>> vmap(torch.dot)(torch.ones(2, 3), torch.ones(2, 3))
+        tensor([3., 3.])
+
+    Source: torch.func.vmap for the signature; functorch's batching rules through derive_vmap.py.
+    """
+    if randomness not in RANDOMNESS:
+        raise VmapError(f"vmap: randomness is one of {', '.join(map(repr, RANDOMNESS))}, given {randomness!r}")
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+        raise VmapError(f"vmap: chunk_size is a positive int or None, given {chunk_size!r}")
+    return transformed(f, lambda fn: Vmap(fn, frozen(in_dims), frozen(out_dims), randomness, chunk_size))
+
+
+def frozen(dims: Any) -> Any:
+    """Dims as the user gave them, lists as tuples."""
+    if isinstance(dims, dict):
+        return {key: frozen(item) for key, item in dims.items()}
+    return tuple(frozen(item) for item in dims) if isinstance(dims, (list, tuple)) else dims
+
+
+def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
+    """A tensor with the type of one example."""
+    shape = [size for index, size in enumerate(leaf.shape) if index != dim]
+    if is_functorch_wrapped(leaf):  # the levels of torch.func are around the capture of the function
+        with outside_torch_func():
+            return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
+    stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
+    is_shown = not is_tracer(leaf) and leaf.shape[dim]
+    with (
+        outside_inference_mode(),
+        torch.set_grad_enabled(bool(is_shown)),
+    ):  # a view taken without gradients cannot be changed
+        example = leaf.data.as_strided(shape, stride) if is_shown else leaf.new_empty(shape)
+    if leaf.requires_grad and leaf.is_leaf:
+        with outside_torch_func():
+            return example.requires_grad_()
+    if leaf.requires_grad:
+        become_results((example,))
+    return example
+
+
+def is_tracer(leaf: torch.Tensor) -> bool:
+    """Test for a tensor of a capture, which has no memory of its own to look at."""
+    return type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter)
+
+
+def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:
+    """One non-negative dim or None for each leaf of the arguments."""
+    if isinstance(in_dims, bool) or not isinstance(in_dims, (int, tuple)):
+        raise VmapError(
+            f"{name}: expected `in_dims` to be int or a (potentially nested) tuple with one entry for each argument, "
+            f"given {in_dims!r}"
+        )
+    if not args:
+        raise VmapError(f"{name}: got no inputs: called without positional arguments, there is nothing to batch over")
+    given = (in_dims,) * len(args) if isinstance(in_dims, int) else in_dims
+    if len(given) != len(args):
+        raise VmapError(
+            f"{name}: in_dims is not compatible with the structure of `inputs`: it has {len(given)} entries, but the call has "
+            f"{len(args)} positional arguments"
+        )
+    dims: list[int | None] = []
+    for index, (arg, entry) in enumerate(zip(args, given, strict=True)):
+        leaves, spec = pytree.flatten(arg)
+        try:
+            spread = spread_prefix(
+                entry, spec, "in_dims" if given is not in_dims else f"in_dims[{index}]", f"args[{index}]"
+            )
+        except ValueError as error:
+            raise VmapError(
+                f"{name}: in_dims is not compatible with the structure of `inputs`, of which it must be a prefix: {error}"
+            ) from None
+        for path, leaf, dim in zip(pytree.paths(arg, f"args[{index}]"), leaves, spread, strict=True):
+            dims.append(check_dim(leaf, dim, path, name))
+    return dims
+
+
+def spread_prefix(prefix: Any, spec: pytree.PyTreeSpec, path: str, of: str) -> list[Any]:
+    """One entry of the prefix for each leaf of the structure. `path` and `of` are how one writes the two.
+
+    Raises:
+        ValueError: they do not fit; names the first place.
+    """
+    if prefix is None or isinstance(prefix, int):
+        return [prefix] * spec.num_leaves
+    children, entries = spec.children(), None
+    if isinstance(prefix, dict) and set(prefix) == set(spec.entries()):
+        entries = [(prefix[key], f"{path}[{key!r}]") for key in spec.entries()]
+    elif isinstance(prefix, tuple) and not spec.is_leaf():
+        entries = [(entry, f"{path}[{index}]") for index, entry in enumerate(prefix)]
+    if entries is None or len(entries) != len(children):
+        raise ValueError(f"{path} is {prefix!r}, and {of} is {pytree.describe(spec)}")
+    names = pytree.entries(spec, of)
+    return [
+        item
+        for (entry, mine), child, its in zip(entries, children, names, strict=True)
+        for item in spread_prefix(entry, child, mine, its)
+    ]
+
+
+def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
+    """The dim counted from the front."""
+    if dim is None:
+        return None
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise VmapError(f"{name}: the batch dim of {path} is an int or None, given {dim!r}")
+    if not isinstance(leaf, torch.Tensor):
+        raise VmapError(
+            f"{name}: Got in_dim={dim} for an input but the input is of type {type(leaf)}: {path} is {kind_of(leaf)}\n"
+            "Use None in in_dims for it."
+        )
+    if not -leaf.dim() <= dim < leaf.dim():
+        raise VmapError(
+            f"{name}: Got in_dim={dim} for some input, but that input is a Tensor of dimensionality {leaf.dim()}: {path} is "
+            f"{type_of_value(leaf)}"
+        )
+    return dim % leaf.dim()
+
+
+def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
+    """The size that all batched leaves share."""
+    leaves, _ = pytree.flatten(args)
+    paths = pytree.paths(args, "args")
+    sizes = [
+        (path, dim, leaf.shape[dim]) for path, leaf, dim in zip(paths, leaves, dims, strict=True) if dim is not None
+    ]
+    if not sizes:
+        raise VmapError(
+            located(
+                f"{name}: at least one Tensor has to be batched, but in_dims is None for every argument",
+                source=user_source(),
+            )
+        )
+    if any(size != sizes[0][2] for _, _, size in sizes):
+        listed = "\n".join(f"  {path} has size {size} in dim {dim}" for path, dim, size in sizes)
+        raise VmapError(
+            located(
+                f"{name}: Expected all tensors to have the same size in the mapped dimension, but\n{listed}",
+                source=user_source(),
+                fix="Use None in in_dims for arguments that all examples share.",
+            )
+        )
+    return sizes[0][2]
+
+
+def spread_over_result(out_dims: Any, spec: pytree.PyTreeSpec) -> list[Any]:
+    """One entry of out_dims for each leaf of the result; `(1,)` is 1 where the result is one tensor, as in torch.func.
+
+    Raises:
+        ValueError: they do not fit; names the first place.
+    """
+    is_single = spec.is_leaf() and isinstance(out_dims, tuple) and len(out_dims) == 1
+    return spread_prefix(out_dims[0] if is_single else out_dims, spec, "out_dims", "out")
+
+
+def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | None]:
+    """One dim or None for each tensor of the result."""
+    try:
+        spread = spread_over_result(out_dims, captured.out_spec)
+    except ValueError as error:
+        raise VmapError(
+            f"{name}: out_dims is not compatible with the structure of the result, of which it must be a prefix: {error}"
+        ) from None
+    for path, dim, leaf in zip(pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True):
+        if leaf is not TENSOR and dim is not None:
+            what = f"{name}: the function must only return Tensors, got type {type(leaf)} as a return: {path} has no batch dim"
+            fix = (
+                "Return a tensor (`torch.tensor(1.0)`), or say None for it in out_dims: then it is given back as it is."
+            )
+            raise VmapError(located(what, source=user_source(), fix=fix))
+    return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
+
+
+class NoSuchDim(VmapError, IndexError):
+    """A result has no place for its batch dim where out_dims wants it."""
+
+
+def place(value: Any, is_batched: bool, dim: int, size: int, where: str) -> Any:
+    """The value with its batch dim at `dim`; a value that all examples share is repeated."""
+    rank = value.dim() + (not is_batched)
+    if isinstance(dim, bool) or not -rank <= dim < rank:
+        raise NoSuchDim(
+            f"{where}: Dimension out of range: it has {rank} dims with the batch dim, so out_dims cannot be {dim!r}"
+        )
+    if not is_batched:
+        value = value.unsqueeze(0).expand(size, *value.shape)
+    return value if dim == 0 else value.movedim(0, dim)

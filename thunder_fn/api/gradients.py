@@ -1,0 +1,217 @@
+"""grad and its relatives: the gradient of a scalar function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import Transformed, apply, described, tensors_of, transformed, write_back
+from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture.failures import check_argument, source_of
+from thunder_fn.capture.rewriting import is_to_be_fused
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, kind_of, located
+from thunder_fn.interpreters import grad as reverse
+from thunder_fn.ir.text import shown
+from thunder_fn.ir.trace import TensorType, type_of_value
+
+Argnums = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grad(Transformed):
+    """The gradient of a function with respect to some of its positional arguments. See `grad`."""
+
+    fn: Callable[..., Any]
+    argnums: Argnums = 0
+    has_aux: bool = False
+    returns: str = "grad"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        argnums = check_argnums(self.argnums, args, self.__name__)
+        wrt = differentiated_leaves(args, argnums, self.__name__)
+        captured = capture(self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt))
+        check_loss(captured, self.has_aux, self.fn, self.__name__)
+        inputs = tensors_of(captured, args, kwargs)
+        wanted = input_mask(captured, args, kwargs, wrt)
+        new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
+        outputs = apply(self.__name__, new, inputs, captured.trace)
+        count = sum(wanted)
+        grads = group_gradients(outputs[:count], args, argnums, self.argnums)
+        return self._arrange(grads, captured.result(write_back(captured, inputs, outputs[count:])))
+
+    def _arrange(self, grads: Any, result: Any) -> Any:
+        value, aux = result if self.has_aux else (result, None)
+        match self.returns, self.has_aux:
+            case "grad", False:
+                return grads
+            case "grad", True:
+                return grads, aux
+            case "grad_and_value", False:
+                return grads, value
+            case "grad_and_value", True:
+                return grads, (value, aux)
+            case "value_and_grad", False:
+                return value, grads
+            case _:
+                return (value, aux), grads
+
+
+def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
+    """Differentiate a scalar function: return a function that computes its gradient.
+
+    Law: ``<grad(f)(x), v>`` is the derivative of f at x along v, for every v. Complex inputs follow PyTorch's
+    convention (the conjugate of JAX's).
+
+    Args:
+        f: returns one real scalar tensor, or `(scalar, aux)` with has_aux.
+        argnums: the positional arguments to differentiate, an int or a tuple of ints, negative from the end.
+            Each is a pytree of floating or complex tensors.
+        has_aux: f returns something else besides the scalar.
+
+    Returns:
+        A function with the arguments of f that returns the gradients, in the structure of the argument (a tuple of
+        them for a tuple of argnums), or `(gradients, aux)`. An argument that the result does not depend on has
+        gradients of zeros. The gradient of a jitted function is jitted.
+
+    Raises:
+        NonScalarLoss: f returned something other than one real scalar.
+        ArgnumError: there is no such argument.
+        NotDifferentiable: an argument to differentiate has an integer or boolean tensor, or no tensor.
+
+    Example:
+        >>> grad(lambda x: (x ** 3).sum())(torch.tensor([1.0, 2.0]))
+        tensor([ 3., 12.])
+
+    Source: torch.func.grad for the signature; autodidax for the idea.
+    """
+    return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux))
+
+
+def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
+    """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in torch.func's
+    order.
+    """
+    return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
+
+
+def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
+    """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`, in JAX's order."""
+    return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))
+
+
+def frozen_argnums(argnums: Any) -> Argnums:
+    """Argument numbers as the user gave them, a list as a tuple.
+
+    Raises:
+        ArgnumError: they are neither an int nor a non-empty sequence of ints.
+    """
+    if isinstance(argnums, bool) or not isinstance(argnums, (int, tuple, list)):
+        raise ArgnumError(f"argnums must be int or Tuple[int, ...], given {argnums!r}")
+    if isinstance(argnums, int):
+        return argnums
+    if not argnums:
+        raise ArgnumError(f"argnums must be non-empty, given {argnums!r}")
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in argnums):
+        raise ArgnumError(f"argnums elements must be int, given {argnums!r}")
+    return tuple(argnums)
+
+
+def check_argnums(argnums: Argnums, args: tuple[Any, ...], name: str) -> tuple[int, ...]:
+    """The argnums as a tuple of non-negative positions."""
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    for number in numbers:
+        if not -len(args) <= number < len(args):
+            raise ArgnumError(
+                located(
+                    f"{name}: got argnum={number}, but only {len(args)} positional inputs",
+                    source=user_source(),
+                    fix="Pass the argument by position; keyword arguments are not differentiated.",
+                )
+            )
+    positions = tuple(number % len(args) for number in numbers)
+    if len(set(positions)) != len(positions):
+        raise ArgnumError(f"{name}: argnums elements must be unique, given argnums={argnums}")
+    return positions
+
+
+def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name: str) -> set[int]:
+    """Check the leaves of the arguments to differentiate; the positions of those arguments."""
+    for number in argnums:
+        leaves = pytree.flatten(args[number])[0]
+        for path, leaf in zip(pytree.paths(args[number], f"args[{number}]"), leaves, strict=True):
+            check_argument(leaf, lambda path=path: path)
+            if not isinstance(leaf, torch.Tensor) or not is_differentiable(type_of_value(leaf)):
+                what = str(type_of_value(leaf)) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
+                raise NotDifferentiable(
+                    located(
+                        f"{name}: {path} is {what}, and only floating and complex tensors have gradients",
+                        source=user_source(),
+                        fix="Cast it to a floating dtype, pass numbers as tensors, or leave the argument out of argnums.",
+                    )
+                )
+        if not leaves:
+            text = f"{name}: args[{number}] has no tensor to differentiate: it is {shown(args[number], 40)}"
+            raise NotDifferentiable(located(text, source=user_source(), fix="Leave the argument out of argnums."))
+    return set(argnums)
+
+
+def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
+    """The leaves of the arguments at these positions, by their number among all leaves."""
+    owners = [position for position, arg in enumerate(args) for _ in pytree.flatten(arg)[0]]
+    return [number for number, position in enumerate(owners) if position in positions]
+
+
+def input_mask(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]) -> tuple[bool, ...]:
+    """Tell for each input of the trace whether it belongs to a differentiated argument."""
+    flags: list[bool] = []
+    for number, arg in enumerate(args):
+        flags += [number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)]
+    flags += [False for leaf in pytree.flatten(kwargs)[0] if isinstance(leaf, torch.Tensor)]
+    return tuple(flags)
+
+
+def group_gradients(found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[int, ...], asked: Argnums) -> Any:
+    """Gradients, which come in the order of the inputs, in the structure of the arguments and the order of argnums."""
+    supply = iter(found)
+    trees: dict[int, Any] = {}
+    for number in sorted(argnums):
+        leaves, spec = pytree.flatten(args[number])
+        trees[number] = pytree.unflatten(spec, [next(supply) for _ in leaves])
+    return trees[argnums[0]] if isinstance(asked, int) else tuple(trees[number] for number in argnums)
+
+
+def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: str) -> None:
+    """Check that the function returned one real scalar tensor, and aux if it was to."""
+    result = captured.result(captured.trace.output_types[: captured.num_results])
+    if has_aux:
+        if not isinstance(result, tuple) or len(result) != 2:
+            what = described(result)
+            text = f"{name}: grad_and_value(f)(*args): output of function f should be a tuple (loss, aux), not {what}"
+            raise NonScalarLoss(located(text, source=source_of(f), fix="Return the loss first, then anything else."))
+        result = result[0]
+    if not isinstance(result, TensorType) or result.shape != ():
+        raise NonScalarLoss(
+            located(
+                f"{name}: the function must return one scalar tensor, but it returned {described(result)}",
+                source=source_of(f),
+                fix="Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`.",
+            )
+        )
+    if not result.dtype.is_floating_point:
+        fix = (
+            "Take `.real` or `abs()` of it first."
+            if result.dtype.is_complex
+            else "Return the loss before it is rounded or compared."
+        )
+        raise NonScalarLoss(
+            located(
+                f"{name}: the function must return a real number, but it returned {result}",
+                source=source_of(f),
+                fix=fix,
+            )
+        )

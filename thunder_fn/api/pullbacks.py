@@ -1,0 +1,116 @@
+"""vjp: evaluate a function and prepare its vector-Jacobian product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import apply, check_output, described, main_only, main_output, unwritten, write_back
+from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.capture.rewriting import is_to_be_fused
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.errors import CotangentError, NotDifferentiable, kind_of
+from thunder_fn.interpreters import grad as reverse
+from thunder_fn.interpreters.carried import self_contained
+from thunder_fn.ir.rules import Split
+from thunder_fn.ir.trace import Type, type_of_value
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """The result of `vjp`: a linear function from a cotangent of the output to cotangents of the primals."""
+
+    split: Split
+    residuals: tuple[torch.Tensor, ...]
+    captured: Captured
+    wanted_outputs: tuple[bool, ...]
+    output_types: tuple[Type, ...]
+    primals: tuple[torch.Tensor, ...]
+    in_spec: pytree.PyTreeSpec
+    name: str
+
+    def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
+        if len(cotangents) != 1:
+            raise CotangentError(
+                f"{self.name}: takes one cotangent with the structure of the output, given {len(cotangents)}\n"
+                "For an output that is a tuple pass a tuple: `pullback((a, b))`."
+            )
+        given = self._check(cotangents[0])
+        found = apply(f"{self.name}_backward", self.split.backward, (*self.residuals, *given), self.captured.trace)
+        wanted = iter(self.split.gradients)
+        leaves: list[torch.Tensor] = []
+        for primal in self.primals:
+            place = next(wanted) if is_differentiable(type_of_value(primal)) else None
+            leaves.append(torch.zeros_like(primal) if place is None else found[place])
+        return pytree.unflatten(self.in_spec, leaves)
+
+    def _check(self, cotangents: Any) -> list[Any]:
+        leaves, spec = pytree.flatten(cotangents)
+        different = pytree.difference(spec, self.captured.out_spec, "cotangent", "out")
+        if different is not None:
+            raise CotangentError(
+                f"{self.name}: Expected pytree structure of the cotangent to be that of the output, but {different}"
+            )
+        tensors = [leaf for leaf, known in zip(leaves, self.captured.out_leaves, strict=True) if known is TENSOR]
+        paths = zip(self.captured.paths("cotangent"), self.captured.paths(), strict=True)
+        given: list[Any] = []
+        rest = zip(self.wanted_outputs, self.output_types, strict=True)
+        for value, (mine, its), (wanted, type) in zip(tensors, paths, rest, strict=False):
+            if not wanted:
+                continue
+            have = type_of_value(value) if isinstance(value, torch.Tensor) else described(value)
+            if have != type:
+                raise CotangentError(f"{self.name}: {mine} is {have}, but {its} is {type}")
+            given.append(value)
+        return given
+
+
+def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Evaluate f and prepare its vector-Jacobian product.
+
+    Law: ``<ct, jvp(f)(x; v)> == <pullback(ct), v>`` for all v and ct.
+
+    Args:
+        f: any function of the primals; with has_aux it returns `(output, aux)`.
+        primals: pytrees of tensors, one for each argument of f.
+
+    Returns:
+        `(output, pullback)` or `(output, pullback, aux)`. `pullback(cotangent)` takes the structure of the output and
+        returns a tuple with one cotangent for each primal.
+
+    Raises:
+        CotangentError: the cotangent differs from the output in structure, shape or dtype.
+
+    Example:
+        >>> y, pullback = vjp(torch.sin, torch.zeros(2))
+        >>> pullback(torch.ones(2))
+        (tensor([1., 1.]),)
+
+    Source: torch.func.vjp for the signature.
+    """
+    name = getattr(f, "__name__", type(f).__name__)
+    leaves, in_spec = pytree.flatten(primals)
+    for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
+    captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
+    main = main_output(captured, has_aux, "vjp(f, *primals)")
+    check_output(captured, main, "vjp(f, *primals)")
+    types = captured.trace.output_types
+    wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
+    wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
+    split = reverse.forward_backward(captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused())
+    split = self_contained(split)
+    outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
+    count = len(captured.trace.outputs)
+    residuals = split.residual_values(leaves, outputs)
+    backward, residuals = unwritten(captured, split.backward, residuals)
+    result = captured.result(write_back(captured, leaves, outputs[:count]))
+    shown = main_only(captured) if has_aux else captured
+    found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known by now
+    split = replace(split, backward=backward)
+    pullback = Pullback(split, residuals, shown, wanted_outputs, found, tuple(leaves), in_spec, f"vjp_{name}")
+    return (result[0], pullback, result[1]) if has_aux else (result, pullback)

@@ -1,0 +1,177 @@
+"""jvp and linearize: derivatives along given directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.api.calling import apply, check_output, main_only, main_output, unwritten, write_back
+from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture.apply import shows_inputs
+from thunder_fn.capture.numbers.python_numbers import running_shape
+from thunder_fn.capture.replaced.lookasides import divert
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.errors import NotDifferentiable, TangentError, kind_of
+from thunder_fn.interpreters.jvp import jvp_trace
+from thunder_fn.interpreters.partial_eval import partial_eval
+from thunder_fn.ir import text
+from thunder_fn.ir.trace import TensorType, Trace, type_of_value
+
+
+def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
+    """Evaluate f and its derivative along the tangents.
+
+    Law: the tangent of the output is linear in the tangents, and equals ``vjp(f)``'s transpose.
+
+    Args:
+        f: any function of the primals; with has_aux it returns `(output, aux)`.
+        primals: a tuple of pytrees of tensors, one for each argument of f.
+        tangents: the same structure, shapes and dtypes.
+        strict: raise if the output does not depend on the primals.
+
+    Returns:
+        `(output, tangent of the output)`, or `(output, tangent, aux)`. Outputs that do not depend on the primals have
+        tangents of zeros.
+
+    Raises:
+        TangentError: the tangents differ from the primals in structure, shape or dtype.
+
+    Example:
+        >>> jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))
+        (tensor([0., 0.]), tensor([1., 1.]))
+
+    Source: torch.func.jvp for the signature.
+    """
+    leaves = check_primals(primals, "jvp")
+    given = check_tangents(primals, tangents)
+    captured = capture(f, tuple(primals), inside="jvp")
+    main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
+    check_output(captured, main, "jvp(f, primals, tangents)")
+    active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
+    rule = jvp_trace(captured.trace, active)
+    moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
+    outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved), captured.trace)
+    return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
+
+
+def _arrange(
+    captured: Captured,
+    outputs: tuple[Any, ...],
+    active_outputs: tuple[bool, ...],
+    main: tuple[bool, ...],
+    leaves: list[Any],
+    has_aux: bool,
+    strict: bool,
+) -> Any:
+    count = len(captured.trace.outputs)
+    supply = iter(outputs[count:])
+    tangents = [next(supply) if flag else None for flag in active_outputs]
+    if strict and any(tangent is None for tangent, flag in zip(tangents, main, strict=True) if flag):
+        raise TangentError("jvp: with strict=True every output depends on the primals, but one does not")
+    result = captured.result(write_back(captured, leaves, outputs[:count]))
+    shown = main_only(captured) if has_aux else captured
+    filled = tuple(
+        _zero_of(value) if tangent is None else tangent
+        for value, tangent, flag in zip(outputs[:count], tangents, main, strict=True)
+        if flag
+    )
+    tangent_out = shown.tangent(filled)
+    return (result[0], tangent_out, result[1]) if has_aux else (result, tangent_out)
+
+
+def _zero_of(value: Any) -> Any:
+    """The tangent of an output that does not depend on the primals: a tensor, or a number that the trace computes."""
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
+
+
+def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
+    """The leaves of the primals, all of them tensors."""
+    if not isinstance(primals, (tuple, list)):
+        raise TangentError(
+            f"{name}: Expected primals to be a tuple with one entry for each argument, given {kind_of(primals)}"
+        )
+    leaves, _ = pytree.flatten(tuple(primals))
+    for path, leaf in zip(pytree.paths(tuple(primals), "primals"), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            raise NotDifferentiable(
+                f"{name}: Expected primals to only contain Tensors, but {path} is {kind_of(leaf)}; pass numbers as tensors"
+            )
+    if not leaves:
+        raise NotDifferentiable(
+            f"{name}: Expected primals to contain at least one Tensor, given {text.shown(primals, 40)}"
+        )
+    return leaves
+
+
+def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch.Tensor]:
+    """The leaves of the tangents, which match the primals."""
+    leaves, spec = pytree.flatten(tuple(primals))
+    if not isinstance(tangents, (tuple, list)):
+        raise TangentError(
+            f"{name}: Expected tangents to be a tuple of the same python structure as primals, given {kind_of(tangents)}"
+        )
+    given, given_spec = pytree.flatten(tuple(tangents))
+    different = pytree.difference(given_spec, spec, "tangents", "primals")
+    if different is not None:
+        raise TangentError(f"{name}: Expected primals and tangents to have the same python structure, but {different}")
+    for path, primal, tangent in zip(pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True):
+        have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else kind_of(tangent)
+        if have != type_of_value(primal):
+            raise TangentError(f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}")
+    return given
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The result of `linearize`: a linear function from tangents of the primals to the tangent of the output."""
+
+    trace: Trace
+    residuals: tuple[torch.Tensor, ...]
+    captured: Captured
+    active: tuple[bool, ...]
+    active_outputs: tuple[bool, ...]
+    primals: Any
+    types: tuple[TensorType, ...]
+    device: torch.device | None = None
+
+    def __call__(self, *tangents: Any) -> Any:
+        given = check_tangents(self.primals, tangents, "linearize")
+        moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
+        of = self.captured.trace
+        found = apply(f"{of.name}_linear", self.trace, (*self.residuals, *moved), of)
+        shown = shows_inputs(self.trace)
+        supply = iter(value.clone() if flag else value for value, flag in zip(found, shown, strict=True))
+        filled = tuple(
+            next(supply) if flag else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+            for type, flag in zip(self.types, self.active_outputs, strict=True)
+        )
+        return self.captured.tangent(filled)
+
+
+def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
+    """Evaluate f and give its derivative at the primals as a linear function, computed once.
+
+    Law: ``linearize(f, x)[1](v) == jvp(f, (x,), (v,))[1]``.
+
+    Source: torch.func.linearize for the signature; autodidax part 4 for the partial evaluation.
+    """
+    leaves = check_primals(primals, "linearize")
+    captured = capture(f, primals, inside="linearize")
+    active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
+    rule = jvp_trace(captured.trace, active)
+    count = len(captured.trace.outputs)
+    known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
+    first, second = partial_eval(rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count))
+    outputs = apply(f"{captured.trace.name}_primal", first, leaves, captured.trace)
+    second, residuals = unwritten(captured, second, outputs[count:])
+    result = captured.result(write_back(captured, leaves, outputs[:count]))
+    types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[: captured.num_results]
+    flags = rule.active_outputs[: captured.num_results]
+    linear = Linear(second, residuals, captured, active, flags, primals, types)
+    return result, linear
+
+
+divert("linearize", linearize)

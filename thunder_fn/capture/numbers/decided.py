@@ -1,0 +1,82 @@
+"""Decisions about symbolic numbers while tracing: questions of Python and PyTorch, and demands on unbacked sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from thunder_fn.capture.recorded import Decision, Leaf
+from thunder_fn.errors import located
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import constraints_of
+from thunder_fn.ir.symbols import Substitution, Symbol, made_by, replaced
+from thunder_fn.ir.trace import Expr, Literal, Source, Trace
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Recorder
+
+
+class Decisions:
+    """The decisions of one recorder, by question; a recorder inside another has the other's numbers."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._mode = recorder.mode
+        self._around = recorder.outer.mode if recorder.outer is not None else None
+        self._made: set[sympy.Basic] = set()
+        self.by_question: dict[Expr, Decision] = {}
+
+    def on_decision(self, question: Expr, answer: bool | float) -> None:
+        """Note a question of Python or PyTorch, and its answer."""
+        if question not in self.by_question:
+            self.by_question[question] = Decision(question, answer, self._asked_at())
+
+    def on_assertion(self, relation: Expr) -> None:
+        """Note a demand of PyTorch or `torch._check` on sizes that depend on data: the program checks it.
+
+        PyTorch's knowledge of a size that the op at hand finds is true of the op.
+        """
+        if not all(isinstance(symbol, Symbol) or symbol in self._made for symbol in relation.value.free_symbols):
+            return
+        message = located(
+            f"{relation} does not hold, where u stands for sizes that depend on data", source=self._asked_at()
+        )
+        self._recorder.emit(ops.ASSERT, (Literal(relation), Literal(message)), (), ())
+
+    def recorded(self, leaf: Leaf) -> None:
+        """Bind the unbacked sizes that an equation finds."""
+        self._made.update(made_by(leaf))
+
+    @property
+    def constraints(self) -> tuple[Expr, ...]:
+        """The decisions so far, as constraints."""
+        return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
+
+    def settled(self, trace: Trace) -> Trace:
+        """The trace with as few symbols as the decisions leave: where `s1 == s0`, there is only `s0`."""
+        if self._mode.shape_env is None or (self._around is not None and self._around.shape_env is not None):
+            return trace
+        for constraint in constraints_of(trace):
+            if isinstance(constraint.value, sympy.Eq):  # of a rule that holds for one number only
+                bool(self._mode.size(constraint))
+                self.by_question.setdefault(constraint, Decision(constraint, True))
+        new = Substitution(self._simplified)
+        trace = dataclasses.replace(trace, constraints=(*trace.constraints, *self.constraints))
+        return new.trace(trace)
+
+    def _simplified(self, expr: Expr) -> Any:
+        """Sizes that depend on data keep their names, each of which an equation binds."""
+        given = {symbol for symbol in expr.value.free_symbols if isinstance(symbol, Symbol)}
+        if given == expr.value.free_symbols:
+            return self._mode.numbers.simplified(expr)
+        return replaced(expr, {symbol: self._mode.numbers.simplified(Expr(symbol)) for symbol in given})
+
+    def _asked_at(self) -> Source | None:
+        where = self._recorder.where
+        return where() if where is not None else None
+
+    def forget(self) -> None:
+        """End the capture; decisions stay."""
+        del self._recorder

@@ -1,0 +1,257 @@
+"""Symbols as the numbers that user code takes them for.
+
+PyTorch's symbolic numbers are no ints to Python. `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and
+a dict does not take them as keys. Code that asks such things would silently do something else than it does with the
+number. `Int`, `Float` and `Bool` answer as ints, floats and bools do. If only a number can answer, such as for a
+hash, they stand for it from then on. That is a decision of the trace like any other. PyTorch's own code sees what it
+knows. Their arithmetic is in `arithmetic.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.numbers.arithmetic import (
+    ARITHMETIC,
+    COMPARISONS,
+    arithmetic,
+    compare,
+    concrete,
+    math_function,
+)
+from thunder_fn.ir.trace import Dim, Expr, TensorType
+
+_TORCH = torch.__file__.rsplit("/", 1)[0]
+_HERE = __file__.rsplit("/", 2)[0]
+_OURS = (_TORCH, _HERE)
+_OUTER = tuple(f"{_HERE}/{part}" for part in ("demo", "benchmarks", "testing"))
+
+
+@lru_cache(maxsize=4096)
+def _knows_symbols(file: str) -> bool:
+    return file.startswith(_OURS) and not file.startswith(_OUTER)
+
+
+def _asked_by_user(depth: int = 2) -> bool:
+    """Test that the code that asks is neither PyTorch's nor ours."""
+    return not _knows_symbols(sys._getframe(depth).f_code.co_filename)  # pyright: ignore[reportPrivateUsage]
+
+
+class Int(torch.SymInt):
+    """A symbolic int."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return int if _asked_by_user() else Int
+
+    def __str__(self) -> str:
+        return str(int(self)) if _asked_by_user() else torch.SymInt.__str__(self)
+
+    def __repr__(self) -> str:
+        return repr(int(self)) if _asked_by_user() else torch.SymInt.__repr__(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec) if _asked_by_user() else object.__format__(self, spec)
+
+    def __hash__(self) -> int:
+        return hash(int(self)) if _asked_by_user() else torch.SymInt.__hash__(self)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return self if ndigits is None or ndigits >= 0 else round(int(self), ndigits)
+
+    def __invert__(self) -> Any:
+        return -self - 1
+
+
+class Float(torch.SymFloat):
+    """A symbolic float."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return float if _asked_by_user() else Float
+
+    def __str__(self) -> str:
+        return str(float(self)) if _asked_by_user() else torch.SymFloat.__str__(self)
+
+    def __repr__(self) -> str:
+        return repr(float(self)) if _asked_by_user() else torch.SymFloat.__repr__(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if _asked_by_user() else object.__format__(self, spec)
+
+    def __hash__(self) -> int:
+        return hash(float(self)) if _asked_by_user() else torch.SymFloat.__hash__(self)
+
+    def __round__(self, ndigits: Any = None) -> Any:
+        rounded = super().__round__  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+        return as_python(rounded(None if ndigits is None else concrete(ndigits)))
+
+
+class Bool(torch.SymBool):
+    """A symbolic bool: the result of comparing symbolic numbers."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return bool if _asked_by_user() else Bool
+
+    def __str__(self) -> str:
+        return str(bool(self)) if _asked_by_user() else torch.SymBool.__str__(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self)) if _asked_by_user() else torch.SymBool.__repr__(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(bool(self), spec) if _asked_by_user() else object.__format__(self, spec)
+
+    def __hash__(self) -> int:
+        return hash(bool(self)) if _asked_by_user() else torch.SymBool.__hash__(self)
+
+    def __index__(self) -> int:
+        return int(bool(self))
+
+
+_UNARY = ("neg", "pos", "abs", "floor", "ceil", "trunc", "round")
+_DECIDED = ("as_integer_ratio", "bit_count", "bit_length", "hex", "is_integer", "to_bytes")
+"""Methods of Python's numbers that only a number can answer."""
+
+
+def _unary(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *args: as_python(method(self, *args))
+
+
+def _binary(
+    compute: Callable[[str, Any, Any], Any], name: str, otherwise: Callable[..., Any] | None, *, is_mirrored: bool
+) -> Callable[..., Any]:
+    """An operator of a class; other operands than numbers are up to the class before it."""
+
+    def operate(self: Any, other: Any, *rest: Any) -> Any:
+        if rest:
+            return pow(concrete(self), concrete(other), *rest)
+        result = compute(name, other, self) if is_mirrored else compute(name, self, other)
+        if result is NotImplemented and otherwise is not None:
+            result = otherwise(self, other)
+        return as_python(result)
+
+    return operate
+
+
+def _of_flags(name: str) -> Callable[..., Any]:
+    """`&` and its like on two flags, which give a flag; a flag beside a number is one."""
+
+    def operate(self: Any, other: Any) -> Any:
+        if name == "xor" or not isinstance(other, (bool, torch.SymBool)):
+            return getattr(operator, name)(bool(self), concrete(other))
+        return as_python(getattr(torch.SymBool, f"__{name.strip('_')}__")(self, other))
+
+    return operate
+
+
+def _divmod(self: Any, other: Any) -> tuple[Any, Any]:
+    return self // other, self % other
+
+
+def _rdivmod(self: Any, other: Any) -> tuple[Any, Any]:
+    return other // self, other % self
+
+
+def _decided(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(concrete(self), name)(*args, **kwargs)
+
+
+def _part(name: str, number: type) -> Any:
+    """A part of a number: the number itself, or a constant for all of them."""
+    value = getattr(number(1), name)
+    own = name in ("real", "numerator")
+    return property(lambda self: (int(bool(self)) if number is bool else self) if own else type(value)(value))
+
+
+def _on_arrays(self: Any, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    """NumPy computes with numbers."""
+    return getattr(function, method)(*map(concrete, inputs), **options)
+
+
+def _complete(kind: Any, base: Any, number: type) -> None:
+    """Give the class that stands for a Python number all attributes of that number."""
+    kind.__name__ = kind.__name__.lower()
+    kind.__divmod__, kind.__rdivmod__, kind.__array_ufunc__ = _divmod, _rdivmod, _on_arrays
+    kind.conjugate = lambda self: self.real
+    for name in ("real", "imag", "numerator", "denominator"):
+        if hasattr(number, name):
+            setattr(kind, name, _part(name, number))
+    for name in _DECIDED:
+        if hasattr(number, name):
+            setattr(kind, name, _decided(name))
+    for name in _UNARY:
+        if hasattr(base, f"__{name}__") and f"__{name}__" not in vars(kind):
+            setattr(kind, f"__{name}__", _unary(getattr(base, f"__{name}__")))
+    for compute, names in ((arithmetic, ARITHMETIC), (compare, COMPARISONS)):
+        for name in names:
+            before = getattr(base, f"__{name}__", None)
+            setattr(kind, f"__{name}__", _binary(compute, name, before, is_mirrored=False))
+            if compute is arithmetic:
+                before = getattr(base, f"__r{name}__", None)
+                setattr(kind, f"__r{name}__", _binary(compute, name, before, is_mirrored=True))
+
+
+_complete(Int, torch.SymInt, int)
+_complete(Float, torch.SymFloat, float)
+_complete(Bool, torch.SymBool, bool)
+for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
+    setattr(Bool, f"__{_name}__", lambda self, *args, name=f"__{_name}__": getattr(int(bool(self)), name)(*args))
+for _name in ("and_", "or_", "xor"):
+    _method = _of_flags(_name)
+    setattr(Bool, f"__{_name.strip('_')}__", _method)
+    setattr(Bool, f"__r{_name.strip('_')}__", _method)
+
+
+def as_python(value: Any) -> Any:
+    """A symbolic number of PyTorch's, or a size, as user code takes it; anything else as it is."""
+    match value:
+        case torch.SymInt():
+            return Int(value.node)
+        case torch.SymFloat():
+            return Float(value.node)
+        case torch.SymBool():
+            return Bool(value.node)
+        case torch.Size():
+            return torch.Size(tuple(map(as_python, value)))
+        case tuple():
+            return tuple(map(as_python, value))
+        case list():
+            return list(map(as_python, value))
+        case _:
+            return value
+
+
+def running(size: Dim) -> Any:
+    """A size as user code takes it that runs in the capture of this thread."""
+    return as_python(internals.running_number(size)) if isinstance(size, Expr) else size
+
+
+def running_shape(type: TensorType) -> tuple[Any, ...]:
+    """The sizes of a type as user code takes them."""
+    return tuple(map(running, type.shape))
+
+
+def _symbolic_math(name: str) -> Callable[[Any], Callable[..., Any]]:
+    def make(before: Any) -> Callable[..., Any]:
+        def function(*args: Any) -> Any:
+            if len(args) == 1 and type(args[0]) in (Int, Float):
+                return as_python(math_function(name, args[0]))
+            return before(*args)
+
+        return function
+
+    return make
+
+
+MATH = internals.Patch(*((math, name, _symbolic_math(name)) for name in internals.SYMBOLIC_MATH))
+"""The patch by which functions of Python's `math` give expressions for symbols."""

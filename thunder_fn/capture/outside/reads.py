@@ -1,0 +1,257 @@
+"""Reads of module attributes by a capture.
+
+A program depends on the plain attributes that the traced code asked for (`training`, `self.p`, `self.config`), and on
+no others. A counter that a training loop keeps on its model is not a reason to trace again.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.outside import frames
+from thunder_fn.ir.trace import Literal
+
+T = TypeVar("T")
+Reads = dict[tuple[torch.nn.Module, str], Any]
+"""The findings, by module and name, as `seen` describes them."""
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+
+_OWN = frozenset(torch.nn.Module().__dict__) - {"training"}  # hooks and sections, which are no plain attributes
+_reads: ContextVar[tuple[dict[tuple[torch.nn.Module, str], tuple[Any, Any]], int] | None] = ContextVar(
+    "thunder_fn_reads", default=None
+)
+_written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar("thunder_fn_written", default=None)
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, range, slice, type(Ellipsis))
+_TORCH_SCALARS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+PLAIN = (*_SCALARS, *_TORCH_SCALARS)
+"""Plain data, which is compared by value."""
+_FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+CONTAINERS = (list, tuple, set, frozenset, dict, deque)
+DEPTH, LONG = 4, 256
+
+
+def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+    """Test the type of an object. `isinstance` would ask the object for its class: code of the user may answer."""
+    return issubclass(type(value), kinds)
+
+
+def dict_of(value: Any) -> Any:
+    """The `__dict__` of an object, or None, without running code of the user."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+
+
+def attribute(module: torch.nn.Module, name: str) -> Any:
+    """The value of a module under a name: itself, or its class if that is plain data."""
+    found = module.__dict__.get(name, ABSENT)
+    return of_class(type(module), name) if found is ABSENT else found
+
+
+def of_class(cls: type, name: str) -> Any:
+    """Plain data that a class holds under a name."""
+    value = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
+    return value if is_a(value, (*PLAIN, *CONTAINERS)) else ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """Uses of module attributes: the values found where code read, filled in at the end, and the places where it
+    wrote.
+    """
+
+    reads: Reads = field(default_factory=dict[tuple[torch.nn.Module, str], Any])
+    written: set[tuple[torch.nn.Module, str]] = field(default_factory=set[tuple[torch.nn.Module, str]])
+
+
+@contextmanager
+def tracked(depth: int = DEPTH) -> Generator[Tracked]:
+    """Track the attributes, other than tensors, that are read and written inside, in this thread.
+
+    An attribute that the code inside reads and then changes differs in the next call: no call matches its note.
+    Values are described to a depth: 0 leaves what objects and containers hold to others.
+    """
+    found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
+    result = Tracked()
+    token, written = _reads.set((found, depth)), _written.set(result.written)
+    try:
+        with _patch.applied():
+            yield result
+    finally:
+        _reads.reset(token)
+        _written.reset(written)
+        for key, (value, before) in found.items():
+            now = attribute(*key)
+            if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
+                result.reads[key] = before if seen(now, depth) == before else Changed(key[1])
+
+
+def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def __getattribute__(self: torch.nn.Module, name: str) -> Any:
+        reads = _reads.get()
+        if reads is not None and name not in _OWN and not name.startswith("__"):
+            (found, depth), key = reads, (self, name)
+            if key not in found:
+                watching = frames.pause()
+                value = original(self, "__dict__").get(name, ABSENT)
+                value = of_class(type(self), name) if value is ABSENT else value
+                found[key] = value, seen(value, depth)
+                frames.resume(watching)
+        return original(self, name)
+
+    return __getattribute__
+
+
+def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+    def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
+        if (written := _written.get()) is not None:
+            written.add((self, name))
+        original(self, name, value)
+
+    return __setattr__
+
+
+_patch = internals.Patch(
+    (torch.nn.Module, "__getattribute__", _tracking), (torch.nn.Module, "__setattr__", _tracking_writes)
+)
+
+
+# ---- values as a later call compares them ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """Equal to itself only: a value that is compared by identity."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changed:
+    """Mark of an attribute that the traced code itself changed after it had read it. Equal to nothing that is seen."""
+
+    name: str
+
+
+def seen(value: Any, depth: int = DEPTH) -> Any:
+    """A value as a program may depend on it: numbers by value and type, containers by content, objects by identity and
+    by the plain values that they hold."""
+    if is_a(value, PLAIN):
+        return type(value), Literal(value)
+    if is_a(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
+        return Same(value)
+    if is_a(value, CONTAINERS):
+        items = content_of(value)
+        if len(items) > LONG:
+            return type(value), tuple(
+                map(Same, (part for pair in items for part in pair) if is_a(value, dict) else items)
+            )
+        return type(value), tuple(seen(item, depth - 1) for item in items)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return type(value), value.shape, value.dtype, value.tobytes() if value.nbytes <= 4096 else Same(value)
+    fields = fields_of(value)
+    if fields is None:
+        return Same(value)
+    found = ((name, seen(item, depth - 1)) for name, item in fields.items() if not holds_tensor(item, depth - 1))
+    return Same(value), tuple(found)
+
+
+def holds_tensor(value: Any, depth: int) -> bool:
+    """Test whether the value is a tensor or a container of some: data of a computation, and nothing that decides on
+    it.
+    """
+    if is_a(value, torch.Tensor):
+        return True
+    if depth == 0 or not is_a(value, CONTAINERS) or len(items := content_of(value)) > LONG:
+        return False
+    return any(holds_tensor(item[1] if is_a(value, dict) else item, depth - 1) for item in items)
+
+
+def content_of(value: Any) -> list[Any]:
+    """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass may override its
+    own.
+    """
+    kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))
+    return list(kind.items(value) if is_a(value, dict) else kind.__iter__(value))
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object by name, those in slots too; None if it has none, or very many."""
+    fields = dict_of(value)
+    names = [name for cls in type(value).__mro__ for name in _slots(cls)]
+    if type(fields) is not dict:
+        fields = {} if names else None
+    if fields is None or len(fields) > LONG:
+        return None
+    return {**fields, **{name: getattr(value, name) for name in names if hasattr(value, name)}} if names else fields
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    found = cls.__dict__.get("__slots__", ())
+    names = (found,) if isinstance(found, str) else tuple(found)
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fields:
+    """The attributes of an object with slots, as a list of what they hold now."""
+
+    value: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((fields_of(self.value) or {}).values())
+
+    def __len__(self) -> int:
+        return len(fields_of(self.value) or {})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """The present items of a list or set."""
+
+    value: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(content_of(self.value))
+
+    def __len__(self) -> int:
+        return len(content_of(self.value))
+
+
+def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """The containers that decide on the answer of `seen` about a value."""
+    if is_a(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
+        return
+    if is_a(value, CONTAINERS):
+        if is_a(value, dict):
+            yield value
+        elif not is_a(value, (tuple, frozenset)):
+            yield value if type(value) in (list, set) else Items(value)
+        items = content_of(value)
+        for item in items if len(items) <= LONG else ():
+            yield from parts_of(item[1] if is_a(value, dict) else item, depth - 1)
+        return
+    fields = fields_of(value)
+    if fields is not None:
+        yield fields if fields is dict_of(value) else Fields(value)
+        for item in fields.values():
+            if not holds_tensor(item, depth - 1):
+                yield from parts_of(item, depth - 1)

@@ -1,0 +1,47 @@
+"""`torch.autocast` regions inside a traced function.
+
+The ops of a region become a composite, `autocast_region`, with the casts of the region in it, or none where it turns
+autocast off. The autocast interpreter leaves it as it is: in PyTorch the innermost region decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.recorded import Scope
+from thunder_fn.capture.recorder import current
+from thunder_fn.capture.replaced.lookasides import divert, original_of
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.ir.trace import Op
+
+REGION = "autocast_region"
+
+
+def is_region(op: Op) -> bool:
+    """Test for a composite whose precision is settled: a region, or what a transform made of one and named after it."""
+    return op.kind == "composite" and REGION in op.name
+
+
+def enter(region: Any) -> Any:
+    """`torch.autocast.__enter__` inside a capture: a scope begins."""
+    result, recorder = original_of(torch.autocast.__enter__)(region), current()
+    if recorder is not None:
+        outer = recorder.scope
+        scope = Scope(REGION, "composite", outer, outer.depth + 1, user_source(recorder), outer.module)
+        outer.items.append(scope)
+        recorder.scope = scope
+    return result
+
+
+def leave(region: Any, *error: Any) -> Any:
+    """`torch.autocast.__exit__`: the scope ends, unless it ended with a call that it was entered in."""
+    recorder = current()
+    if recorder is not None and recorder.scope.name == REGION and recorder.scope.parent is not None:
+        recorder.scope = recorder.scope.parent
+    return original_of(torch.autocast.__exit__)(region, *error)
+
+
+divert("autocast enter", enter)
+divert("autocast exit", leave)

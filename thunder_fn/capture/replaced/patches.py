@@ -1,0 +1,141 @@
+"""Replacements in PyTorch while a thread captures. In other threads, every replacement does what it replaces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.history import Inputs
+from thunder_fn.capture.outside import frames
+from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
+from thunder_fn.capture.replaced.refusals import script_error
+from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
+from thunder_fn.capture.scopes import in_scope, lift_call, user_source
+from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
+from thunder_fn.ir.trace import Source
+
+Tensor = torch.Tensor
+
+
+def _definition(function: Any) -> Source | None:
+    """The definition of a function, as the source of calls from no user line."""
+    code = getattr(function, "__code__", None)
+    return Source(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+
+
+# ---- modules ----
+
+
+def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`nn.Module.__call__` that makes calls scopes, in captures."""
+
+    def __call__(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        watching = frames.pause()
+        try:
+            _refuse_backward_hooks(self)
+            path = module_path(recorder, self)
+            recorder.modules.watch(self, path)
+            recorder.source = user_source(recorder) or _definition(type(self).forward)
+        finally:
+            frames.resume(watching)
+        return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
+
+    return __call__
+
+
+def _refuse_backward_hooks(module: torch.nn.Module) -> None:
+    """Hooks of autograd's backward would not run: differentiation here is of the trace.
+
+    TorchScript reads a module's tensors in C++, where no capture sees that they come from outside.
+    """
+    if isinstance(module, torch.jit.ScriptModule) and (*module.parameters(), *module.buffers()):
+        raise script_error(f"{kind_of(module)} of `torch.jit` was called", user_source())
+    if internals.has_backward_hooks(module):
+        raise UnsupportedCall(
+            located(
+                f"{kind_of(module)} has backward hooks, which autograd runs and a trace does not have",
+                source=user_source(),
+                fix="Remove them, or write what they do to the gradient with `custom_vjp`.",
+            )
+        )
+
+
+def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the preparation of inputs by `autograd.Function.apply`: in captures closed-over tensors become tracers
+    there.
+    """
+
+    def unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        recorder = current()
+        if recorder is None:
+            return original(args)
+        function = sys._getframe(1).f_locals.get("cls")  # pyright: ignore[reportPrivateUsage]
+        lifted = Inputs(original(lift_call(recorder, args, {})[0]))
+        if function is not None and function.__module__ == internals.CUSTOM_OPS:
+            recorder.history.enter_custom_op(lifted)
+        elif function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
+            recorder.history.enter_function(function.__qualname__, lifted)
+        return lifted
+
+    return unwrap_dead_wrappers
+
+
+def _lifted_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap torch.func's wrapping of a tensor in a level: in captures a closed-over tensor becomes a tracer before."""
+
+    def wrap(tensor: Tensor, *args: Any) -> Any:
+        recorder = current()
+        return original(tensor if recorder is None else recorder.lift(tensor), *args)
+
+    return wrap
+
+
+def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
+    """The path of the module in the outermost module that is being called."""
+    if module not in recorder.module_paths:
+        recorder.module_paths.update(
+            {child: path for path, child in module.named_modules() if child not in recorder.module_paths}
+        )
+    return recorder.module_paths[module]
+
+
+_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEEDS, generator_class)
+
+
+def module_scopes() -> AbstractContextManager[None]:
+    """Make calls of modules scopes, in captures; other threads see no difference. Undone with the last capture."""
+    return _calls.applied()
+
+
+# ---- optimizers ----
+
+
+def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Refuse an optimizer from outside, which would keep tracers as its state."""
+    recorder = current()
+    if recorder is None:
+        return
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if all(isinstance(param, internals.Tracer) for param in params):
+        return
+    name = type(optimizer).__name__
+    raise UnsupportedCall(
+        located(
+            f"the step of {with_article(name)} that was made outside the traced function would store traced tensors in its state",
+            source=user_source(),
+            fix=f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and returns it.",
+        )
+    )
+
+
+register_optimizer_step_pre_hook(_refuse_outside_state)

@@ -1,0 +1,213 @@
+"""The states of random number generators as equations.
+
+`torch.manual_seed(42)` inside a traced function seeds the generator when the trace runs, at that place among the
+random ops. `get_rng_state` and `set_rng_state` are recorded where a state is set back after numbers have been drawn,
+as `torch.random.fork_rng` does it. If none have been drawn there is nothing to set back.
+
+A `torch.Generator` that is made inside, or is an argument, is a `TracedGenerator` there. Making and seeding it are equations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.generators import STATE_METHODS, state_error
+from thunder_fn.capture.recorded import Leaf
+from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Literal, TensorType
+
+_Generator = torch.Generator
+_library = torch.library.Library("thunder_fn", "FRAGMENT")
+_library.define("manual_seed(int seed) -> ()")
+_library.define("get_rng_state() -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+_library.define("set_rng_state(Tensor state) -> ()")
+_library.define("seed_generator(Generator generator, int seed) -> ()")
+_library.impl(
+    "seed_generator",
+    lambda generator, seed: _Generator.manual_seed(generator, seed) and None,
+    "CompositeExplicitAutograd",
+)
+torch.library.register_fake("thunder_fn::seed_generator", lambda generator, seed: None, lib=_library)
+_library.impl("manual_seed", lambda seed: torch.manual_seed(seed) and None, "CompositeExplicitAutograd")
+_library.impl("get_rng_state", lambda: torch.get_rng_state(), "CompositeExplicitAutograd")
+_library.impl("set_rng_state", lambda state: torch.set_rng_state(state), "CompositeExplicitAutograd")
+torch.library.register_fake("thunder_fn::manual_seed", lambda seed: None, lib=_library)
+torch.library.register_fake("thunder_fn::set_rng_state", lambda state: None, lib=_library)
+SIZE = torch.get_rng_state().numel()
+torch.library.register_fake("thunder_fn::get_rng_state", lambda: torch.empty(SIZE, dtype=torch.uint8), lib=_library)
+
+
+MANUAL_SEED = ops.leaf(torch.ops.thunder_fn.manual_seed.default)
+GET_STATE = ops.leaf(torch.ops.thunder_fn.get_rng_state.default)
+SET_STATE = ops.leaf(torch.ops.thunder_fn.set_rng_state.default)
+SEED_GENERATOR = ops.leaf(torch.ops.thunder_fn.seed_generator.default)
+
+
+class TracedGenerator(_Generator):
+    """A generator inside a capture: the stand-in of an argument, or one that was made there, which is its own.
+
+    When the capture has ended it is a plain generator.
+    """
+
+    real: torch.Generator
+    initial: int
+
+    def __new__(cls, device: Any = None, real: torch.Generator | None = None) -> TracedGenerator:
+        new: Any = super().__new__
+        made = new(cls, "cpu" if device is None else device)
+        made.real = made if real is None else real
+        made.initial = _Generator.initial_seed(made)
+        return made
+
+    def __init__(self, device: Any = None, real: torch.Generator | None = None) -> None:
+        """Take what `__new__` has taken."""
+
+    def manual_seed(self, seed: int) -> TracedGenerator:
+        """Add the equation that seeds it."""
+        recorder = current()
+        if recorder is None:
+            super().manual_seed(seed)
+        else:
+            recorder.emit(SEED_GENERATOR, (Literal(self.real), Literal(int(seed))), (), ())
+            recorder.draws += 1
+        return self
+
+    def __reduce__(self) -> Any:
+        plain = _Generator(self.device)
+        plain.set_state(_Generator.get_state(self))
+        return plain.__reduce__()
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    original: Any = getattr(_Generator, name)
+
+    def method(self: TracedGenerator, *args: Any) -> Any:
+        if current() is None:
+            return original(self, *args)
+        raise state_error(f"`{name}` of a generator was called", user_source())
+
+    return method
+
+
+for _name in STATE_METHODS - {"manual_seed"}:
+    setattr(TracedGenerator, _name, _refusing(_name))
+
+
+def stand_in(recorder: Recorder, generator: torch.Generator) -> torch.Generator:
+    """The stand-in of a generator that is an argument."""
+    if isinstance(generator, TracedGenerator) and recorder.outer is not None:
+        return generator
+    traced = TracedGenerator(generator.device, generator)
+    recorder.generators.know(traced, generator)
+    return traced
+
+
+class _Class(type(_Generator)):
+    """The class of the class that takes the place of `torch.Generator`: what is a generator stays one."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Generator)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _Generator)
+
+
+@functools.cache
+def generator_class(original: Any) -> Any:
+    """A class that makes generators; inside captures, one whose making is an equation."""
+
+    class Generator(original, metaclass=_Class):
+        def __new__(cls, device: Any = None) -> Any:
+            recorder = current()
+            if recorder is None:
+                return original("cpu" if device is None else device)
+            made = TracedGenerator(device)
+            recorder.generators.know(made, made)
+            return made.manual_seed(made.initial)
+
+    return Generator
+
+
+def _get(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """`torch.get_rng_state`; the equation is added if the state is set back later."""
+
+    def get_rng_state() -> torch.Tensor:
+        recorder, state = current(), original()
+        if recorder is not None:
+            place = Leaf(GET_STATE, (), (), (), recorder.source)
+            recorder.scope.items.append(place)
+            recorder.states.append((state, recorder.draws, place))
+        return state
+
+    return get_rng_state
+
+
+def _set(original: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """`torch.set_rng_state` to a state that this capture has asked for."""
+
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        recorder = current()
+        if recorder is None:
+            return original(new_state)
+        for state, draws, place in recorder.states:
+            if new_state is state:
+                if recorder.draws != draws:
+                    place.outputs = place.outputs or (recorder.fresh(TensorType(torch.uint8, (SIZE,))),)
+                    recorder.emit(SET_STATE, place.outputs, (), ())
+                    recorder.draws += 1
+                return None
+        raise _refusal("set_rng_state")
+
+    return set_rng_state
+
+
+def _seed(original: Callable[[int], Any]) -> Callable[[int], Any]:
+    """`torch.manual_seed` to a number."""
+
+    def manual_seed(seed: int) -> Any:
+        recorder = current()
+        if recorder is None:
+            return original(seed)
+        recorder.emit(MANUAL_SEED, (Literal(int(seed)),), (), ())
+        recorder.draws += 1
+        return torch.default_generator
+
+    return manual_seed
+
+
+def _refused(name: str, original: Callable[[], int]) -> Callable[[], int]:
+    """`torch.seed`, whose number nobody knows, and `torch.initial_seed`, which is another one in another call."""
+
+    def seed() -> int:
+        if current() is not None:
+            raise _refusal(name)
+        return original()
+
+    return seed
+
+
+def _refusal(name: str) -> UnsupportedCall:
+    return UnsupportedCall(
+        located(
+            f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it runs",
+            source=user_source(),
+            fix="Use `torch.manual_seed`, set back a state from `torch.get_rng_state`, or seed outside the function.",
+        )
+    )
+
+
+FUNCTIONS = {
+    "get_rng_state": _get,
+    "set_rng_state": _set,
+    "manual_seed": _seed,
+    "seed": functools.partial(_refused, "seed"),
+    "initial_seed": functools.partial(_refused, "initial_seed"),
+}
+"""Replacements in captures of `torch`'s functions of these names."""

@@ -1,0 +1,421 @@
+"""Stand-ins for functions of PyTorch that write to memory of their own or read values, which tracers do not have."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.numbers.arithmetic import Sym
+from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.lookasides import divert, original_of
+from thunder_fn.capture.supported import is_wrapped
+from thunder_fn.derived.quirks.packed import CELLS, is_packed, pack_padded_sequence, packed_rnn, pad_packed_sequence
+from thunder_fn.errors import UnsupportedCall, located
+
+
+def deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A copy with the same `requires_grad`, as eager's."""
+    if not x.is_leaf:
+        raise RuntimeError("only graph leaves support deepcopy; call `.detach().clone()` instead")
+    if id(x) not in memo:
+        memo[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+    return memo[id(x)]
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """PyTorch's, which writes lengths that are numbers into memory of its own. Reduction: 0 none, 1 mean, 2 sum."""
+    if isinstance(input_lengths, Tensor) or isinstance(target_lengths, Tensor):
+        return torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+    batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    labels = targets.to(batch.device, torch.int64)
+    loss, _ = torch.ops.aten._ctc_loss(batch, labels, input_lengths, target_lengths, blank, zero_infinity)
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), 0.0, loss)
+    if reduction == 1:
+        lengths = torch.tensor(target_lengths, dtype=loss.dtype, device=loss.device)
+        return (loss / lengths.clamp_min(1)).mean()
+    if reduction == 2:
+        return loss.sum()
+    return loss if log_probs.dim() == 3 else loss.squeeze(0)
+
+
+def dropout(x: Tensor, p: Any, train: bool) -> Tensor:
+    """PyTorch's; where it drops nothing it is its argument, of which PyTorch's rule for symbolic sizes makes a copy."""
+    return torch.dropout(x, p, train) if train and p != 0 else x
+
+
+def one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
+    """Compute by a scatter, which refuses classes that there are not; PyTorch's own looks at values, or gives rows of
+    zeros.
+    """
+    if (isinstance(num_classes, int) and num_classes <= 0) or x.dtype != torch.int64:
+        return torch.nn.functional.one_hot(x, num_classes)
+    zeros = torch.zeros((*x.shape, num_classes), dtype=torch.int64, device=x.device)
+    return zeros.scatter(-1, x.unsqueeze(-1), 1)
+
+
+def tensor(
+    data: Any, *, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False, **options: Any
+) -> Tensor:
+    """`torch.tensor`; where some of the numbers are symbols or in tensors, of one equation for each."""
+    shape, numbers = _nested(data)
+    if not _are_traced(data, numbers):
+        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **options)
+    if dtype is None:
+        dtype = functools.reduce(torch.promote_types, map(_dtype_of, numbers))
+    place = torch.get_default_device() if device is None else device
+    with torch.no_grad():
+        parts = [
+            number.to(dtype=dtype, device=place)
+            if isinstance(number, Tensor)
+            else torch.full((), number, dtype=dtype, device=device)
+            for number in numbers
+        ]
+        made = torch.stack(parts).reshape(shape)
+    return made.requires_grad_(requires_grad)
+
+
+def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    """`torch.as_tensor`, which makes a tensor of numbers."""
+    made = tensor if _are_traced(data, _nested(data)[1]) else torch.as_tensor
+    return made(data, dtype=dtype, device=device)
+
+
+def _are_traced(data: Any, numbers: list[Any]) -> bool:
+    """Test for a few numbers, some of which a trace does not know."""
+    is_traced = any(isinstance(number, (Tensor, *Sym)) for number in numbers)
+    return is_traced and len(numbers) <= MAX_LISTED and not isinstance(data, Tensor)
+
+
+def _dtype_of(number: Any) -> torch.dtype:
+    if isinstance(number, Tensor):
+        return number.dtype
+    if isinstance(number, (bool, torch.SymBool)):
+        return torch.bool
+    return torch.get_default_dtype() if isinstance(number, (float, torch.SymFloat)) else torch.int64
+
+
+def _nested(data: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """The shape and the numbers of nested lists; no numbers where they are not nested evenly, or are no numbers."""
+    if isinstance(data, (bool, int, float, *Sym)):
+        return (), [data]
+    if isinstance(data, Tensor):
+        return tuple(data.shape), [data] if data.dim() == 0 else []
+    if not isinstance(data, (list, tuple)) or not data:
+        return (), []
+    parts = [_nested(item) for item in data]
+    shape, numbers = parts[0][0], [number for _, found in parts for number in found]
+    is_even = all(inner == shape and found for inner, found in parts)
+    return ((len(data), *shape), numbers) if is_even else ((), [])
+
+
+MAX_LISTED = 64
+"""The number of elements up to which `tolist` makes symbols."""
+
+
+def can_be_listed(x: Tensor) -> bool:
+    """Test for a tensor of a few numbers, each of which can be a symbol."""
+    sizes = [size if type(size) is int else math.inf for size in x.shape]
+    return math.prod(sizes) <= MAX_LISTED and not x.dtype.is_complex and x.dtype != torch.bool
+
+
+HAS_NUMBERS: dict[Any, Callable[[Tensor], bool]] = {
+    Tensor.tolist: can_be_listed,
+    Tensor.item: lambda x: not x.is_complex(),  # no symbol is a complex number
+}
+"""For each method that asks for a tensor's numbers, a test whether these can be symbols."""
+
+
+def tolist(x: Tensor) -> Any:
+    """The numbers, each an unbacked one."""
+    return list(map(tolist, x.unbind(0))) if x.dim() else x.item()
+
+
+def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """Take a view of a view from the tensor that has the memory, so that it can be changed. The bits are the view's."""
+    recorder, base = current(), None if is_wrapped(x) else internals.base_of(x)
+    if recorder is None or is_wrapped(x):
+        return torch.as_strided(x, size, stride, storage_offset)
+    if (
+        base is None
+        or x.dtype is not base.dtype  # the numbers count the base's elements
+        or not internals.have_one_memory(x, base)
+        or _have_other_histories(recorder, x, base)
+    ):
+        _check_layout(recorder, x)
+        return torch.as_strided(x, size, stride, storage_offset)
+    _check_layout(recorder, base)
+    found = torch.as_strided(base, size, stride, x.storage_offset() if storage_offset is None else storage_offset)
+    for view in internals.bits_between(base, x):
+        found = view(found)
+    return found
+
+
+def _check_layout(recorder: Recorder, x: Tensor) -> None:
+    """Refuse addresses in the memory of a tensor with gaps that was written to, whose value in the trace has none."""
+    if recorder.var_of(x) is not None and internals.is_laid_out_anew(x):
+        what = "as_strided was called on a tensor with gaps between its elements that the function wrote to"
+        fix = "Call as_strided before the write, or write to the tensor that has the memory."
+        raise UnsupportedCall(located(what, source=recorder.where() if recorder.where is not None else None, fix=fix))
+
+
+def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:
+    """Test whether autograd follows one of two tracers and not the other."""
+    first, second = recorder.var_of(view), recorder.var_of(base)
+    if first is None or second is None or view.requires_grad != base.requires_grad:
+        return True
+    return recorder.history.is_stopped(first) != recorder.history.is_stopped(second)
+
+
+def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+    """Register for a backward inside the traced function. A later backward runs a program, which has no hooks.
+
+    Raises:
+        UnsupportedCall: the tensor's gradient would be asked for outside the traced function.
+    """
+    recorder = current()
+    if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
+        raise UnsupportedCall(
+            located(
+                "`register_hook` was called on a tensor whose gradient is computed after the traced function has ended",
+                source=recorder.source,
+                fix="Change the gradient with `custom_vjp` of the identity, or a `torch.autograd.Function`.",
+            )
+        )
+    return Tensor.register_hook(x, hook)
+
+
+def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
+    """Test whether autograd goes from the tensor on to one that the traced function got from outside."""
+    given = {var.index for var in recorder.inputs} | {constant.var.index for constant in recorder.constants}
+    root = internals.node_of(x)
+    nodes = internals.nodes_behind([root]) | {root}
+    leaves = [x if root is None else None, *map(internals.leaf_of, nodes)]
+    found = (recorder.var_of(leaf) for leaf in leaves if leaf is not None)
+    return any(map(internals.is_result_from_outside, nodes)) or any(var and var.index in given for var in found)
+
+
+def _engine(*args: Any, **options: Any) -> Any:
+    return original_of(internals.higher_order_function("backward engine"))(*args, **options)
+
+
+def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
+    """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a graph of their own.
+
+    An outermost transform may ask for gradients through such a graph: it is a linear map.
+
+    Raises:
+        UnsupportedCall: the gradient would go on into such a graph otherwise.
+    """
+    recorder = current()
+    if recorder is None or not recorder.track_no_grad:
+        return _engine(outputs, *args, **options)
+    cotangents, _, create, inputs, *unused = args
+    ends = _ends(recorder, outputs)
+    behind = internals.nodes_behind([internals.node_of(x) for _, x in ends])
+    leaves = [leaf for node in behind if (leaf := internals.leaf_of(node)) is not None]
+    asked = [recorder.outside_of(x) for x in inputs if isinstance(x, Tensor)]
+    crossing = [internals.node_of(x) in behind or any(x is one for one in leaves) for x in asked]
+    if not any(crossing) and (asked or not leaves):
+        return _engine(outputs, *args, **options)
+    fits = asked and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
+    if recorder.outer is not None or not recorder.inside or create or not fits or options.get("accumulate_grad"):
+        _refuse_graph(recorder)
+    tracers = [tracer for tracer, _ in ends]
+    found = list(_engine(outputs, cotangents, True, False, (*inputs, *tracers), True, accumulate_grad=False))
+    results = found[: len(asked)]
+    for place, (x, flag) in enumerate(zip(asked, crossing, strict=True)):
+        for (_, y), cotangent in zip(ends, found[len(asked) :], strict=True):
+            is_other = flag and cotangent is not None and y is not x
+            jacobian = _jacobian(recorder, y, x) if is_other else None
+            if cotangent is not None and jacobian is not None:
+                further = torch.tensordot(cotangent.reshape(-1), jacobian, 1)
+                results[place] = further if results[place] is None else results[place] + further
+    if not (unused and unused[0]) and any(result is None for result in results):
+        raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph.")
+    return tuple(results)
+
+
+def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
+    """The ends of a backward at tensors from outside that have a graph: their tracers, and the tensors."""
+    tensors = [x for x in outputs if isinstance(x, Tensor) and not is_wrapped(x)]
+    own = [x for x in tensors if isinstance(x, internals.Tracer) and recorder.owns(x)]
+    found = [(x, x) for x in tensors if not any(x is one for one in own)]
+    roots = [internals.node_of(x) for x in own]
+    reached = internals.nodes_behind(roots).union(roots)
+    return [*found, *((tracer, x) for tracer, node, x in recorder.results_from_outside if node in reached)]
+
+
+MAX_JACOBIAN = 2**20
+"""The number of elements up to which a Jacobian of a graph from outside is computed."""
+
+
+def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
+    """The Jacobian of a tensor from outside by another, as autograd recorded it; one row for each number in y."""
+    if y.is_complex() or x.is_complex() or y.numel() * x.numel() > MAX_JACOBIAN:
+        _refuse_graph(recorder)
+    with internals.isolated(), internals.no_torch_function():
+        basis = torch.eye(y.numel(), dtype=y.dtype, device=y.device).reshape(-1, *y.shape)
+        rows = [_engine((y,), (row,), True, False, (x,), True, accumulate_grad=False)[0] for row in basis]
+        return None if not rows or rows[0] is None else torch.stack(rows)
+
+
+def _refuse_graph(recorder: Recorder) -> NoReturn:
+    raise UnsupportedCall(
+        located(
+            "autograd is asked for gradients through a graph that was recorded outside the traced function",
+            source=recorder.where() if recorder.where is not None else None,
+            fix="Compute what is differentiated inside the function; for many cotangents use `vjp` and `vmap`.",
+        )
+    )
+
+
+divert("backward engine", _run_backward)
+
+
+def _recurrent(cell: str) -> Callable[..., Any]:
+    original = CELLS[cell]
+
+    def instead(*args: Any) -> Any:
+        """Run on packed sequences as ops that read their lengths when they run. Autocast casts inside of PyTorch's
+        only.
+        """
+        recorder = current()
+        if is_packed(cell, args):
+            is_cast = torch.is_autocast_enabled(args[0].device.type)
+            return original(*args) if is_cast else packed_rnn(cell, *args)
+        if recorder is not None and recorder.symbolic and len(args) > 2:
+            return _shaped(args[1], *_layer_by_layer(original, *args))
+        return original(*args)
+
+    return instead
+
+
+def _layer_by_layer(
+    original: Callable[..., Any],
+    x: Tensor,
+    state: Any,
+    weights: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Run a recurrent function layer by layer. PyTorch's Python code for symbolic sizes forgets to drop."""
+    if num_layers == 1 or not train or dropout == 0:
+        return original(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    states, count, width = tuple(state), len(weights) // num_layers, 2 if bidirectional else 1
+    if isinstance(state, Tensor):
+        states = (state,)
+    x, finals = x.transpose(0, 1) if batch_first else x, list[tuple[Tensor, ...]]()
+    for layer in range(num_layers):
+        first = tuple(one[layer * width : (layer + 1) * width] for one in states)
+        given = first[0] if isinstance(state, Tensor) else first
+        own = weights[layer * count : (layer + 1) * count]
+        x, *last = original(x, given, own, has_biases, 1, 0.0, train, bidirectional, False)
+        finals.append(tuple(last))
+        if layer < num_layers - 1:
+            x = torch.dropout(x, dropout, train=True)
+    return (x.transpose(0, 1) if batch_first else x, *map(torch.cat, zip(*finals, strict=True)))
+
+
+def _shaped(state: Any, x: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
+    """The final states have the dims of the first: those of an LSTM come with one more out of PyTorch 2.11's Python code."""
+    ndim = (state if isinstance(state, Tensor) else state[0]).ndim
+    return (x, *(final if final.ndim == ndim else final.squeeze(1) for final in finals))
+
+
+def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
+    def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
+        if is_wrapped(x) or (x.requires_grad and (x.is_leaf or not torch.is_grad_enabled())):
+            return change(x, *args, **kwargs)
+        with torch.enable_grad():
+            internals.become(x, view(x, *args, **kwargs))
+        return x
+
+    return instead
+
+
+_VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "as_strided")
+VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
+    change: _becoming(change, as_strided if name == "as_strided" else getattr(Tensor, name))
+    for name in _VIEWS
+    for change in (
+        getattr(Tensor, f"{name}_"),
+        getattr(torch, f"{name}_", None),
+        getattr(torch.ops.aten, f"{name}_"),
+        *(
+            getattr(packet, overload)
+            for packet in [getattr(torch.ops.aten, f"{name}_")]
+            for overload in packet.overloads()
+        ),
+    )
+    if change is not None
+}
+"""`x.transpose_(0, 1)` and its like: x becomes a view of its old tensor, which others may view too.
+
+A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which want it as it was.
+"""
+
+
+def _is_definite(constraint: Any, value: Tensor) -> Tensor:
+    """The arguments of distributions are not validated."""
+    return torch.ones(value.shape[:-2], dtype=torch.bool, device=value.device)
+
+
+def _saved_tensors_hooks(self: Any) -> None:
+    """Hooks on what autograd saves: they run for a backward inside the traced function. `save_on_cpu` changes no value.
+
+    Raises:
+        UnsupportedCall: something from outside requires grad. A later backward, by the trace's rules, would not run them.
+    """
+    recorder = current()
+    if recorder is None or not any(tracer.requires_grad for tracer in recorder.given):
+        internals.enter_saved_tensors_hooks(self)
+    elif isinstance(self, torch.autograd.graph.save_on_cpu):
+        internals.save_as_it_is()
+    else:
+        raise UnsupportedCall(
+            located(
+                "`saved_tensors_hooks` are used in a traced function that is differentiated; its backward would not run them",
+                source=recorder.where() if recorder.where is not None else None,
+                fix="Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks around the traced function.",
+            )
+        )
+
+
+divert("saved tensors hooks", _saved_tensors_hooks)
+divert("positive definite", _is_definite)
+divert("positive semidefinite", _is_definite)
+
+REWRITTEN: dict[Any, Callable[..., Any]] = {
+    torch.dropout: dropout,
+    torch.nn.functional.one_hot: one_hot,
+    **VIEWS_IN_PLACE,
+    **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
+    Tensor.__deepcopy__: deepcopy,
+    Tensor.register_hook: register_hook,
+    Tensor.tolist: tolist,
+    torch.as_tensor: as_tensor,
+    torch.ctc_loss: ctc_loss,
+    internals.PACK_PADDED_SEQUENCE: pack_padded_sequence,
+    internals.PAD_PACKED_SEQUENCE: pad_packed_sequence,
+    **{original: _recurrent(cell) for cell, original in CELLS.items()},
+    torch.tensor: tensor,
+}

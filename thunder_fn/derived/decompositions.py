@@ -1,0 +1,269 @@
+"""Some ops in terms of other ops, where PyTorch itself cannot differentiate them.
+
+Two tables of functions, both by an op's name, each function with that op's signature:
+
+- DIFFERENTIABLE: another way to call the op, for ops whose own derivative is missing or wrong. `svdvals`, for one,
+  computes no singular vectors, but its derivative needs them.
+- DECOMPOSITIONS: the op in terms of others, where PyTorch has neither a derivative nor a decomposition.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_fn.derived.quirks.backwards import BACKWARDS
+from thunder_fn.derived.quirks.ctc import ctc_loss, ctc_loss_backward
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+# ---- other ways to call an op ----
+
+
+def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:
+    if compute_uv:
+        return aten._linalg_svd(A, full_matrices, True, driver=driver)
+    _, S, _ = aten._linalg_svd(A, False, True, driver=driver)
+    return S.new_empty(0), S, S.new_empty(0)
+
+
+def _eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:
+    values, vectors = aten._linalg_eigh(A, UPLO, True)
+    return values, vectors if compute_v else vectors.new_empty(0)
+
+
+def _eigvals(A: Tensor) -> Any:
+    return aten.linalg_eig(A)[0]
+
+
+def _rrelu(self: Tensor, noise: Tensor, *args: Any, **kwargs: Any) -> Any:
+    # PyTorch's derivative of the functional op reads the noise before it is drawn; that of the in-place one after.
+    noise = noise.clone()
+    return aten.rrelu_with_noise(self, noise, *args, **kwargs), noise
+
+
+def _linear_cross_entropy(*args: Any) -> Any:
+    # the last three arguments ask for the gradients, which the op computes beside the loss
+    grads = (True, True, args[3] is not None)
+    retain = (True,)
+    return torch.ops.torch_nn._linear_cross_entropy_batch_chunked(*args[:-4], *retain, *grads)
+
+
+def _triangular_solve(
+    self: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    # PyTorch's forward derivative of the old function is wrong
+    matrix = A.mT if transpose else A
+    solution = torch.linalg.solve_triangular(matrix, self, upper=upper != transpose, unitriangular=unitriangular)
+    return solution, A.expand(*solution.shape[:-2], *A.shape[-2:]).clone()
+
+
+DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
+    "aten.triangular_solve.default": _triangular_solve,
+    "aten._linalg_svd.default": _svd,
+    "aten._linalg_eigh.default": _eigh,
+    "aten._linalg_eigvals.default": _eigvals,
+    "aten._embedding_bag_forward_only.default": aten._embedding_bag.default,
+    "aten.rrelu_with_noise_functional.default": _rrelu,
+    "torch_nn._linear_cross_entropy_batch_chunked.default": _linear_cross_entropy,
+}
+
+NOT_BATCHED = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("as_strided_scatter.default", "index_fill.int_Tensor", "linalg_lu_solve.default", "roll.default"),
+        "select_scatter.default",
+    )
+)
+"""Ops whose batching rule in PyTorch is wrong in values or in derivatives. They are decomposed, if they can."""
+
+NOT_PUSHED = frozenset(
+    f"aten.{name}" for name in ("as_strided_scatter.default", "cholesky_inverse.default", "scatter_reduce.two")
+)
+"""Ops whose forward derivative in PyTorch is wrong: zero for products, say."""
+
+ONCE = frozenset(
+    f"aten.{name}.default"
+    for name in ("cumprod", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_lu_solve")
+)
+"""Ops whose derivative PyTorch computes in a way that cannot be differentiated again, unless it is told that it will be."""
+
+
+# ---- decompositions ----
+
+
+def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Return the value of self after `self.copy_(src)`."""
+    return src.to(self.dtype).expand(self.shape).clone()
+
+
+def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    """PyTorch's derivative in the value looks for the distinct indices, how many there are depends on data."""
+    if self.dim() == 0:
+        return value.expand_as(self).clone()
+    mask = torch.zeros(self.shape[dim], dtype=torch.bool, device=self.device).index_fill(0, index, 1)
+    return torch.where(mask.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), value, self)
+
+
+def index(self: Tensor, indices: list[Tensor | None]) -> Any:
+    """Boolean masks as the positions of their true elements: how many there are is found in the masks alone."""
+    if not any(map(_is_boolean, indices)):
+        return NotImplemented
+    places: list[Tensor | None] = []
+    for index in indices:
+        if index is None or not _is_boolean(index):
+            places.append(index)
+            continue
+        if index.dim() == 0:  # a mask of a dim of size 1
+            self, index = self.unsqueeze(len(places)), index.reshape(1)
+        places += index.nonzero().unbind(1)
+    return aten.index(self, places)
+
+
+def _is_boolean(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def masked_select(self: Tensor, mask: Tensor) -> Any:
+    """An index of both in one shape."""
+    self, mask = torch.broadcast_tensors(self, mask)
+    return index(self, [mask])
+
+
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """The n-th place of the mask gets the n-th number of the source; the 0th is for places before the first."""
+    self, mask = torch.broadcast_tensors(self, mask)
+    numbers = torch.cat([source.new_zeros(1), source.reshape(-1)])
+    return torch.where(mask, numbers[mask.reshape(-1).cumsum(0)].reshape(mask.shape), self)
+
+
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
+    """Each number of the source gets the gradient of its place in the mask; the rest of the source has none."""
+    grad, mask = torch.broadcast_tensors(grad, mask)
+    which = mask.reshape(-1).cumsum(0) * mask.reshape(-1)
+    numel = math.prod(sizes)
+    return grad.new_zeros(numel + 1).index_add(0, which, grad.reshape(-1))[1:].reshape(sizes)
+
+
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    """The weights are added up where the counts are, of which there are as many as the numbers say."""
+    if weights is None:
+        return NotImplemented
+    dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+    sums = torch.zeros_like(aten.bincount(self, None, minlength), dtype=dtype)
+    return sums.index_add(0, self, weights.detach().to(dtype))
+
+
+def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """Boolean masks as the positions of their true elements, of which there are as many as values."""
+    masks = [index for index in indices if index is not None and _is_boolean(index)]
+    if len(masks) != 1 or sum(index is not None for index in indices) != 1:
+        return NotImplemented
+    (mask,) = masks
+    mask = mask.bool()
+    before = next(i for i, index in enumerate(indices) if index is not None)
+    after = self.dim() - before - mask.dim()
+    values = values.reshape([1] * (before + 1 + after - values.dim()) + list(values.shape))
+    count = values.shape[before]
+    if count == 1:
+        values = values.squeeze(before).reshape(
+            [*values.shape[:before], *[1] * mask.dim(), *values.shape[before + 1 :]]
+        )
+        where = mask.reshape([*mask.shape, *[1] * after])
+        return torch.where(where, self + values if accumulate else values, self)
+    positions = torch.nonzero_static(mask, size=count).unbind(1)
+    return aten.index_put(self, [None] * before + list(positions), values.expand([-1] * values.dim()), accumulate)
+
+
+def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """PyTorch's derivative is for real numbers."""
+    if not self.is_complex():
+        return NotImplemented
+    src = src.to(self.dtype)
+    parts = [aten.diagonal_scatter(part(self), part(src), offset, dim1, dim2) for part in (torch.real, torch.imag)]
+    return torch.complex(*parts)
+
+
+def remainder(self: Any, other: Tensor) -> Tensor:
+    """Compute the remainder of a number: PyTorch has no derivative of this overload."""
+    dtype = torch.result_type(other, self)
+    return aten.remainder.Tensor(torch.scalar_tensor(self, dtype=dtype, device=other.device), other.to(dtype))
+
+
+def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Any:
+    """functorch takes batches of the factors for those of the right sides where these have more dims."""
+    batch = torch.broadcast_shapes(LU.shape[:-2], B.shape[:-2])
+    if LU.shape[:-2] == batch == B.shape[:-2]:
+        return NotImplemented
+    wide = LU.expand(*batch, *LU.shape[-2:]), pivots.expand(*batch, -1), B.expand(*batch, *B.shape[-2:])
+    return aten.linalg_lu_solve(*wide, left=left, adjoint=adjoint)
+
+
+def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """functorch scatters each value many times over, so that the right result has a wrong derivative."""
+    size = self.shape[dim]
+    here = torch.arange(size, device=self.device) == index % size
+    return torch.where(here.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), src.unsqueeze(dim), self)
+
+
+def roll(self: Tensor, shifts: list[int], dims: list[int] | None = None) -> Any:
+    """functorch rolls a batch of scalars."""
+    return NotImplemented if self.dim() else self.clone()
+
+
+def _is_injective(size: list[int], stride: list[int]) -> bool:
+    """Test whether no two elements of such a view are at one place in memory."""
+    reach = 0
+    for step, length in sorted((step, length) for length, step in zip(size, stride, strict=True) if length > 1):
+        if step <= reach:  # dims that interleave, if they do not overlap
+            starts = (range(0, n * d, d) if d else [0] * n for n, d in zip(size, stride, strict=True))
+            return len({sum(place) for place in itertools.product(*starts)}) == math.prod(size)
+        reach += (length - 1) * step
+    return True
+
+
+def as_strided_scatter(
+    self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
+) -> Any:
+    """Scatter into contiguous memory, as tensors of a trace have it. Places that are written twice are left to eager."""
+    places = torch.full([1] * len(size), storage_offset or 0, device=self.device)
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        places = places + step * torch.arange(length, device=self.device).view([-1] + [1] * (len(size) - 1 - dim))
+    if not _is_injective(size, stride):
+        return NotImplemented
+    return self.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(self.shape)
+
+
+def _differentiable_scatter(self: Tensor, src: Tensor, *where: Any) -> Tensor:
+    found = as_strided_scatter(self, src, *where)
+    return aten.as_strided_scatter.default(self, src, *where) if found is NotImplemented else found
+
+
+DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
+"""By PyTorch's formula overwritten elements keep their gradient, and the others have none."""
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    **BACKWARDS,
+    "aten._ctc_loss.default": ctc_loss,
+    "aten._ctc_loss_backward.default": ctc_loss_backward,
+    "aten.as_strided_scatter.default": as_strided_scatter,
+    "aten.diagonal_scatter.default": diagonal_scatter,
+    "aten.linalg_lu_solve.default": lu_solve,
+    "aten.remainder.Scalar_Tensor": remainder,
+    "aten.roll.default": roll,
+    "aten.select_scatter.default": select_scatter,
+    "aten.copy.default": copy,
+    "aten.bincount.default": bincount,
+    "aten.index.Tensor": index,
+    "aten.masked_scatter.default": masked_scatter,
+    "aten.masked_scatter_backward.default": masked_scatter_backward,
+    "aten.masked_select.default": masked_select,
+    "aten.index_fill.int_Tensor": index_fill,
+    "aten.index_put.default": index_put,
+    "aten._unsafe_index_put.default": index_put,
+}

@@ -1,0 +1,194 @@
+"""Forward-mode rules of leaf ops, derived from PyTorch's forward AD formulas.
+
+If PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed. Without a
+decomposition the rule comes from two vjps. The vjp is linear in the cotangent, and the transpose of that linear map
+is the jvp.
+
+The values beside the tangents are those of the op, bitwise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule
+from thunder_fn.derived.decompositions import NOT_PUSHED
+from thunder_fn.derived.leaf_vjp import (
+    CANNOT,
+    call_differentiable,
+    close_recording,
+    decomposition,
+    differentiable_outputs,
+    ill_defined,
+    is_differentiable,
+    meaning_of_attention,
+)
+from thunder_fn.derived.quirks import attention
+from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
+from thunder_fn.errors import MissingRule, located
+from thunder_fn.ir.constraints import names_of, pinned, renamed
+from thunder_fn.ir.rules import JvpRule, Mask
+from thunder_fn.ir.symbols import is_symbolic
+from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+
+
+@dataclass(frozen=True, slots=True)
+class JvpQuestion:
+    """A question for the rule of forward mode: one equation, `alone`, and which operands have tangents."""
+
+    single: Trace
+    active: Mask
+
+    @property
+    def equation(self) -> Equation:
+        """The one equation."""
+        return self.single.equations[0]
+
+
+def _by_meaning(question: JvpQuestion) -> Trace | Declined:
+    if question.equation.op.name not in attention.KERNELS:
+        return Declined("the op is not an attention kernel")
+    return meaning_of_attention(question.single)
+
+
+def _by_parts_first(question: JvpQuestion) -> Trace | Declined | None:
+    name = question.equation.op.name
+    if name.startswith("aten.") and name not in NOT_PUSHED:
+        return Declined("PyTorch's formula is right")
+    return decomposition(question.single)  # PyTorch takes the tangents of custom ops for zero, without a word
+
+
+def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:
+    own = own_statistics(question.single)
+    return Declined("the op is not the backward of a normalization") if own is None else own
+
+
+def _by_forward_ad(question: JvpQuestion) -> JvpRule | Trace | Declined | None:
+    try:
+        with warnings.catch_warnings():  # PyTorch's own table of decompositions is scripted when it is first used
+            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+            rule = _ask_forward_ad(question.single, question.active)
+    except CANNOT as error:
+        return Declined.by(error)
+    reads = _reads_statistics(question.single, question.active, rule.trace)
+    return decomposition(question.single) if reads else rule
+
+
+def _by_fixed_numbers(question: JvpQuestion) -> Trace | Declined:
+    found = pinned(question.single)
+    return Declined("no number of the equation is a symbol") if found is None else found
+
+
+def _by_parts(question: JvpQuestion) -> Trace | Declined:
+    found = _parts(question.single)
+    return Declined("PyTorch has no decomposition") if found is None else found
+
+
+JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
+    Attempt("definition of attention", _by_meaning),
+    Attempt("decomposition in place of forward AD", _by_parts_first),
+    Attempt("statistics computed anew", _by_own_statistics),
+    Attempt("forward AD", _by_forward_ad),
+    Attempt("forward AD for fixed numbers", _by_fixed_numbers),
+    Attempt("decomposition", _by_parts),
+)
+"""The attempts at a rule for forward mode, in order. None says that two vjps are to give it."""
+
+
+@lru_cache(maxsize=65536)
+def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
+    """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a decomposition knows it."""
+    return first_rule(JVP_ATTEMPTS, JvpQuestion(single, active)).rule
+
+
+def own_statistics(single: Trace) -> Trace | None:
+    """The backward of a normalization in other leaves, its statistics computed anew; None for other ops."""
+    (equation,) = single.equations
+    if equation.op.name not in STATISTICS:
+        return None
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
+    with recorder.running():
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        results = with_own_statistics(recorder, equation, lambda var: tracers[var.index])
+        return None if results is None else close_recording(recorder, list(results), equation.op.name)
+
+
+def _parts(single: Trace) -> Trace | None:
+    """The op's decomposition; None where it asks for unbacked numbers."""
+    try:
+        return decomposition(single)
+    except internals.NEEDS_A_NUMBER:
+        return None
+
+
+def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
+    """Test whether the tangents are computed from what the op saves for its backward (a mean, the factors of a
+    matrix).
+
+    PyTorch's formulas take that for constant, so that they are right once but have wrong derivatives themselves.
+    """
+    outputs = single.equations[0].outputs
+    followed = differentiable_outputs(single, active)
+    pairs = zip(outputs, followed, pushed.outputs, strict=False)
+    saved = {
+        atom.index for var, flag, atom in pairs if not flag and is_differentiable(var.type) and isinstance(atom, Var)
+    }
+    return any(var.index in saved for equation in pushed.equations for var in equation.operands)
+
+
+def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
+    (equation,) = single.equations
+    internals.load_forward_decompositions()
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
+    with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
+        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        tangents = [
+            recorder.input_of_type(var.type)
+            for var, flag in zip(single.inputs, active, strict=True)
+            if flag and isinstance(var.type, TensorType)
+        ]
+        moved = [index for index, flag in enumerate(active) if flag]
+        present: list[bool] = []
+
+        def run(*primals: torch.Tensor) -> Any:
+            values = list(tracers)
+            for index, primal in zip(moved, primals, strict=True):
+                values[index] = primal
+            results = call_differentiable(equation, lambda var: values[var.index])
+            present.extend(isinstance(result, torch.Tensor) for result in results)
+            return tuple(result for result in results if isinstance(result, torch.Tensor))
+
+        pushed: Any = torch.func.jvp(run, tuple(tracers[index] for index in moved), tuple(tangents))
+        outputs, tangents_out = pushed
+        types = [var.type for var, flag in zip(equation.outputs, present, strict=True) if flag]
+        flags = [is_differentiable(type) for type in types]
+        results = [*_spread(outputs, present), *(t for t, flag in zip(tangents_out, flags, strict=True) if flag)]
+        trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
+    names = names_of(trace.output_types, single.output_types)
+    trace = renamed(names)(trace) if names else trace
+    supply = iter(flags)
+    return JvpRule(trace, tuple(flag and next(supply) for flag in present))
+
+
+def _spread(outputs: tuple[Any, ...], present: list[bool]) -> list[Any]:
+    supply = iter(outputs)
+    return [next(supply) if flag else None for flag in present]
+
+
+def missing_jvp(single: Trace) -> MissingRule:
+    """The error for a leaf without a forward derivative."""
+    (equation,) = single.equations
+    return MissingRule(
+        located(
+            f"jvp: PyTorch has neither a forward derivative nor a decomposition for {equation.op}",
+            source=equation.source,
+            fix="Write the computation with other ops, or use reverse mode.",
+        )
+    )

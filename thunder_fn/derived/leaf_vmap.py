@@ -1,0 +1,420 @@
+"""Batching rules of leaf ops, derived from functorch's.
+
+Run the op under `torch.vmap` on tracers and record the batching rule. Batched values have their batch dim first. If
+functorch has no rule and would loop, the op is decomposed. If that fails too, a scan runs it example by example, and
+a warning names the op once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.generators import generators_of
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, SIZE
+from thunder_fn.derived import leaf_vjp as derive
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule
+from thunder_fn.derived.decompositions import NOT_BATCHED
+from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
+from thunder_fn.derived.quirks import attention
+from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
+from thunder_fn.errors import located
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
+from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.symbols import is_symbolic, made_by
+from thunder_fn.ir.trace import (
+    Dim,
+    Equation,
+    Expr,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    map_arg,
+    python_arg,
+)
+
+SCAN = Op("structured", "scan")
+STATE = TensorType(torch.uint8, (SIZE,))
+RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
+"""Layouts of values with so many dims."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmapRule:
+    """A trace from inputs, the batched ones with a leading batch dim, to outputs with a leading batch dim."""
+
+    trace: Trace
+
+
+class LoopWarning(UserWarning):
+    """An op has no batching rule; vmap runs it once for each example."""
+
+
+def batched_type(type: Type, size: Dim) -> Type:
+    """The type with a leading batch dim."""
+    return TensorType(type.dtype, (size, *type.shape), type.device) if isinstance(type, TensorType) else type
+
+
+@dataclass(frozen=True, slots=True)
+class VmapQuestion:
+    """A question for a batching rule.
+
+    Args:
+        single: the equation, `alone`.
+        batched: operands that have a leading batch dim.
+        size: of the batch.
+        randomness: as `vmap` takes it.
+    """
+
+    single: Trace
+    batched: Mask
+    size: Dim
+    randomness: str
+
+    @property
+    def equation(self) -> Equation:
+        """The one equation."""
+        return self.single.equations[0]
+
+    @property
+    def draws(self) -> bool:
+        """Test whether the op draws random numbers."""
+        return ops.draws(self.equation)
+
+    @property
+    def prefers_ours(self) -> bool:
+        """Test whether a rule of ours comes before functorch's, which would take symbols for numbers."""
+        op = self.equation.op
+        ours = ops.is_collective(op) or op.name in attention.KERNELS
+        return op.name in KNOWN and (ours or _has_symbols(self.single, self.size))
+
+
+def _by_one_size(question: VmapQuestion) -> Trace | Declined:
+    if not made_by(question.equation):
+        return Declined("no size is found in data")
+    return _of_one_size(question.single, question.batched)
+
+
+def _by_fill(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op not in facts.FILLS:
+        return Declined("the op does not fill a tensor")
+    return VmapRule(_fill(question.single, question.batched, question.size, question.randomness))
+
+
+def _by_whole_batch(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_unary(question.equation):
+        return Declined("the op is not elementwise on one operand")
+    return VmapRule(_of_whole_batch(question.single, question.size))
+
+
+def _by_parts_first(question: VmapQuestion) -> Trace | Declined:
+    if question.equation.op.name not in NOT_BATCHED:
+        return Declined("functorch's rule is right")
+    parts = decomposition(question.single)
+    return Declined("PyTorch has no decomposition") if parts is None else parts
+
+
+def _by_cat(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op.name != "aten.cat.default" or not _has_symbols(question.single, question.size):
+        return Declined("the op is not cat of symbolic sizes")
+    return VmapRule(_cat(question.single, question.batched, question.size))
+
+
+def _by_ours(question: VmapQuestion, *, first: bool) -> VmapRule | Declined:
+    if question.equation.op.name not in KNOWN or question.prefers_ours != first:
+        return Declined("there is none" if question.equation.op.name not in KNOWN else "asked elsewhere")
+    known = _known_rule(question.single, question.batched, question.size)
+    return Declined("it does not take these arguments") if known is None else VmapRule(known)
+
+
+def _by_ours_first(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op.name in attention.KERNELS and question.draws:
+        _check_randomness(question)
+    return _by_ours(question, first=True)
+
+
+def _by_functorch(question: VmapQuestion) -> VmapRule | Trace | Declined:
+    single, size = question.single, question.size
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*performance drop.*")
+            with internals.no_vmap_fallback():
+                asked = _ask_functorch(single, question.batched, size, question.randomness)
+                rule = _with_types_of_batch(asked, single, size)
+    except (*CANNOT, UserWarning) as error:
+        return Declined.by(error)
+    if rule is None:
+        return Declined("functorch gives no batch of what the op gives")
+    parts = _parts(single) if fixes_numbers(rule) and not question.draws else None
+    return parts if parts is not None and _is_better(parts) else VmapRule(rule)
+
+
+def _by_parts(question: VmapQuestion) -> Trace | Declined:
+    parts = None if question.draws else pinned(question.single) or _parts(question.single)
+    return Declined("PyTorch has no decomposition") if parts is None else parts
+
+
+def _by_loop(question: VmapQuestion) -> VmapRule:
+    equation, same = question.equation, question.draws and question.randomness == "same"
+    if question.draws and question.randomness == "error":
+        raise_randomness(equation.op.name)
+    elsewhere = (isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs)
+    if same and (generators_of(question.single) or any(elsewhere)):
+        raise_same(equation.op.name)
+    what = f"vmap: {equation.op} has no batching rule, so it runs in a loop over {question.size} examples"
+    warnings.warn(what, LoopWarning, stacklevel=2)
+    return VmapRule(_loop(question.single, question.batched, question.size, same))
+
+
+def _check_randomness(question: VmapQuestion) -> None:
+    if question.randomness == "error":
+        raise_randomness(question.equation.op.name)
+    if question.randomness == "same":
+        raise_same(question.equation.op.name)
+
+
+VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
+    Attempt("parts of one size", _by_one_size),
+    Attempt("a fill of the whole batch", _by_fill),
+    Attempt("the op on the whole batch", _by_whole_batch),
+    Attempt("decomposition in place of functorch's rule", _by_parts_first),
+    Attempt("concatenation of symbolic sizes", _by_cat),
+    Attempt("rule of thunder_fn in place of functorch's", _by_ours_first),
+    Attempt("functorch's rule", _by_functorch),
+    Attempt("rule of thunder_fn", lambda question: _by_ours(question, first=False)),
+    Attempt("decomposition", _by_parts),
+    Attempt("a loop over the examples, with a warning", _by_loop),
+)
+"""The attempts at a batching rule, in order."""
+
+
+@lru_cache(maxsize=65536)
+def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
+    """The batched equation, or the op's decomposition."""
+    rule = first_rule(VMAP_ATTEMPTS, VmapQuestion(single, batched, size, randomness)).rule
+    assert rule is not None  # the loop has one
+    return rule
+
+
+def _of_one_size(single: Trace, batched: Mask) -> Trace:
+    """The parts of an op with an unbacked size, where the data is the same in all examples."""
+    parts = decomposition(single)
+    if parts is None or _sizes_differ(parts, batched):
+        raise_size(single.equations[0])
+    return parts
+
+
+def _sizes_differ(parts: Trace, batched: Mask) -> bool:
+    """Test whether a size is found in what differs between examples."""
+    differing = {var.index for var, flag in zip(parts.inputs, batched, strict=True) if flag}
+    for equation in parts.equations:
+        if differing.isdisjoint(var.index for var in equation.operands):
+            continue
+        if made_by(equation):
+            return True
+        differing.update(var.index for var in equation.outputs)
+    return False
+
+
+CANNOT = (*derive.CANNOT, TypeError)
+"""Exceptions of PyTorch for an op without a batching rule; sympy raises the last one for symbols."""
+
+
+def _parts(single: Trace) -> Trace | None:
+    """The op's decomposition; None where it does not take symbols."""
+    if not is_symbolic(single):
+        return decomposition(single)
+    try:
+        return decomposition(single)
+    except CANNOT:
+        return None
+
+
+def _is_better(parts: Trace) -> bool:
+    """Test whether the decomposition holds for all numbers, and its parts have batching rules, which PyTorch's prims
+    have not.
+    """
+    return not fixes_numbers(parts) and not any(part.op.name.startswith("prims.") for part in parts.equations)
+
+
+def _has_symbols(single: Trace, size: Dim) -> bool:
+    return is_symbolic(single) or isinstance(size, Expr)
+
+
+def _cat(single: Trace, batched: Mask, size: Dim) -> Trace:
+    """functorch's rule looks at sizes, as if they were numbers."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=True)
+    with recorder.running():
+        tracers = _inputs(recorder, single, batched, size)
+        length = recorder.mode.size(size)
+        wide = [
+            value if flag else value.expand(length, *value.shape) for value, flag in zip(tracers, batched, strict=True)
+        ]
+        dim = python_arg(equation.args[1], lambda var: var) if len(equation.args) > 1 else 0
+        return close_recording(recorder, [torch.cat(wide, dim + 1 if dim >= 0 else dim)], "vmap_aten.cat.default")
+
+
+def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
+    """A rule of ours, where functorch's would take sizes for numbers."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=True)
+    with recorder.running():
+        tracers = _inputs(recorder, single, batched, size)
+        given = frozenset(id(value) for value, flag in zip(tracers, batched, strict=True) if flag)
+        batch = Batch(ops.overload(equation.op), recorder.mode.size(size), given)
+        rule = rule_of(equation, tracers, batch)
+        if rule is None:
+            return None
+        args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
+        kwargs = {key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs}
+        results = ops.flatten_result(rule(batch, *args, **kwargs))
+        return _with_types_of_batch(close_recording(recorder, list(results), f"vmap_{equation.op.name}"), single, size)
+
+
+def raise_size(equation: Equation) -> NoReturn:
+    """Raise for a result whose size differs between examples."""
+    from thunder_fn.errors import VmapError
+
+    raise VmapError(
+        located(
+            f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
+            "so that it differs between examples",
+            source=equation.source,
+            fix="Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
+            "or share one mask (in_dims None), which has one size.",
+        )
+    )
+
+
+def raise_randomness(name: str) -> None:
+    """Raise the error for random numbers under `vmap(randomness="error")`."""
+    from thunder_fn.errors import VmapError
+
+    raise VmapError(
+        f'vmap: called random operation while in randomness error mode: {name} draws random numbers, and randomness="error"\n'
+        'Pass randomness="different" for numbers of its own in each example, or randomness="same" for equal ones.'
+    )
+
+
+def raise_same(name: str) -> None:
+    """Raise for a random op that cannot give every example the same numbers."""
+    from thunder_fn.errors import VmapError
+
+    raise VmapError(
+        f"Vmap does not currently support same randomness with a batched tensor input of {name}: it has no batching rule, and a "
+        "loop would draw other numbers in each example\n"
+        'Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) < p).to(p.dtype)`.'
+    )
+
+
+def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: Dim) -> list[torch.Tensor]:
+    types = [
+        batched_type(var.type, size) if flag else var.type for var, flag in zip(single.inputs, batched, strict=True)
+    ]
+    return [recorder.input_of_type(type) for type in types if isinstance(type, TensorType)]
+
+
+def _ask_functorch(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
+    with recorder.running():
+        tracers = _inputs(recorder, single, batched, size)
+        moved = [index for index, flag in enumerate(batched) if flag]
+        present: list[bool] = []
+
+        def run(*examples: Any) -> Any:
+            values = list(tracers)
+            for index, example in zip(moved, examples, strict=False):
+                values[index] = example
+            results = call_leaf(equation, lambda var: values[var.index])
+            present.extend(isinstance(result, torch.Tensor) for result in results)
+            return tuple(result for result in results if isinstance(result, torch.Tensor))
+
+        examples = tuple(tracers[index] for index in moved) or (torch.empty(recorder.mode.size(size), device="meta"),)
+        outputs = torch.vmap(run, randomness=randomness)(*examples)
+        supply = iter(outputs)
+        return close_recording(
+            recorder, [next(supply) if flag else None for flag in present], f"vmap_{equation.op.name}"
+        )
+
+
+def _with_types_of_batch(rule: Trace, single: Trace, size: Dim) -> Trace | None:
+    """functorch's rule where it gives a batch of what the op gives. It does not for `index_select` with a scalar index."""
+    wanted = tuple(batched_type(type, size) for type in single.output_types)
+    further = equations_between(rule.output_types, wanted)
+    if further is None:
+        return None
+    return replace(rule, constraints=tuple(dict.fromkeys((*rule.constraints, *further)))) if further else rule
+
+
+def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
+    """Random numbers of their own for each example, drawn at once, or one draw for all of them."""
+    (equation,) = single.equations
+    if randomness == "error":
+        raise_randomness(equation.op.name)
+    recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
+    with recorder.running():
+        (like,), count = _inputs(recorder, single, batched, size), recorder.mode.size(size)
+        if randomness == "same":
+            like = like.new_empty(like.shape[1:]) if batched[0] else like
+        elif not batched[0]:
+            like = like.new_empty((count, *like.shape))
+        (result,) = call_leaf(equation, lambda var: like)
+        result = result.expand(count, *result.shape) if randomness == "same" else result
+        return close_recording(recorder, [result], f"vmap_{equation.op.name}")
+
+
+def _is_unary(equation: Equation) -> bool:
+    """Test that each element of the result follows from one of its only operand's: a batch is no different.
+
+    functorch takes some of these apart, and then the derivative of the parts is NaN where that of the op is not.
+    """
+    pointwise = ops.is_pointwise(equation.op) and not ops.is_random(equation.op)
+    return pointwise and len(equation.operands) == 1 and isinstance(equation.outputs[0].type, TensorType)
+
+
+def _of_whole_batch(single: Trace, size: Dim) -> Trace:
+    """The op on the batch as it is. functorch unwraps what it detaches, so a recording would not show stop_gradient."""
+    (equation,) = single.equations
+    builder = TraceBuilder(f"vmap_{equation.op.name}")
+    value = builder.input(batched_type(single.inputs[0].type, size))
+    args = tuple(map_arg(lambda _: value, arg) for arg in equation.args)
+    given = ((key, arg) for key, arg in equation.kwargs if arg not in RANKED)  # the batch has one dim more
+    kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in given)
+    types = tuple(batched_type(var.type, size) for var in equation.outputs)
+    return builder.build(builder.add(equation.op, args, types, kwargs=kwargs))
+
+
+def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
+    """A scan over the examples; `same`, with the generator set back before each, so that all draw the same numbers."""
+    (equation,) = single.equations
+    builder, body = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
+    pairs = list(zip(single.inputs, batched, strict=True))
+    inputs = [builder.input(batched_type(var.type, size) if flag else var.type) for var, flag in pairs]
+    consts = [value for value, flag in zip(inputs, batched, strict=True) if not flag]
+    xs = [value for value, flag in zip(inputs, batched, strict=True) if flag]
+    env = {var.index: body.input(var.type) for var, flag in pairs if not flag}
+    if same:
+        consts += builder.add(GET_STATE, (), (STATE,))
+        state = body.input(STATE)
+        body.add(SET_STATE, (state,), ())
+    env |= {var.index: body.input(var.type) for var, flag in pairs if flag}
+    results = body.copy(equation, lambda var: env[var.index])
+    kept = tuple(var for var in results if isinstance(var.type, TensorType))
+    numbers = {"num_consts": len(consts), "num_carry": 0, "length": size, "reverse": False, "unroll": 1}
+    types = tuple(batched_type(var.type, size) for var in kept)
+    kwargs = tuple((key, Literal(value)) for key, value in numbers.items())
+    whole = builder.add(SCAN, (*consts, *xs), types, kwargs=kwargs, bodies=(body.build(kept),))
+    supply = iter(whole)
+    return builder.build(tuple(next(supply) if var in kept else Literal(None) for var in results))

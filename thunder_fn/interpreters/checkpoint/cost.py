@@ -1,0 +1,79 @@
+"""The cost of an equation in floating-point operations and bytes: estimates from types, by PyTorch's own formulas."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from thunder_fn.ir import ops
+from thunder_fn.ir.check import types_in
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type
+
+_SAME_AS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+"""Ops for which PyTorch has no formula, and those that compute the same."""
+
+FLOPS_PER_BYTE = 16
+"""The number of operations that take as long as moving a byte: about right for a CPU core, and low for a GPU."""
+
+
+def bytes_of(type: Type) -> int:
+    """The size of a value; a size that is symbolic counts as one."""
+    if not isinstance(type, TensorType):
+        return 0
+    count = 1
+    for dim in type.shape:
+        count *= dim if isinstance(dim, int) else 1
+    return count * type.dtype.itemsize
+
+
+def cost_of(equation: Equation) -> int:
+    """The time that an equation takes, in floating-point operations. A view takes one."""
+    if equation.bodies:
+        return max(map(_cost_of_body, equation.bodies))
+    if equation.op.kind != "leaf" or ops.is_view(equation.op):
+        return 1
+    values = (*equation.operands, *equation.outputs)
+    return flops_of(equation) + FLOPS_PER_BYTE * sum(bytes_of(var.type) for var in values) + 1
+
+
+@lru_cache(maxsize=4096)
+def _cost_of_body(trace: Trace) -> int:
+    return sum(map(cost_of, trace.equations))
+
+
+def flops_of(equation: Equation) -> int:
+    """The operations of a matrix product, a convolution or an attention; zero for everything else."""
+    packet = ops.overload(equation.op).overloadpacket
+    packet = _SAME_AS.get(packet, packet)
+    if packet not in flop_registry:
+        return 0
+    args, kwargs = types_in(equation)
+    shapes = [_shape(arg) for arg in args]
+    try:
+        return int(flop_registry[packet](*shapes, **{key: _shape(arg) for key, arg in kwargs}, out_val=_out(equation)))
+    except (TypeError, ValueError, AssertionError, IndexError):
+        return 0
+
+
+def _shape(arg: object) -> object:
+    match arg:
+        case TensorType(_, shape, _):
+            return shape
+        case Literal():
+            return arg.value
+        case tuple():
+            return [_shape(item) for item in arg]
+        case _:
+            return arg
+
+
+def _out(equation: Equation) -> object:
+    shapes = [var.type.shape for var in equation.outputs if isinstance(var.type, TensorType)]
+    return shapes[0] if len(shapes) == 1 else tuple(shapes)

@@ -1,0 +1,278 @@
+"""Reverse mode: a trace is split into a forward that leaves residuals and a backward that uses them.
+
+Leaf rules are derived (`derived/leaf_vjp.py`). A composite is split by splitting its body, once for each distinct body and
+question, so the work grows with distinct code. Cotangents that are zero are absent, never tensors of zeros.
+
+Inputs and outputs of a body are passed to its backward rather than saved, and reshapes of inputs are repeated there
+(`shapes.py`). So the forward of a `linear` stays the user's call, which executors know by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from thunder_fn.derived.activity import activity, contributions, usefulness
+from thunder_fn.derived.leaf_vjp import alone, vjp_rule
+from thunder_fn.interpreters.cheap_residuals import recomputable
+from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import VJP, Mask, Split, memo
+from thunder_fn.ir.splitting import late_half, split
+from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.walking import inline_into, put, walk
+
+aten = ops.aten
+
+
+@memo(16384)
+def forward_backward(
+    trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: Mask = (), *, fused: bool = False
+) -> Split:
+    """Split a trace for reverse mode.
+
+    Args:
+        trace: closed and checked.
+        wanted_inputs: one per input; True where a gradient is wanted. Only floating and complex inputs have one.
+        wanted_outputs: one per output; True where a cotangent will be given.
+        seeded: one per input, none for no input; True where the backward is given, last, what the gradient is added
+            to. Autograd adds up one cotangent after the other, whatever modules they come from, and so must we if
+            sums are to round as eager's do.
+        fused: what works element by element will be fused, so the backward computes again what is cheap (`cheap_residuals.py`).
+
+    Returns:
+        The split: `forward` has the trace's inputs and its outputs followed by the extra residuals.
+
+    Raises:
+        MissingRule: PyTorch can differentiate neither an op nor its decomposition.
+
+    Source: autodidax part 4 (linearize and transpose in one step); rules through derive.py.
+    """
+    active = activity(trace, wanted_inputs)
+    useful = usefulness(trace, active, wanted_outputs)
+    transposed, builder, steps = transposed_matrices(trace), TraceBuilder(trace.name), list[_Step]()
+
+    def forward(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        asked = tuple([active[var.index] and useful[var.index] for var in equation.operands])
+        given = tuple([useful[var.index] for var in equation.outputs])
+        if not any(asked) or not any(given):
+            return put(builder, equation, operands)
+        found = split_of(equation, asked, given, transposed, fused=fused)
+        results = _put_forward(builder, equation, operands, found)
+        steps.append(_Step(equation, found, asked, given, found.residual_values(operands, results)))
+        return results[: len(equation.outputs)]
+
+    outputs = walk(builder, trace, tuple([builder.input(var.type) for var in trace.inputs]), forward)
+    reshaped, first = reshaped_inputs(builder), builder.num_vars
+    backward = _Backward(builder, fused)
+    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
+        if wanted:
+            backward.seed(atom, isinstance(atom, Var) and useful[atom.index])
+    for var, flag in zip(trace.inputs, seeded or (False,) * len(trace.inputs), strict=True):
+        if flag:
+            backward.seed(var, True)
+    for step in reversed(steps):
+        backward.step(step)
+    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    gradients = [backward.cotangents.get(var.index) for var in asked]
+    found = [gradient for gradient in gradients if gradient is not None]
+    late = range(first, builder.num_vars)
+    again = set(reshaped)
+    is_again = lambda equation: equation.outputs[0].index in again
+    halves = split(builder, late, (outputs, found), again=is_again)
+    if fused:
+        _, carried = late_half(builder, builder.equations, late, found, is_again)
+        again |= recomputable(builder, late, halves, tuple(carried.values()))
+        halves = split(builder, late, (outputs, found), again=is_again)
+    places = iter(range(len(found)))
+    return replace(halves, gradients=tuple([None if gradient is None else next(places) for gradient in gradients]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An equation that was split; its residuals are atoms of the trace of both halves."""
+
+    equation: Equation
+    split: Split
+    operands: Mask
+    outputs: Mask
+    residuals: tuple[Atom, ...]
+
+
+def split_of(
+    equation: Equation,
+    operands: Mask,
+    outputs: Mask,
+    transposed: frozenset[int] = frozenset(),
+    *,
+    fused: bool = False,
+) -> Split:
+    """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
+    if equation.op.kind == "composite":
+        return forward_backward(equation.body, operands, outputs, fused=fused)
+    if equation.op.kind == "structured":
+        return VJP.of(equation)(equation, operands, outputs)
+    layouts = tuple(var.index in transposed for var in equation.operands)
+    rule = vjp_rule(alone(equation), operands, outputs, layouts if any(layouts) else ())
+    return rule if isinstance(rule, Split) else forward_backward(rule, operands, outputs, fused=fused)
+
+
+def _put_forward(
+    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...], split: Split
+) -> tuple[Atom, ...]:
+    if split.num_extra == 0 and _computes_the_same(equation, split.forward):
+        return put(builder, equation, operands)
+    if equation.op.kind == "composite":
+        op, types = ops.composite(ops.short_name(equation.op)), split.forward.output_types
+        return builder.add(op, operands, types, bodies=(split.forward,), source=equation.source)
+    return inline_into(builder, split.forward, operands, equation.source)
+
+
+def _computes_the_same(equation: Equation, forward: Trace) -> bool:
+    if equation.op.kind == "composite":
+        return forward == equation.body
+    return equation.op.kind == "leaf" and forward == alone(equation)
+
+
+def type_of_cotangent(atom: Atom) -> TensorType:
+    """The type of a value's cotangent, which is its own."""
+    assert isinstance(atom, Var) and isinstance(atom.type, TensorType), "only tensors have cotangents"
+    return atom.type
+
+
+class _Backward:
+    """The backward, appended to the builder that holds the forward; cotangents by variable of the original."""
+
+    def __init__(self, builder: TraceBuilder, fused: bool) -> None:
+        self.builder, self.fused = builder, fused
+        self.cotangents: dict[int, Atom] = {}
+
+    def seed(self, atom: Atom, useful: bool) -> None:
+        """Add an input of the backward: a cotangent that is given."""
+        given = self.builder.input(type_of_cotangent(atom))
+        if useful:
+            self.accumulate(atom, given)
+
+    def accumulate(self, atom: Atom, value: Atom) -> None:
+        assert isinstance(atom, Var)
+        known = self.cotangents.get(atom.index)
+        self.cotangents[atom.index] = value if known is None else add(self.builder, known, value)
+
+    def step(self, step: _Step) -> None:
+        """Append the backward of one equation."""
+        equation, split, builder = step.equation, step.split, self.builder
+        wanted = [var for var, flag in zip(equation.outputs, step.outputs, strict=True) if flag]
+        given = [self.cotangents.get(var.index) for var in wanted]
+        if all(value is None for value in given) or all(place is None for place in split.gradients):
+            return
+        filled = [
+            zeros(builder, type_of_cotangent(var)) if value is None else value
+            for var, value in zip(wanted, given, strict=True)
+        ]
+        arguments = (*step.residuals, *filled)
+        if equation.op.kind == "composite":
+            seeded = _seeded(step, self.cotangents)
+            if any(seeded):
+                split = forward_backward(equation.body, step.operands, step.outputs, seeded, fused=self.fused)
+            seeds = [var for var, flag in zip(equation.operands, seeded, strict=True) if flag]
+            op = ops.composite(f"{ops.short_name(equation.op)}_backward")
+            arguments += tuple(self.cotangents.pop(var.index) for var in seeds)
+            types = split.backward.output_types
+            results = builder.add(op, arguments, types, bodies=(split.backward,), source=equation.source)
+        else:
+            results = inline_into(builder, split.backward, arguments, equation.source)
+        asked = [var for var, flag in zip(equation.operands, step.operands, strict=True) if flag]
+        for var, place in zip(asked, split.gradients, strict=True):
+            if place is not None:
+                self.accumulate(var, results[place])
+
+
+def _seeded(step: _Step, cotangents: dict[int, Atom]) -> Mask:
+    """The operands of a composite to whose cotangent, known so far, its body adds more than once."""
+    counts = contributions(step.equation.body, step.operands, step.outputs)
+    operands = step.equation.operands
+    return tuple(
+        flag and count > 1 and var.index in cotangents and operands.count(var) == 1
+        for var, flag, count in zip(operands, step.operands, counts, strict=True)
+    )
+
+
+def add(builder: TraceBuilder, a: Atom, b: Atom) -> Var:
+    """The sum of two cotangents."""
+    (result,) = builder.add(ops.leaf(aten.add.Tensor), (a, b), (type_of_cotangent(a),))
+    return result
+
+
+def zeros(builder: TraceBuilder, type: TensorType) -> Var:
+    """A contiguous tensor of zeros: for a cotangent that is zero beside others that are not."""
+    return full(builder, type, 0)
+
+
+def ones(builder: TraceBuilder, type: TensorType) -> Var:
+    """A tensor of ones: the cotangent of a loss."""
+    return full(builder, type, 1)
+
+
+def full(builder: TraceBuilder, type: TensorType, value: float) -> Var:
+    """A tensor that holds one number everywhere."""
+    kwargs = (("dtype", Literal(type.dtype)), ("device", Literal(type.device)))
+    shape = tuple(Literal(size) for size in type.shape)
+    (result,) = builder.add(ops.leaf(aten.full.default), (shape, Literal(value)), (type,), kwargs=kwargs)
+    return result
+
+
+@memo(1024)
+def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
+    """A trace of the outputs and the vector-Jacobian product.
+
+    Law: for every tangent v and cotangent ct, ``<ct, jvp(v)> == <vjp(ct), v>``.
+
+    Returns:
+        The trace from the inputs, then one cotangent for each wanted output, to the outputs, then one gradient for
+        each wanted input, zeros where the outputs do not depend on it.
+    """
+    split = forward_backward(trace, wanted_inputs, wanted_outputs)
+    builder = TraceBuilder(f"{trace.name}_vjp")
+    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    given = tuple(
+        builder.input(type_of_cotangent(atom))
+        for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True)
+        if wanted
+    )
+    results = inline_into(builder, split.forward, inputs)
+    gradients = pull_back(builder, trace, split, inputs, results, given, wanted_inputs)
+    return dce(builder.build((*results[: len(trace.outputs)], *gradients)))
+
+
+def pull_back(
+    builder: TraceBuilder,
+    trace: Trace,
+    split: Split,
+    inputs: tuple[Atom, ...],
+    results: tuple[Atom, ...],
+    given: tuple[Atom, ...],
+    wanted_inputs: Mask,
+) -> tuple[Atom, ...]:
+    """Append the backward of a split whose forward has been appended; one gradient for each wanted input."""
+    found = inline_into(builder, split.backward, (*split.residual_values(inputs, results), *given))
+    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    return tuple(
+        zeros(builder, type_of_cotangent(var)) if place is None else found[place]
+        for var, place in zip(asked, split.gradients, strict=True)
+    )
+
+
+@memo(1024)
+def grad_and_value(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) -> Trace:
+    """A trace of the gradients of the first output, a scalar, followed by all outputs.
+
+    Law: equals `vjp` with a cotangent of one for output 0. `fused` is as for `forward_backward`.
+    """
+    wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
+    split = forward_backward(trace, wanted_inputs, wanted_outputs, fused=fused)
+    builder = TraceBuilder(f"grad_{trace.name}")
+    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    results = inline_into(builder, split.forward, inputs)
+    seed = ones(builder, type_of_cotangent(trace.outputs[0]))
+    gradients = pull_back(builder, trace, split, inputs, results, (seed,), wanted_inputs)
+    return dce(builder.build((*gradients, *results[: len(trace.outputs)])))

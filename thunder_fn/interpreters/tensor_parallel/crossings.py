@@ -1,0 +1,83 @@
+"""Crossings of a layer's border whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
+
+`copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards. `share` takes apart
+forwards and puts together backwards. `gathered_dim` puts together forwards and takes apart backwards; nothing is sent
+for that, since all ranks have the same gradient of a value that they all have.
+
+Source: Megatron-LM, section 3 (arXiv:1909.08053).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch.nn import functional as F
+
+from thunder_fn.distributed.collectives import added_up, all_gathered
+from thunder_fn.distributed.groups import Group
+from thunder_fn.interpreters.ddp import Ddp, reduced
+from thunder_fn.ir.trace import TensorType, type_of_value
+from thunder_fn.structured.custom_vjp import custom_vjp
+
+Crossing = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A function of a tensor and the number of this rank."""
+
+
+def copied(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """x; gradients of all ranks are added, since each rank knows those of its share only."""
+    type = type_of_value(x)
+    assert isinstance(type, TensorType), "a tensor has a tensor's type"
+    return reduced(Ddp(group, "each", "sum"), (type,), (x,))[0]
+
+
+def summed(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum over ranks. Its gradient is the same on all ranks, and each one's own."""
+
+    @custom_vjp
+    def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
+        return added_up(x.contiguous(), group)
+
+    sum_over_ranks.defvjp(lambda x: (sum_over_ranks(x), None), lambda _, ct: (ct,))
+    return sum_over_ranks(x)
+
+
+def gathered_dim(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int, size: int) -> torch.Tensor:
+    """The shares of all ranks beside each other along a dim, without padding beyond a size."""
+    return _gathering(group, dim % x.dim(), size)(x, rank)
+
+
+def share(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """Take this rank's share of a dim, the last ones padded with zeros."""
+    return _sharing(group, dim % x.dim(), x.shape[dim])(x, rank)
+
+
+@cache
+def _gathering(group: Group, dim: int, size: int) -> Crossing:
+    @custom_vjp
+    def gather_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        first = x.movedim(dim, 0).contiguous()
+        whole = all_gathered(first.reshape(-1), group).reshape(group.size * first.shape[0], *first.shape[1:])
+        return whole[:size].movedim(0, dim).contiguous()  # PyTorch's attention on CPUs reads any other last dim wrongly
+
+    gather_shares.defvjp(
+        lambda x, rank: (gather_shares(x, rank), rank), lambda rank, ct: (_sharing(group, dim, size)(ct, rank), None)
+    )
+    return gather_shares
+
+
+@cache
+def _sharing(group: Group, dim: int, size: int) -> Crossing:
+    each = math.ceil(size / group.size)
+
+    @custom_vjp
+    def take_share(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        x = F.pad(x, (*(0, 0) * (x.dim() - 1 - dim), 0, each * group.size - size))
+        return x.unflatten(dim, (group.size, each)).index_select(dim, rank.reshape(1)).squeeze(dim)
+
+    take_share.defvjp(
+        lambda x, rank: (take_share(x, rank), rank), lambda rank, ct: (_gathering(group, dim, size)(ct, rank), None)
+    )
+    return take_share

@@ -1,0 +1,174 @@
+"""Facts about ops that neither PyTorch's schemas nor its tags say: one set of names for each fact.
+
+    op in facts.RESHAPES
+
+Sets of ATen's ops stand here, so that two interpreters cannot disagree about one; `tests/unit/test_facts.py` lists the
+files that may have others, with reasons. Facts that PyTorch knows (views, effects, random numbers, pointwise ops) are
+asked of it in `thunder_fn.ir.ops`. Rules are no facts: a table from an op to a function stands with its interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from thunder_fn.ir.trace import Op
+
+
+class Leaves:
+    """A set of leaf ops. `add` names every overload of ATen's `add`, `add.Tensor` one of them.
+
+    Names of `prims` and of our own ops are written with their namespace: `thunder_fn.key_normal`. Ops of other libraries
+    have no facts here.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = frozenset(name if _has_namespace(name) else f"aten.{name}" for name in " ".join(names).split())
+
+    def __contains__(self, op: object) -> bool:
+        """The set names the op: an `Op`, or the full name of a leaf such as `aten.add.Tensor`."""
+        if isinstance(op, Op):
+            return op.kind == "leaf" and op.name in self
+        return isinstance(op, str) and (op in self._names or op.rpartition(".")[0] in self._names)
+
+    def __or__(self, other: Leaves) -> Leaves:
+        return Leaves(*self._names, *other._names)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, with their namespaces, in order."""
+        return iter(sorted(self._names))
+
+    def __repr__(self) -> str:
+        return f"Leaves({', '.join(self)})"
+
+
+_NAMESPACES = ("aten.", "prims.", "thunder_fn.")
+
+
+def _has_namespace(name: str) -> bool:
+    return name.startswith(_NAMESPACES)
+
+
+# ---- values ----
+
+FILLS = Leaves(
+    "bernoulli.p uniform normal_functional exponential geometric cauchy log_normal random",
+    "thunder_fn.normal_one_by_one",
+)
+"""Ops that fill a tensor like their only operand with random numbers, whatever was in it."""
+
+DRAWS = FILLS | Leaves(
+    "bernoulli normal poisson binomial",
+    "thunder_fn.key_normal thunder_fn.key_uniform",
+)
+"""Ops whose floating results are random numbers: they have no derivative in reverse mode."""
+
+EMPTY = Leaves("empty empty_like empty_strided empty_permuted new_empty new_empty_strided")
+"""Ops whose results nobody has written."""
+
+LIKE = Leaves(
+    "zeros_like ones_like full_like empty_like rand_like randn_like randint_like",
+    "new_zeros new_ones new_full new_empty new_empty_strided",
+)
+"""Ops that make a tensor like another."""
+
+OVERWRITES = FILLS | EMPTY | LIKE | Leaves("copy fill zero bernoulli.Tensor")
+"""Ops that take no values from their first operand, only its type and layout."""
+
+SOME_OVERWRITTEN = Leaves("index_put index_add scatter scatter_add index_copy index_fill")
+"""Ops that give their first operand with some elements overwritten, and have a form that overwrites them in place."""
+
+WRITES_INTO_FIRST = SOME_OVERWRITTEN | Leaves(
+    "scatter_reduce masked_scatter index_reduce",
+    "select_scatter slice_scatter diagonal_scatter as_strided_scatter _unsafe_index_put",
+)
+"""Ops that give their first operand with some elements overwritten, as `SOME_OVERWRITTEN`, in place or not."""
+
+FINDS = Leaves("nonzero index masked_select _unique2 unique_dim unique_consecutive")
+"""Ops that find some of the elements of their first operand: a size of the result may depend on data."""
+
+ASSERTS = Leaves("_assert_scalar")
+"""Ops that say that a relation of numbers holds."""
+
+MOVES = Leaves("clone copy _to_copy contiguous cat stack constant_pad_nd _unsafe_view slice_scatter")
+"""Ops that move all elements and compute none, besides views."""
+
+GATHERS = Leaves("embedding index gather index_select index_put")
+"""Ops that move elements to or from places that data says, and compute none."""
+
+REDUCES = Leaves(
+    "sum mean amax amin any all prod var var_mean std std_mean logsumexp",
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
+    "native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward",
+)
+"""Ops that reduce, or are made of ops that do."""
+
+MATMULS = Leaves("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm")
+"""Matrix products."""
+
+CONVOLUTIONS = Leaves("convolution convolution_backward")
+
+PARAMETERS_MAY_BE_WIDER = Leaves(
+    "native_layer_norm native_group_norm native_batch_norm _fused_rms_norm",
+    "_native_batch_norm_legit_functional _batch_norm_with_update_functional",
+)
+"""Ops that are not pointwise and take arguments of several precisions."""
+
+
+# ---- memory ----
+
+RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze")
+"""Ops whose result is every element of their first operand, once, in memory of it or in a copy."""
+
+ALIASES = Leaves("detach alias")
+"""Ops whose result is their operand, in its memory."""
+
+UNSTACKS = Leaves("select.int unbind.int")
+"""Ops that give the parts of a stack along a dim."""
+
+ADDRESSES = Leaves("as_strided as_strided_copy as_strided_scatter")
+"""Ops that address the storage of their first operand, which a type does not describe."""
+
+FACTORS = Leaves("_linalg_det _linalg_slogdet _linalg_solve_ex")
+"""Ops that factor a matrix or its transpose, whichever is contiguous; their derivatives ask again which it was."""
+
+SHAPED_BY_STRIDES = Leaves("_embedding_bag _embedding_bag_forward_only")
+"""Ops with results, read by their derivatives only, whose shapes depend on the strides of operands."""
+
+READ_AS_CONTIGUOUS: dict[str, tuple[int, ...]] = {
+    "aten._embedding_bag.default": (1, 2),
+    "aten._embedding_bag_forward_only.default": (1, 2),
+    "aten._pdist_forward.default": (0,),
+    "aten.median.dim": (0,),
+    "aten.nanmedian.dim": (0,),
+    "aten._weight_norm_interface.default": (0, 1),
+    "aten._weight_norm_interface_backward.default": (0, 1, 2, 3),
+}
+"""Ops that read arguments as if they were contiguous, and the positions of those."""
+
+READS_BEFORE_WRITES = Leaves(
+    "copy_ where cumsum cumsum_ cumprod cumprod_ logcumsumexp softmax log_softmax _softmax _log_softmax",
+    "tril tril_ triu triu_ renorm renorm_ addmv addmv_ addr addr_ addbmm addbmm_ cholesky msort sort",
+)
+"""Ops, besides pointwise ones, that may write over an operand in its own place."""
+
+ALLOCATES = (
+    SOME_OVERWRITTEN
+    | CONVOLUTIONS
+    | Leaves(
+        "mm addmm bmm baddbmm addmv mv dot",
+        "native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward",
+        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data sum mean",
+        "amax amin prod cumsum var logsumexp gather embedding embedding_dense_backward",
+        "index index_select cat stack clone _to_copy full zeros ones empty",
+        "arange new_zeros new_full new_ones full_like zeros_like ones_like",
+        "nll_loss_forward nll_loss_backward slice_backward select_backward",
+    )
+)
+"""Ops, besides pointwise ones, whose results are dense memory that they have just allocated, each its own."""
+
+SPARSE_GRADIENT: dict[str, tuple[int | None, str]] = {
+    "aten.embedding.default": (4, "sparse"),
+    "aten._embedding_bag.default": (5, "sparse"),
+    "aten.gather.default": (None, "sparse_grad"),
+}
+"""Ops with an argument that makes the gradient of their first operand sparse: its position and its name."""

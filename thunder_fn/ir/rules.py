@@ -1,0 +1,198 @@
+"""The tables: what interpreters know of structured ops, and the data that rules return.
+
+A structured op owns bodies and has one rule in each table, all registered in its own file under `structured/`. A rule
+takes an equation and a question and returns a trace over the equation's operands. So an interpreter treats it as it
+treats the derived rule of a leaf. Leaf rules are derived (`derive*.py`), composites are their bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
+
+from thunder_fn.errors import MissingRule, located
+from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Var
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Mask = tuple[bool, ...]
+
+
+def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember what a pure function of traces returns.
+
+    Two traces that are equal but for names and sources have answers of their own. Names in print and lines in errors
+    are those of the trace that was asked about. A trace that closes over tensors of the user is not remembered, since
+    that would keep them alive; its bodies, where the work is, are closed.
+    """
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        @lru_cache(maxsize)
+        def remembered(origins: tuple[int, ...], *args: P.args, **kwargs: P.kwargs) -> R:
+            return f(*args, **kwargs)
+
+        @wraps(f)
+        def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+            traces = [arg for arg in args if isinstance(arg, Trace)]
+            if any(not constant.owned for trace in traces for constant in trace.constants):
+                return f(*args, **kwargs)
+            return remembered(tuple(trace.origin for trace in traces), *args, **kwargs)
+
+        asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
+        asked.cache_info = remembered.cache_info  # type: ignore[attr-defined]
+        return asked
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The place of a residual: an input or an output of the forward, which is passed again, or an extra output."""
+
+    kind: Choice["input", "output", "extra"]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A trace in two: what runs forward, and what runs backward on residuals and cotangents.
+
+    `forward` maps the inputs to the outputs and the extra residuals. `backward` maps the residuals, then one cotangent
+    for each wanted output, to gradients; `gradients` says for each wanted input which one is its own, None for zero.
+    """
+
+    forward: Trace
+    backward: Trace
+    residuals: tuple[Residual, ...]
+    gradients: tuple[int | None, ...]
+
+    @property
+    def num_extra(self) -> int:
+        """The number of the forward's last outputs that are residuals."""
+        return sum(residual.kind == "extra" for residual in self.residuals)
+
+    def residual_values(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """The residuals, given the values of the forward's inputs and all its outputs."""
+        extra = results[len(results) - self.num_extra :]
+        places = {"input": inputs, "output": results, "extra": extra}
+        return tuple(places[residual.kind][residual.index] for residual in self.residuals)
+
+
+@dataclass(frozen=True, slots=True)
+class JvpRule:
+    """A trace from inputs, then tangents of the active inputs, to outputs, then tangents of the active outputs."""
+
+    trace: Trace
+    active_outputs: Mask
+
+
+class Rules(Generic[T]):
+    """The rules of one interpreter, by op: one line registers one rule.
+
+    Anyone may register a rule for an op of their own, or make a table for an interpreter of their own.
+
+    Example:
+        >>> from thunder_fn.ir.rules import Rules
+        >>> area = Rules("area")
+        >>> @area.rule("scan", "while_loop")
+        ... def of_loop(equation): ...
+        >>> sorted(area.by_name)
+        ['scan', 'while_loop']
+    """
+
+    def __init__(self, interpreter: str) -> None:
+        self.interpreter = interpreter
+        self.by_name: dict[str, T] = {}
+
+    def rule(self, *ops: str) -> Callable[[F], F]:
+        """Register the decorated rule for ops, by name."""
+
+        def register(rule: F) -> F:
+            self.enter(cast(T, rule), *ops)
+            return rule
+
+        return register
+
+    def enter(self, rule: T, *ops: str) -> None:
+        """Register a rule for ops, by name; each op once."""
+        for op in ops:
+            if op in self.by_name:
+                raise MissingRule(f"{self.interpreter}: {op} has a rule already; one op has one rule")
+            self.by_name[op] = rule
+
+    def find(self, op: Op) -> T | None:
+        """Return the rule of an op, or None."""
+        return self.by_name.get(op.name)
+
+    def of(self, equation: Equation) -> T:
+        """Return the rule of an equation's op.
+
+        Raises:
+            MissingRule: there is none; names the interpreter, the op and the user's line.
+        """
+        try:
+            return self.by_name[equation.op.name]
+        except KeyError:
+            raise MissingRule(
+                located(
+                    f"{self.interpreter}: there is no rule for the {equation.op.kind} op {equation.op}",
+                    source=equation.source,
+                    fix="Import the module that defines the op, or register a rule for it (`thunder_fn.ir.rules`).",
+                )
+            ) from None
+
+
+CHECK: Rules[Callable[[Equation], None]] = Rules("check")
+"""`rule(equation)` raises where types and bodies disagree."""
+EVALUATE: Rules[Callable[..., Sequence[Any]]] = Rules("evaluate")
+"""`rule(bodies, *args, **kwargs)` gives the values of the outputs; args are runtime values."""
+VJP: Rules[Callable[[Equation, Mask, Mask], Split]] = Rules("vjp")
+"""`rule(equation, wanted_inputs, wanted_outputs)` gives the forward with residuals, and the backward."""
+JVP: Rules[Callable[[Equation, Mask], JvpRule]] = Rules("jvp")
+"""`rule(equation, active)` gives the trace on primals and tangents. An op with a wiring needs none (`ir/pairs.py`)."""
+VMAP: Rules[Callable[[Equation, Mask, Dim, str], tuple[Trace, Mask]]] = Rules("vmap")
+"""`rule(equation, batched, size, randomness)` gives the trace on batches, batch dim first, and which outputs are batched."""
+DCE: Rules[Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]] = Rules("dce")
+"""`rule(equation, wanted)` gives the equation cut down to the wanted outputs, and the operands that it reads."""
+LOWER: Rules[Callable[[Equation], Trace | None]] = Rules("lower")
+"""`rule(equation)` gives the trace over its operands that an op stands for once no transform follows. Without a rule, or
+where it answers None, executors run the op itself."""
+PARTIAL_EVAL: Rules[Callable[[Equation, Mask, Mask], tuple[Trace, Trace]]] = Rules("partial_eval")
+"""`rule(equation, known, flags)`, for ops around one body on their operands, divides the body: from the known operands to
+the outputs that the flags mark and residuals, then from residuals and the other operands to the rest."""
+INVARIANT: Rules[Callable[[Equation], Mask]] = Rules("invariant operands")
+"""`rule(equation)` marks the operands that all steps and branches take as they are. The last operands are the bodies'
+inputs; a loop counts the invariant ones in `num_consts`."""
+SLICED: Rules[Callable[[Equation], Mask]] = Rules("sliced operands")
+"""`rule(equation)` marks the operands of a loop of which each step takes a slice along dim 0."""
+FREE_TYPES: Rules[bool] = Rules("free types")
+"""Ops whose outputs have the types that their bodies give, or without bodies those of the operands. The types of other
+ops are tied, as a carry's are."""
+TABLES: tuple[Rules[Any], ...] = (
+    *(CHECK, EVALUATE, VJP, JVP, VMAP, DCE, LOWER, PARTIAL_EVAL),
+    *(INVARIANT, SLICED, FREE_TYPES),
+)
+"""All tables of rules for structured ops."""
+
+
+def lowered(equation: Equation) -> Trace | None:
+    """Return the trace for which an equation stands once no transform follows; None for leaves and ops that run by
+    themselves.
+    """
+    match equation.op.kind:
+        case "leaf":
+            return None
+        case "composite":
+            return equation.body
+        case "structured":
+            rule = LOWER.find(equation.op)
+            return rule(equation) if rule is not None else None
+
+
+def keep_all(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+    """The dce rule of ops whose outputs come together."""
+    return equation, equation.operands

@@ -1,0 +1,138 @@
+"""Split: cut a trace into a first and a second half, with residuals between them.
+
+Reverse mode, partial evaluation, custom rules and the grad transforms of executors are all this function. They differ in
+which variables are late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from thunder_fn.ir.flow import Flow
+from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Var, cut
+
+
+def split(
+    trace: Trace | TraceBuilder,
+    late: Collection[int],
+    outputs: Sequence[Sequence[Atom]],
+    *,
+    equations: Sequence[Equation] | None = None,
+    again: Callable[[Equation], bool] = lambda equation: False,
+    names: tuple[str, str] | None = None,
+) -> Split:
+    """Cut a trace into two halves.
+
+    Before: trace: inputs -> ...; the variables in `late` are inputs and results that belong to the second half.
+    After:  forward:  early inputs -> early outputs, extra residuals
+            backward: residuals, late inputs -> late outputs
+            Each residual is an input of forward, one of its outputs, or an extra output.
+
+    Args:
+        late: indices of variables, closed under "is computed from".
+        outputs: of the forward and of the backward, as atoms of the trace.
+        equations: those of the trace by default; or the same, with some divided into an early and a late one.
+        again: early equations that the second half computes again, in place of residuals. Each stands before its
+            first reader.
+        names: of both halves.
+    """
+    early_outputs, late_outputs = tuple(outputs[0]), tuple(outputs[1])
+    whole = trace.equations if equations is None else equations
+    early_inputs = tuple(var for var in trace.inputs if var.index not in late)
+    early = [equation for equation in whole if not _is_late(equation, late)]
+    second, carried = late_half(trace, whole, late, late_outputs, again)
+    inputs = {var.index: i for i, var in reversed(list(enumerate(early_inputs)))}
+    results = {atom.index: i for i, atom in reversed(list(enumerate(early_outputs))) if isinstance(atom, Var)}
+    extras = [var for index, var in carried.items() if index not in inputs and index not in results]
+    places = {
+        **{var.index: Residual("extra", i) for i, var in enumerate(extras)},
+        **{index: Residual("output", i) for index, i in results.items()},
+        **{index: Residual("input", i) for index, i in inputs.items()},
+    }
+    late_inputs = tuple(var for var in trace.inputs if var.index in late)
+    first_name, second_name = names or (f"{trace.name}_forward", f"{trace.name}_backward")
+    return Split(
+        cut(trace, inputs=early_inputs, equations=early, outputs=(*early_outputs, *extras), name=first_name),
+        cut(trace, inputs=(*carried.values(), *late_inputs), equations=second, outputs=late_outputs, name=second_name),
+        tuple(places[index] for index in carried),
+        (),
+    )
+
+
+def handing_on(halves: Split) -> Trace:
+    """Return the first half with every residual as an output, after its own: for a second half that sees nothing else."""
+    first = halves.forward
+    count = len(first.outputs) - halves.num_extra
+    return cut(first, outputs=(*first.outputs[:count], *halves.residual_values(first.inputs, first.outputs)))
+
+
+DEPENDS = Flow("forward", lambda equation, flags: (any(flags),) * len(equation.outputs), opens=lambda equation: False)
+"""The flow of dependence: a variable depends on the marked inputs. Composites are taken whole."""
+
+
+def dependent(trace: Trace, marked_inputs: Mask) -> set[int]:
+    """Return the indices of the variables that depend on marked inputs."""
+    return {index for index, flag in enumerate(DEPENDS.everywhere(trace, marked_inputs)) if flag}
+
+
+def late_half(
+    trace: Trace | TraceBuilder,
+    equations: Sequence[Equation],
+    late: Collection[int],
+    outputs: Sequence[Atom],
+    again: Callable[[Equation], bool],
+) -> tuple[list[Equation], dict[int, Var]]:
+    """Return the late equations behind what they compute again, and what they read of the first half, by index.
+
+    Both are in the order of first reading.
+    """
+    makers = {var.index: equation for equation in equations for var in equation.outputs}
+    half = _LateHalf(late, again, makers, {constant.var.index for constant in trace.constants})
+    for equation in equations:
+        if _is_late(equation, late):
+            for operand in equation.operands:
+                half.read(operand)
+            half.equations.append(equation)
+    for atom in outputs:
+        if isinstance(atom, Var):
+            half.read(atom)
+    return half.equations, half.carried
+
+
+@dataclass
+class _LateHalf:
+    """A second half while it grows: `own` are the variables that it computes again, `carried` its residuals."""
+
+    late: Collection[int]
+    again: Callable[[Equation], bool]
+    makers: dict[int, Equation]
+    own: set[int]
+    equations: list[Equation] = field(default_factory=list)
+    carried: dict[int, Var] = field(default_factory=dict)
+
+    def read(self, wanted: Var) -> None:
+        """Make a variable readable: compute it again, or carry it over from the first half."""
+        pending = [wanted]  # a stack: what a recomputed equation reads comes before it
+        while pending:
+            var = pending.pop()
+            if self._is_there(var):
+                continue
+            maker = self.makers.get(var.index)
+            if maker is None or not self.again(maker):
+                self.carried[var.index] = var
+                continue
+            if missing := [operand for operand in maker.operands if not self._is_there(operand)]:
+                pending += (var, *reversed(missing))
+                continue
+            self.own.update(result.index for result in maker.outputs)
+            self.equations.append(maker)
+
+    def _is_there(self, var: Var) -> bool:
+        return var.index in self.late or var.index in self.own or var.index in self.carried
+
+
+def _is_late(equation: Equation, late: Collection[int]) -> bool:
+    """Tell whether an equation belongs to the second half. Effects, without results, are early unless an operand is late."""
+    return any(var.index in late for var in equation.outputs or equation.operands)

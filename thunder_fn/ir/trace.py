@@ -1,0 +1,695 @@
+"""The data: traces, equations, variables and their types.
+
+    Trace     ::= inputs: Var*  constants: Constant*  equations: Equation*  outputs: Atom*  constraints: Expr*
+    Equation  ::= outputs: Var* = op(args, kwargs)  bodies: Trace*  source
+    Arg       ::= Var | Literal | (Arg, ...)
+    Var       ::= index : Type
+    Type      ::= TensorType(dtype, shape, device) | NumberType(kind, Expr?) | NoneType
+    Dim       ::= int | Expr
+    Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, scan, ...)
+
+Everything is frozen. Variables are numbered densely in binding order (inputs, constants, then the outputs of each
+equation). So `==` is equality up to renaming and the hash is structural. Bodies are closed: values that a body uses
+from outside are among its inputs. The operands of an equation are the variables in its args and kwargs, in order,
+with repeats. A composite's body has exactly one input for each operand.
+
+Expressions are over symbols, which the types of the outermost trace's inputs bind; see `symbols.py`.
+
+Sources, names and spans are for people: they take no part in equality.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal as Choice, TypeAlias
+
+import numpy as np
+import torch
+
+from thunder_fn.errors import InvalidTrace, kind_of
+from thunder_fn.ir.nesting import make_room
+
+if TYPE_CHECKING:
+    import sympy
+
+Kind: TypeAlias = Choice["leaf", "composite", "structured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """An expression over the trace's symbols, such as `s0 + 1` or `s0 > 5`. The algebra is sympy's."""
+
+    value: sympy.Basic
+
+    @property
+    def kind(self) -> type[bool] | type[int] | type[float]:
+        """The kind of number that it computes."""
+        if self.value.is_Boolean or self.value.is_Relational:
+            return bool
+        return int if self.value.is_integer else float
+
+    def __str__(self) -> str:
+        from thunder_fn.torch_internals import expression_text
+
+        return expression_text(self.value)
+
+
+Dim: TypeAlias = int | Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The type of a tensor: dtype, shape, device. Strides are not part of it."""
+
+    dtype: torch.dtype
+    shape: tuple[Dim, ...]
+    device: torch.device = torch.device("cpu")
+
+    def __str__(self) -> str:
+        text = f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        return text if self.device.type == "cpu" else f"{self.device} {text}"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberType:
+    """The type of a Python number: bool, int, float or complex, and which number it is, where symbols say that."""
+
+    kind: type[bool] | type[int] | type[float] | type[complex]
+    value: Expr | None = None
+
+    def __str__(self) -> str:
+        return self.kind.__name__ if self.value is None else f"{self.kind.__name__} {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class NoneType:
+    """The type of a result that an op does not compute, such as a gradient that was masked out."""
+
+    def __str__(self) -> str:
+        return "None"
+
+
+Type: TypeAlias = TensorType | NumberType | NoneType
+
+
+def as_dim(value: Any) -> Any:
+    """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as the number that it
+    is known to be.
+    """
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        expr, kind = value.node.expr, value.node.pytype
+        if expr.free_symbols:
+            return Expr(expr)
+        number, hint = kind(expr), value.node.hint if kind is float else None
+        return hint if hint == number else number  # sympy has no zero with a sign
+    return value
+
+
+def symbols_of_type(type: Type) -> Iterator[sympy.Basic]:
+    """The symbols in a type, with repeats."""
+    if isinstance(type, TensorType):
+        for size in type.shape:
+            if not isinstance(size, int):
+                yield from size.value.free_symbols
+    elif isinstance(type, NumberType) and type.value is not None:
+        yield from type.value.value.free_symbols
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """`torch.float32` as `f32`, `torch.int64` as `i64`, `torch.bool` as `bool`."""
+    name = str(dtype).removeprefix("torch.")
+    for long, short in (
+        ("bfloat", "bf"),
+        ("float8_", "f8_"),
+        ("float", "f"),
+        ("complex", "c"),
+        ("uint", "u"),
+        ("int", "i"),
+    ):
+        if name.startswith(long):
+            return short + name[len(long) :]
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A variable: bound once, by an input, a constant or an equation."""
+
+    index: int
+    type: Type
+
+    def __str__(self) -> str:
+        return f"v{self.index}"
+
+    def __hash__(self) -> int:
+        return self.index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """A value written into the trace. Equal only if the types are equal too: 1, 1.0 and True are three literals."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literal) and _literal_key(self.value) == _literal_key(other.value)
+
+    def __hash__(self) -> int:
+        return hash(_literal_key(self.value))
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+def _literal_key(value: Any) -> tuple[type, Any]:
+    match value:
+        case float():
+            return float, value.hex()
+        case complex():
+            return complex, (value.real.hex(), value.imag.hex())
+        case tuple():
+            return type(value), tuple(map(_literal_key, value))
+        case slice() | range():
+            return type(value), tuple(map(_literal_key, (value.start, value.stop, value.step)))
+        case np.generic():
+            return type(value), value.tobytes()
+        case torch.Generator():
+            return torch.Generator, identity_of(value)
+        case _:
+            return type(value), value
+
+
+def identity_of(generator: torch.Generator) -> int:
+    """Identify a generator: PyTorch hands it to dispatch modes as another Python object."""
+    return getattr(generator, "_cdata")  # noqa: B009
+
+
+Atom: TypeAlias = Var | Literal
+Arg: TypeAlias = "Var | Literal | tuple[Arg, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """The operation of an equation. `name` is `aten.add.Tensor` for a leaf, else the name of a function or a module
+    class.
+    """
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The user's line that an equation comes from, and the module that was running.
+
+    Calls with equal bodies share them. So in a body a module is known from the call on: `inside` is its path from
+    there, and `around` that of the call which was captured first, no part of what makes sources equal. `around` is
+    None where no call is around: `inside` is the whole path then. `first` has the values of the two before bodies
+    were unfolded, as the bodies of the equation know them.
+    """
+
+    file: str
+    line: int
+    function: str
+    inside: str = ""
+    around: str | None = field(default=None, compare=False)
+    first: tuple[str | None, str] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def module(self) -> str:
+        """The path of the module that was running; in a body, where it was captured first."""
+        return _joined(self.around, self.inside)
+
+    @property
+    def place(self) -> str:
+        """The line alone."""
+        return f"{self.file}:{self.line} in {self.function}"
+
+    def __str__(self) -> str:
+        return f"{self.place} ({self.module})" if self.module else self.place
+
+    def within(self, around: str | None) -> Source:
+        """The source in a body of the call of this module."""
+        if around is None or around == self.around or not _is_in(self.module, around):
+            return self
+        return Source(self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around)
+
+    def called_from(self, call: Source | None) -> Source:
+        """The source where a body is unfolded in place of its call.
+
+        In a body that was made of the call itself, as that of a checkpoint around it, modules are known as the call's is.
+        """
+        if call is None or (self.around is None and self.inside):
+            return self
+        around, inside = call.first or (call.around, call.inside)
+        base = call.inside
+        if self.around == around:  # beside the call
+            base = base.removesuffix(inside).rstrip(".")
+        first = self.first or (self.around, self.inside)
+        return Source(self.file, self.line, self.function, _joined(base, self.inside), call.around, first)
+
+
+def _joined(around: str | None, inside: str) -> str:
+    return f"{around}.{inside}" if around and inside else around or inside
+
+
+def _is_in(module: str, around: str) -> bool:
+    return not around or module == around or module.startswith(f"{around}.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A closed-over tensor, by reference: never copied, never inlined.
+
+    `owned` tensors were made by the traced function from Python data (`torch.tensor([1, 2])`); nobody else holds
+    them, so two of them are equal if their contents are. The others are equal only if they are the same tensor.
+    """
+
+    var: Var
+    tensor: torch.Tensor = field(repr=False)
+    owned: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or self.var != other.var or self.owned != other.owned:
+            return False
+        return self.tensor is other.tensor or (self.owned and _same_bits(self.tensor, other.tensor))
+
+    def __hash__(self) -> int:
+        return hash((self.var.index, self.owned) if self.owned else (self.var.index, id(self.tensor)))
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare bitwise, so that NaN equals NaN and 0.0 differs from -0.0."""
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        return False
+    from thunder_fn.torch_internals import isolated, no_torch_function
+
+    with isolated(), no_torch_function():  # traces are compared during captures too
+        return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """`outputs = op(*args, **kwargs)`; a composite or structured op owns its bodies."""
+
+    op: Op
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outputs: tuple[Var, ...]
+    bodies: tuple[Trace, ...] = ()
+    source: Source | None = field(default=None, compare=False)
+    _operands: tuple[Var, ...] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def operands(self) -> tuple[Var, ...]:
+        """The variables in args and kwargs, in order, with repeats."""
+        if self._operands is None:
+            found = vars_in((self.args, tuple(value for _, value in self.kwargs)) if self.kwargs else self.args)
+            object.__setattr__(self, "_operands", tuple(found))
+            return tuple(found)
+        return self._operands
+
+    @property
+    def body(self) -> Trace:
+        """The only body of a composite."""
+        (body,) = self.bodies
+        return body
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Trace:
+    """A closed program. See the grammar at the top of this module.
+
+    Law: two traces are equal exactly if they differ only in names and sources.
+    """
+
+    inputs: tuple[Var, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Atom, ...]
+    constants: tuple[Constant, ...]
+    constraints: tuple[Expr, ...]
+    name: str = "program"
+    origin: int = field(default=0, init=False, repr=False)
+    """A hash of what equality leaves out: names and sources. Memos of interpreters tell traces apart by it."""
+    depth: int = field(default=0, init=False, repr=False)
+    """The number of levels of bodies inside each other."""
+    _hash: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_numbering(self)
+        parts = (self.inputs, self.equations, self.outputs, self.constants, self.constraints)
+        object.__setattr__(self, "_hash", hash(parts))
+        depth = max((body.depth + 1 for equation in self.equations for body in equation.bodies), default=0)
+        object.__setattr__(self, "depth", depth)
+        make_room(depth)
+        inside = tuple(body.origin for equation in self.equations for body in equation.bodies)
+        sources = tuple(equation.source for equation in self.equations)
+        object.__setattr__(self, "origin", hash((self.name, sources, inside)))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Trace) or self._hash != other._hash:
+            return False
+        return (
+            self.inputs == other.inputs
+            and self.outputs == other.outputs
+            and self.constants == other.constants
+            and self.constraints == other.constraints
+            and self.equations == other.equations
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild through the constructor: hashes differ from process to process."""
+        return Trace, (self.inputs, self.equations, self.outputs, self.constants, self.constraints, self.name)
+
+    def __str__(self) -> str:
+        from thunder_fn.ir.pretty import to_text
+
+        return to_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations, {len(self.outputs)} outputs>"
+
+    def python_callable(self) -> Callable[..., tuple[Any, ...]]:
+        """The printed program, compiled by Python. Law: it computes the same as `evaluate`."""
+        from thunder_fn.ir.pretty import python_callable
+
+        return python_callable(self)
+
+    def to_fx(self) -> torch.fx.GraphModule:
+        """The trace, inlined, as an FX graph module of ATen calls."""
+        from thunder_fn.ir.fx import to_fx
+
+        return to_fx(self)
+
+    @staticmethod
+    def from_fx(module: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> Trace:
+        """The trace of an FX graph module of ATen calls. See `fx.from_fx`."""
+        from thunder_fn.ir.fx import from_fx
+
+        return from_fx(module, example_inputs)
+
+    @property
+    def input_types(self) -> tuple[Type, ...]:
+        """The types of the inputs, in order."""
+        return tuple(var.type for var in self.inputs)
+
+    @property
+    def output_types(self) -> tuple[Type, ...]:
+        """The types of the outputs, in order."""
+        return tuple(type_of(atom) for atom in self.outputs)
+
+    def renamed(self, name: str) -> Trace:
+        """The program under another name."""
+        return dataclasses.replace(self, name=name)
+
+
+def type_of(atom: Atom) -> Type:
+    """The type of a variable, or of the number or None that a literal holds."""
+    if isinstance(atom, Var):
+        return atom.type
+    match atom.value:
+        case None:
+            return NoneType()
+        case bool() | int() | float() | complex():
+            return NumberType(type(atom.value))
+        case Expr():
+            return NumberType(atom.value.kind, atom.value)
+        case other:
+            raise InvalidTrace(
+                f"a literal of type {type(other).__name__} has no type in a trace; only numbers and None do"
+            )
+
+
+def type_of_value(value: Any) -> Type:
+    """The type of a runtime value: a tensor, a number or None."""
+    match value:
+        case torch.Tensor():
+            return TensorType(value.dtype, tuple(map(as_dim, value.shape)), value.device)
+        case None:
+            return NoneType()
+        case bool() | int() | float() | complex():
+            return NumberType(type(value))
+        case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+            return type_of(Literal(as_dim(value)))
+        case _:
+            raise InvalidTrace(f"{kind_of(value)} has no type in a trace")
+
+
+def static_shape(type: TensorType) -> tuple[int, ...]:
+    """The shape of a type whose sizes are all numbers.
+
+    Raises:
+        InvalidTrace: a size is symbolic.
+    """
+    return tuple(map(_static_size, type.shape))
+
+
+def _static_size(dim: Dim) -> int:
+    if not isinstance(dim, int):
+        raise InvalidTrace(f"the size {dim} is symbolic, where a number is needed")
+    return dim
+
+
+def num_vars(trace: Trace) -> int:
+    """The number of variables that a trace binds; they are numbered from zero."""
+    return len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+
+
+def vars_in(arg: Any) -> list[Var]:
+    """The variables in an argument, in order, with repeats."""
+    if isinstance(arg, Var):
+        return [arg]
+    found: list[Var] = []
+    if isinstance(arg, tuple):
+        for item in arg:
+            if isinstance(item, Var):
+                found.append(item)
+            elif isinstance(item, tuple) and item:
+                found += vars_in(item)
+    return found
+
+
+def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
+    """Apply f to every variable in an argument; literals and tuples stay."""
+    if isinstance(arg, Var):
+        return f(arg)
+    if isinstance(arg, tuple):
+        return tuple(map_arg(f, item) for item in arg)
+    return arg
+
+
+def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
+    """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists."""
+    if isinstance(arg, Var):
+        return read(arg)
+    if isinstance(arg, Literal):
+        return _running(arg.value) if isinstance(arg.value, Expr) else arg.value
+    return [python_arg(item, read) for item in arg]
+
+
+def _running(expr: Expr) -> Any:
+    from thunder_fn.torch_internals import running_number
+
+    return running_number(expr)
+
+
+def _check_numbering(trace: Trace) -> None:
+    bound = 0
+    for var in (*trace.inputs, *(constant.var for constant in trace.constants)):
+        if var.index != bound:
+            raise InvalidTrace(
+                f"variables are numbered densely in binding order, but {var} is bound where v{bound} is due"
+            )
+        bound += 1
+    for equation in trace.equations:
+        for var in equation.outputs:
+            if var.index != bound:
+                raise InvalidTrace(
+                    f"variables are numbered densely in binding order, but {var} is bound by {equation.op} where v{bound} is due"
+                )
+            bound += 1
+
+
+class TraceBuilder:
+    """Appends equations and numbers their variables; `build` gives the frozen trace.
+
+    The one mutable thing here, and it never leaves the interpreter that makes it. Vars that it hands out are
+    provisional: `build` numbers them in binding order.
+    """
+
+    def __init__(self, name: str = "program") -> None:
+        self.name = name
+        self.inputs: list[Var] = []
+        self.constants: list[Constant] = []
+        self.equations: list[Equation] = []
+        self.constraints: list[Expr] = []
+        self._next = 0
+        self._constant_vars: dict[int, Var] = {}
+
+    @property
+    def num_vars(self) -> int:
+        """The number of variables handed out so far; they are numbered in this order."""
+        return self._next
+
+    def fresh(self, type: Type) -> Var:
+        """A new variable, which the caller binds."""
+        var = Var(self._next, type)
+        self._next += 1
+        return var
+
+    def input(self, type: Type) -> Var:
+        """Append an input and return its variable."""
+        var = self.fresh(type)
+        self.inputs.append(var)
+        return var
+
+    def constant(self, tensor: torch.Tensor, type: Type | None = None, *, owned: bool = False) -> Var:
+        """The variable of a closed-over tensor: the same one each time."""
+        known = self._constant_vars.get(id(tensor))
+        if known is not None:
+            return known
+        var = self.fresh(type or type_of_value(tensor))
+        self.constants.append(Constant(var, tensor, owned))
+        self._constant_vars[id(tensor)] = var
+        return var
+
+    def require(self, constraints: Iterable[Expr]) -> None:
+        """Take over the constraints of a trace that becomes part of this one."""
+        self.constraints.extend(item for item in constraints if item not in self.constraints)
+
+    def add(
+        self,
+        op: Op,
+        args: tuple[Arg, ...],
+        output_types: tuple[Type, ...],
+        *,
+        kwargs: tuple[tuple[str, Arg], ...] = (),
+        bodies: tuple[Trace, ...] = (),
+        source: Source | None = None,
+    ) -> tuple[Var, ...]:
+        """Append an equation and return the variables that it binds."""
+        outputs = tuple(self.fresh(type) for type in output_types)
+        self.equations.append(Equation(op, args, kwargs, outputs, bodies, source))
+        return outputs
+
+    def copy(
+        self,
+        equation: Equation,
+        read: Callable[[Var], Arg],
+        *,
+        bodies: tuple[Trace, ...] | None = None,
+        types: tuple[Type, ...] | None = None,
+        source: Source | None = None,
+    ) -> tuple[Var, ...]:
+        """Append an equation of another trace, its operands read through `read`; other bodies, types and source if given."""
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        bodies = equation.bodies if bodies is None else bodies
+        types = tuple(var.type for var in equation.outputs) if types is None else types
+        return self.add(equation.op, args, types, kwargs=kwargs, bodies=bodies, source=source or equation.source)
+
+    def build(self, outputs: tuple[Atom, ...]) -> Trace:
+        """Freeze: number the variables in binding order."""
+        return canonical(
+            tuple(self.inputs),
+            tuple(self.equations),
+            outputs,
+            tuple(self.constants),
+            tuple(self.constraints),
+            self.name,
+        )
+
+
+def cut(
+    trace: Trace | TraceBuilder,
+    *,
+    inputs: Iterable[Var] | None = None,
+    equations: Iterable[Equation] | None = None,
+    outputs: Iterable[Atom] | None = None,
+    constants: Iterable[Constant] | None = None,
+    name: str | None = None,
+) -> Trace:
+    """Return the trace with other inputs, equations or outputs over the same variables.
+
+    All constraints stay, and so do the constants that are still read. With `walk` (`walking.py`) this is the way to make
+    a trace from a trace, so that no author has to remember what else a trace carries.
+
+    Args:
+        outputs: must be given for a builder, which has none of its own.
+        constants: those that stay constants, where others become inputs.
+    """
+    if outputs is None:
+        assert isinstance(trace, Trace), "a builder has no outputs of its own"
+        outputs = trace.outputs
+    return canonical(
+        tuple(trace.inputs if inputs is None else inputs),
+        tuple(trace.equations if equations is None else equations),
+        tuple(outputs),
+        tuple(trace.constants if constants is None else constants),
+        tuple(trace.constraints),
+        trace.name if name is None else name,
+    )
+
+
+def canonical(
+    inputs: tuple[Var, ...],
+    equations: tuple[Equation, ...],
+    outputs: tuple[Atom, ...],
+    constants: tuple[Constant, ...],
+    constraints: tuple[Expr, ...],
+    name: str = "program",
+) -> Trace:
+    """Return the trace of recorded parts, its variables renumbered in binding order. Unused constants are left out.
+
+    For what makes a trace from nothing. A trace that is made from a trace is `cut` or walked.
+    """
+    used = {var.index for equation in equations for var in equation.operands}
+    used |= {atom.index for atom in outputs if isinstance(atom, Var)}
+    constants = tuple(constant for constant in constants if constant.var.index in used)
+    names: dict[int, Var] = {}
+
+    def bind(var: Var) -> Var:
+        if var.index in names:
+            raise InvalidTrace(f"{var} is bound twice")
+        new = names[var.index] = var if var.index == len(names) else Var(len(names), var.type)
+        return new
+
+    def read(var: Var) -> Var:
+        try:
+            return names[var.index]
+        except KeyError:
+            raise InvalidTrace(f"{var}: {var.type} is used before it is bound") from None
+
+    new_inputs = tuple(bind(var) for var in inputs)
+    new_constants = tuple(Constant(bind(constant.var), constant.tensor, constant.owned) for constant in constants)
+    new_equations = tuple(_rebind(equation, read, bind) for equation in equations)
+    new_outputs = tuple(map_arg(read, atom) for atom in outputs)
+    return Trace(new_inputs, new_equations, new_outputs, new_constants, constraints, name)
+
+
+def _rebind(equation: Equation, read: Callable[[Var], Var], bind: Callable[[Var], Var]) -> Equation:
+    args = tuple(map_arg(read, arg) for arg in equation.args)
+    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+    return Equation(equation.op, args, kwargs, tuple(map(bind, equation.outputs)), equation.bodies, equation.source)
+
+
+def subtraces(trace: Trace) -> Iterator[Trace]:
+    """The trace and every distinct trace inside it, each once, outermost first."""
+    seen: set[Trace] = set()
+    pending = [trace]
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            yield current
+            pending.extend(body for equation in reversed(current.equations) for body in reversed(equation.bodies))

@@ -1,0 +1,362 @@
+"""Nodes of autograd's graph: what a call of a bridged trace leaves behind, one for each piece of its backward."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.generators import drawing_from
+from thunder_fn.errors import located
+from thunder_fn.executors import Program, lower
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir.constraints import close_symbols
+from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.symbols import bind, is_symbolic, replaced, specialize
+from thunder_fn.ir.trace import Expr, Literal, Trace, TraceBuilder, cut, vars_in
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.jitted.autograd.pieces import Piece, depends
+from thunder_fn.jitted.memory import own
+
+if TYPE_CHECKING:
+    from thunder_fn.jitted.autograd.bridge import Bridge
+
+
+Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
+"""A trace as a function of tensors that autograd follows, and the constraints on the trace's symbols."""
+
+MAX_KNOWN = 16
+"""The number of derivatives of one node that are remembered: by sizes, where their rules do not hold for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A piece of a bridge's backward, and where the numbers that it takes begin among those of the forward."""
+
+    bridge: Bridge
+    piece: Piece
+    start: int
+    known: dict[Any, Following] = field(default_factory=dict[Any, "Following"], repr=False)
+    """Functions that compute `gradient` under autograd, by which inputs require grad, and by sizes where they hold
+    for these only.
+    """
+
+    @cached_property
+    def closed(self) -> tuple[Trace, tuple[Expr, ...]]:
+        """The piece's trace with the numbers that it takes from the forward as its last inputs, and those."""
+        return close_symbols(self.piece.trace)
+
+    @property
+    def numbers(self) -> tuple[Expr, ...]:
+        """The numbers that it takes from the forward."""
+        return self.closed[1]
+
+    @cached_property
+    def program(self) -> Program:
+        """The program from residuals, cotangents and numbers to the results of the piece."""
+        return lower(self.closed[0], below_autograd=True, executors=self.bridge.executors, taken=True)
+
+    @cached_property
+    def sources(self) -> tuple[tuple[bool, int], ...]:
+        """The origin of each tensor whose gradient the piece gives: an input (True) or an edge."""
+        places = self.bridge.wanted_places
+        return tuple(
+            (False, target.index) if target.kind == "edge" else (True, places[target.index])
+            for target in self.piece.gives
+        )
+
+    @cached_property
+    def inputs(self) -> tuple[int | None, ...]:
+        """The input that each residual is, None if it is a result of the forward."""
+        found = (self.bridge.split.residuals[number] for number in self.piece.residuals)
+        return tuple(one.index if one.kind == "input" else None for one in found)
+
+    @cached_property
+    def kept(self) -> tuple[tuple[int, bool], ...]:
+        """The residuals that are results of the forward, and whether they are what another node returns."""
+        count, split = len(self.bridge.trace.outputs), self.bridge.split
+        edges = {place: edge for edge, place in enumerate(self.bridge.active_places)}
+        found = (split.residuals[number] for number in self.piece.residuals)
+        return tuple(
+            (count + one.index, False)
+            if one.kind == "extra"
+            else (one.index, one.index in edges and edges[one.index] not in self.piece.takes)
+            for one in found
+            if one.kind != "input"
+        )
+
+    @cached_property
+    def read(self) -> frozenset[int]:
+        """The inputs that the backward reads."""
+        return frozenset(place for place in self.inputs if place is not None)
+
+    @cached_property
+    def needed(self) -> tuple[int, ...]:
+        """The inputs that the backward reads, or its derivative does, which computes the other residuals again."""
+        count = len(self.bridge.split.forward.inputs)
+        return tuple(place for place in range(count) if self.binds_sizes or place in self.valued)
+
+    @cached_property
+    def binds_sizes(self) -> bool:
+        """Test whether all inputs are kept: for their sizes, or for a backward without some of the cotangents."""
+        return is_symbolic(self.bridge.split.forward) or self.bridge.sees_absent
+
+    @cached_property
+    def valued(self) -> frozenset[int]:
+        """The inputs of which values are needed, not sizes alone."""
+        forward = self.bridge.split.forward
+        if self.bridge.sees_absent:
+            return frozenset(range(len(forward.inputs)))
+        makers = {var.index: equation for equation in forward.equations for var in equation.outputs}
+        pending = [*self.read]
+        pending += [var.index for place, _ in self.kept for var in vars_in(forward.outputs[place])]
+        seen = set[int]()
+        while pending:
+            index = pending.pop()
+            if index not in seen:
+                seen.add(index)
+                pending += [var.index for var in makers[index].operands] if index in makers else []
+        return frozenset(place for place in range(len(forward.inputs)) if place in seen)
+
+    @cached_property
+    def gradient(self) -> Trace:
+        """The trace from the inputs that are needed, and the cotangents, to the results of the piece."""
+        split, name = self.bridge.split, self.bridge.trace.name
+        builder = TraceBuilder(f"{name}_gradient")
+        inputs = tuple(builder.input(var.type) for var in split.forward.inputs)
+        given = tuple(builder.input(self.bridge.pieces.edges[edge]) for edge in self.piece.takes)
+        values = split.residual_values(inputs, inline_into(builder, split.forward, inputs))
+        residuals = tuple(values[number] for number in self.piece.residuals)
+        whole = dce(builder.build(inline_into(builder, self.piece.trace, (*residuals, *given))))
+        kept = (*(whole.inputs[place] for place in self.needed), *whole.inputs[len(inputs) :])
+        return cut(whole, inputs=kept)
+
+    def differentiable(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Compute the piece from the inputs that are needed and the cotangents, so that autograd follows it."""
+        wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
+        sizes = bind(self.gradient.inputs, tensors)
+        call, decisions = self.following((wanted, ()), self.gradient, tensors)
+        if sizes and any(replaced(decision, sizes) is False for decision in decisions):
+            numbers = tuple((str(symbol), number) for symbol, number in sizes.items())
+            call, _ = self.following((wanted, numbers), specialize(self.gradient, sizes), tensors)
+        return call(*tensors)
+
+    def following(self, key: Any, gradient: Trace, tensors: tuple[Any, ...]) -> Following:
+        """The gradient as a function that autograd follows, and the decisions about symbols that its rules need."""
+        if key not in self.known:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[key] = self.bridge.following(gradient, tensors)
+        return self.known[key]
+
+    def reached(self, given: Mask) -> Mask:
+        """Tell which results are not None, where only some of the edges have a cotangent."""
+        return depends(self.piece.trace, (False,) * len(self.piece.residuals) + given)
+
+
+class _Call:
+    """The values of one call of a bridge, until all nodes are made."""
+
+    __slots__ = ("bridge", "edges", "inputs", "outputs", "results", "state")
+
+    def __init__(self, bridge: Bridge, inputs: tuple[Any, ...]) -> None:
+        self.bridge, self.inputs = bridge, inputs
+        self.edges: dict[int, Any] = {}
+        self.outputs: tuple[Any, ...] = ()
+        self.results: tuple[Any, ...] | None = None
+        self.state: Any = None
+
+    def run(self) -> tuple[Any, ...]:
+        """All that the forward gives. It runs once, where gradients are off."""
+        if self.results is not None:
+            return self.results
+        bridge = self.bridge
+        self.state = bridge.random_state() if bridge.draws else None
+        self.results = results = bridge.forward(*self.inputs)
+        passing = zip(results, bridge.handed_over, bridge.trace.outputs, strict=False)
+        outputs = tuple(value if flag or isinstance(atom, Literal) else None for value, flag, atom in passing)
+        if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
+            outputs = _own_tensors(outputs, self.inputs, bridge.active)
+        if bridge.chosen:
+            given = [value for value in self.inputs if isinstance(value, torch.Tensor)]
+            pairs = enumerate(outputs)
+            outputs = tuple(
+                own(value, *given) if value is not None and place in bridge.chosen else value for place, value in pairs
+            )
+        self.outputs = outputs
+        followed = (value for value, flag in zip(outputs, bridge.active, strict=True) if flag)
+        self.edges.update(enumerate(followed))
+        if len(bridge.pieces.edges) > len(self.edges):
+            self.stand_in()
+        return results
+
+    def stand_in(self) -> None:
+        """Put tensors of one element in place of the values on edges: autograd asks for their types only."""
+        edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
+        values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
+        for edge in range(len(self.edges), len(edges)):
+            type = edges[edge]
+            shape = [values[size] if isinstance(size, Expr) else size for size in type.shape]
+            strides = (0,) * len(shape)
+            self.edges[edge] = torch.empty_strided(shape, strides, dtype=type.dtype, device=type.device)
+
+
+def call(bridge: Bridge, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The trace's outputs that pass through autograd, and numbers; None for the others."""
+    run = _Call(bridge, inputs)
+    for node in bridge.nodes:
+        tensors = [inputs[place] if is_input else run.edges[place] for is_input, place in node.sources]
+        values = _Function.apply(node, run, *tensors)  # type: ignore[no-untyped-call]
+        run.edges.update(zip(node.piece.takes, values, strict=True))
+    edges = iter(run.edges.values())
+    return tuple(next(edges) if flag else value for value, flag in zip(run.outputs, bridge.active, strict=True))
+
+
+class _Function(torch.autograd.Function):
+    """A node. Autograd keeps and frees the values that it keeps between forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, node: Node, run: _Call, *tensors: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        results, bridge = run.run(), node.bridge
+        kept = [results[place].detach() if is_others else results[place] for place, is_others in node.kept]
+        first = len(bridge.split.forward.outputs) + node.start
+        ctx.node, ctx.state = node, run.state
+        ctx.numbers = results[first : first + len(node.numbers)]
+        ctx.set_materialize_grads(False)
+        saved, ctx.others, ctx.probes = _saved_inputs(node, run.inputs)
+        ctx.save_for_backward(*saved, *kept)
+        edges = tuple(run.edges[edge] for edge in node.piece.takes)
+        if len(edges) > 1:
+            ctx.shapes = tuple(edge.shape for edge in edges)
+        return edges
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        node: Node = ctx.node
+        if all(cotangent is None for cotangent in cotangents):
+            return (None,) * (2 + len(node.piece.gives))
+        if node.bridge.sees_absent and any(cotangent is None for cotangent in cotangents):
+            return None, None, *_backward_of_given(ctx, cotangents)
+        followed = torch.is_grad_enabled()
+        saved = list[Any]()
+        if followed or node.piece.residuals:
+            saved += ctx.saved_tensors
+            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now
+        count = len(node.needed)
+        inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
+        saved.clear()
+        inputs.update(ctx.others)
+        given = [
+            _zeros(node, place, ctx.shapes[place]) if cotangent is None else cotangent
+            for place, cotangent in enumerate(cotangents)
+        ]
+        if followed:
+            _check_unchanged(node, ctx.probes)
+            with _drawing_again(node.bridge, ctx.state):
+                results: Sequence[Any] = node.differentiable((*(inputs[place] for place in node.needed), *given))
+        else:
+            others = iter(kept)
+            box = [next(others) if place is None else inputs[place] for place in node.inputs]
+            box += [*given, *ctx.numbers]
+            batched = any(map(internals.is_batched, given))
+            for values in (inputs, kept, given):
+                values.clear()
+            results = evaluate(node.closed[0], box) if batched else node.program.take(box)
+        if any(cotangent is None for cotangent in cotangents):
+            reached = node.reached(tuple(cotangent is not None for cotangent in cotangents))
+            results = [result if flag else None for result, flag in zip(results, reached, strict=True)]
+        return None, None, *results
+
+
+def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
+    """Compute the node from its inputs, by the rules for the cotangents that there are."""
+    node: Node = ctx.node
+    narrow = node.bridge.narrowed(tuple(cotangent is not None for cotangent in cotangents))
+    inputs = dict(zip(node.needed, ctx.saved_tensors, strict=False)) | ctx.others
+    (part,) = narrow.nodes
+    tensors = (*(inputs[place] for place in part.needed), *(one for one in cotangents if one is not None))
+    with _drawing_again(node.bridge, ctx.state):
+        if torch.is_grad_enabled():
+            _check_unchanged(node, ctx.probes)
+            results = part.differentiable(tensors)
+        else:
+            results = evaluate(part.gradient, tensors)
+    found = dict(zip(part.piece.gives, results, strict=True))
+    return [found.get(target) for target in node.piece.gives]
+
+
+def _drawing_again(bridge: Bridge, state: Callable[[], None] | None) -> AbstractContextManager[None]:
+    """Draw inside the numbers that were drawn from this state on; outside, nothing has been drawn."""
+    return nullcontext() if state is None else drawing_from(state, bridge.random_state())
+
+
+def _zeros(node: Node, place: int, shape: torch.Size) -> torch.Tensor:
+    """The cotangent of an edge for which autograd has none."""
+    type = node.bridge.pieces.edges[node.piece.takes[place]]
+    return torch.zeros(shape, dtype=type.dtype, device=type.device)
+
+
+def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) -> tuple[Any, ...]:
+    """The outputs, those that are views of nothing else that the caller has no longer views, and constants neither.
+
+    Autograd lets nobody change a view in place that such a function returns, since it does not know its base. A view
+    of a result that requires grad would require it too.
+    """
+    tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
+    owners = collections.Counter(map(internals.storage_id, tensors))
+
+    def is_alone(value: Any, flag: bool) -> bool:
+        if not isinstance(value, torch.Tensor) or not value._is_view():
+            return False
+        return not flag or owners[internals.storage_id(value)] == 1
+
+    pairs = zip(outputs, active, strict=True)
+    return tuple(value.detach() if is_alone(value, flag) else value for value, flag in pairs)
+
+
+def _saved_inputs(
+    node: Node, inputs: Sequence[Any]
+) -> tuple[list[torch.Tensor | None], dict[int, Any], list[tuple[torch.Tensor, int]]]:
+    """The inputs that are needed, as autograd keeps them; those that it need not keep, by place; and whose version to check.
+
+    Autograd refuses a backward if a saved tensor was changed. Values that only a derivative of the backward reads may
+    change until there is one.
+    """
+    saved: list[torch.Tensor | None] = []
+    others: dict[int, Any] = {}
+    probes: list[tuple[torch.Tensor, int]] = []
+    for place in node.needed:
+        tensor = inputs[place]
+        if not isinstance(tensor, torch.Tensor):
+            others[place] = tensor  # a number
+        elif place not in node.valued:
+            saved.append(tensor.data)
+            continue
+        elif place in node.bridge.overwritten:
+            saved.append(tensor.detach().clone())
+            continue
+        elif place in node.read or (not (tensor.is_leaf and tensor.requires_grad) and node.bridge.wanted[place]):
+            saved.append(tensor)
+            continue
+        elif node.bridge.wanted[place]:
+            others[place] = tensor
+            probes.append((tensor, tensor._version))
+        else:
+            probes.append((internals.version_probe(tensor), tensor._version))
+            saved.append(tensor.data)
+            continue
+        saved.append(None)
+    return saved, others, probes
+
+
+def _check_unchanged(node: Node, probes: Sequence[tuple[torch.Tensor, int]]) -> None:
+    if any(probe._version != version for probe, version in probes):
+        what = f"{node.bridge.trace.name}: an argument was changed in place before its gradient was differentiated"
+        raise RuntimeError(located(what, fix="Pass a clone, or change the tensor after the last derivative."))

@@ -1,0 +1,97 @@
+"""explain_claims: the claims of each executor on a function, and the reasons of the others to refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thunder_fn.executors import Decision, Executor, claim
+from thunder_fn.executors.base import is_within
+from thunder_fn.executors.of_traces import with_executors_of
+from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir.trace import Trace
+from thunder_fn.jitted.autograd.bridge import bridge
+from thunder_fn.jitted.call import read_call
+from thunder_fn.jitted.options import Options
+from thunder_fn.jitted.program import capture_call, close_over, places_of
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReport:
+    """Claims by executor. `str` of it is the same as a text.
+
+    Attributes:
+        forward: the decisions about the function's own trace, or about the forward where a gradient may be asked for.
+        backward: those about the backward; empty if no argument requires a gradient.
+        left_out: executors that were not asked, and why.
+    """
+
+    function: str
+    forward: tuple[Decision, ...]
+    backward: tuple[Decision, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    def taken_by(self, executor: str) -> tuple[Decision, ...]:
+        """The parts that an executor took, given its name."""
+        return tuple(one for one in (*self.forward, *self.backward) if one.taken_by == executor)
+
+    def __str__(self) -> str:
+        lines = [f"claims of {self.function}"]
+        lines += [f"  {name} is not asked: {reason}" for name, reason in self.left_out]
+        if not self.forward:
+            lines.append("  the torch executor runs all of it")
+        for title, decisions in (("forward", self.forward), ("backward", self.backward)):
+            if decisions:
+                lines += [f"{title}:", *(_line(decision) for decision in decisions)]
+        return "\n".join(lines)
+
+
+def _line(decision: Decision) -> str:
+    times = f"{decision.times} x " if decision.times > 1 else ""
+    who = f"{decision.taken_by}{f' {decision.how}' if decision.how else ''}" if decision.taken_by else "unfolded"
+    why = f" ({'; '.join(f'{name}: {reason}' for name, reason in decision.refusals)})" if decision.refusals else ""
+    where = f" from {decision.source}" if decision.source else ""
+    return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{where}"
+
+
+def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ClaimReport:
+    """The report of one call. Nothing is run."""
+    call = read_call(options, args, kwargs)
+    captured, traces = capture_call(fn, options, call)
+    closed, constants = close_over(traces[-1])
+    executors = options.executors_of(closed)
+    tensors = (*(tensor for _, tensor in call.tensors), *constants)
+    writes = places_of([write.target for write in captured.writes], len(call.tensors), constants)
+    bridged = bridge(closed, tensors, (None,) * len(writes), executors) if torch.is_grad_enabled() else None
+    forward = closed if bridged is None else bridged.split.forward
+    return ClaimReport(
+        closed.name,
+        decisions_of(forward, executors, writes if bridged is None else ()),
+        () if bridged is None else decisions_of(bridged.split.backward, executors),
+        left_out(options, closed),
+    )
+
+
+def left_out(options: Options, trace: Trace) -> tuple[tuple[str, str], ...]:
+    """The executors that are not asked, and why."""
+    return tuple(
+        (executor.name, f"its results are {executor.numerics}, and numerics={options.numerics!r}")
+        for executor in with_executors_of(options.executors, trace)
+        if not is_within(executor.numerics, options.numerics)
+    )
+
+
+def decisions_of(
+    trace: Trace, executors: Sequence[Executor], writes: Sequence[int | None] = (), depth: int = 0
+) -> tuple[Decision, ...]:
+    """The log of a claiming, then those of the bodies of structured ops, which are programs of their own."""
+    claimed = claim(dce(trace), executors, writes, below_autograd=True)
+    found = [replace(decision, depth=decision.depth + depth) for decision in claimed.log]
+    for equation in claimed.trace.equations:
+        if equation.op.kind == "structured":
+            for body in dict.fromkeys(equation.bodies):
+                found += decisions_of(body, executors, depth=depth + 1)
+    return tuple(found)

@@ -1,0 +1,163 @@
+"""The state of a jitted module at a call: its tensors, and whatever else a program may depend on.
+
+A `Reading` is a walk over the module. It is good until somebody changes one of the dicts that it came from, which PyTorch
+tells in nanoseconds; then the module is read again. Programs are kept for each `Variant` of a module, such as train and
+eval: the layout of its tensors, submodules and hooks, and the attributes that were read while it was traced.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.outside.reads import ABSENT, DEPTH, Reads, attribute, of_class, parts_of, seen
+from thunder_fn.errors import JitError, kind_of, located
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The places of a module's tensors, by number, and its submodules, their classes and hooks."""
+
+    modules: tuple[Any, ...]
+    classes: tuple[type, ...]
+    places: tuple[tuple[str, int | None], ...]
+    hooks: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """A module as it is now: its layout, its distinct tensors, and the dicts that say so: sections, and `__dict__`s."""
+
+    layout: Layout
+    tensors: tuple[Tensor, ...]
+    dicts: tuple[dict[Any, Any], ...]
+    attributes: tuple[dict[str, Any], ...]
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Test whether other tensors stand in for its parameters, as in `functional_call`. They are not to be kept."""
+        sections = (module.__dict__["_parameters"].values() for module in self.layout.modules)
+        found = (value for section in sections for value in section if value is not None)
+        return not all(isinstance(value, torch.nn.Parameter) for value in found)
+
+    @property
+    def is_parametrized(self) -> bool:
+        """Test whether some tensors are computed where they are read, which `parametrize.cached` does once for many
+        calls.
+        """
+        return any(issubclass(cls, parametrize.ParametrizationList) for cls in self.layout.classes)
+
+    @property
+    def is_ready(self) -> bool:
+        """Test whether no lazy module waits for its first call."""
+        return not any(map(internals.is_uninitialized, self.tensors))
+
+
+def read(module: torch.nn.Module) -> Reading:
+    """Walk over a module and its submodules.
+
+    Raises:
+        JitError: one of them is compiled by `torch.jit`.
+    """
+    modules = tuple(module.modules())
+    if any(isinstance(child, torch.jit.ScriptModule) for child in modules):
+        _refuse_scripts(module)
+    numbers: dict[int, int] = {}
+    tensors: list[Tensor] = []
+    places: list[tuple[str, int | None]] = []
+    hooks: list[Any] = [*_hooks(internals.GLOBAL_HOOKS)]
+    dicts: list[dict[Any, Any]] = [*internals.GLOBAL_HOOKS]
+    for child in modules:
+        held = child.__dict__
+        dicts += (held["_parameters"], held["_buffers"], held["_modules"])
+        if child is not module:  # its own hooks run around the program
+            own = [held[name] for name in internals.HOOKS]
+            dicts += own
+            hooks += _hooks(own)
+        plain = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        for section in (held["_parameters"], held["_buffers"], plain):
+            for name, tensor in section.items():
+                if tensor is not None and id(tensor) not in numbers:
+                    numbers[id(tensor)] = len(tensors)
+                    tensors.append(tensor)
+                places.append((name, None if tensor is None else numbers[id(tensor)]))
+        places += [(name, None if part is None else -1) for name, part in held["_modules"].items()]
+    layout = Layout(modules, tuple(map(type, modules)), tuple(places), tuple(hooks))
+    return Reading(layout, tuple(tensors), tuple(dicts), tuple(child.__dict__ for child in modules))
+
+
+def _refuse_scripts(module: torch.nn.Module) -> None:
+    path = next(path for path, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule))
+    what = f"jit: {path!r} in {kind_of(module)} is a torch.jit.ScriptModule, which has no Python code to trace"
+    raise JitError(
+        located(what, fix="Put the module there that it was made from, or jit the modules around it one by one.")
+    )
+
+
+def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:
+    for hooks in dicts:
+        yield from hooks.values()
+        yield None
+
+
+def matches(reads: Reads) -> bool:
+    """Test whether the attributes that were read hold what they held then."""
+    return all(seen(attribute(*key)) == value for key, value in reads.items())
+
+
+def changed_attribute(module: torch.nn.Module, reads: Reads, depth: int = DEPTH) -> str | None:
+    """The path of the first attribute that does not hold what it held, such as `0.training`; None if all do."""
+    paths = {part: path for path, part in module.named_modules()}
+    for (part, name), value in reads.items():
+        if part in paths and (now := seen(attribute(part, name), depth)) != value:
+            return ".".join(filter(None, (paths[part], name, difference(value, now))))
+    return None
+
+
+def difference(before: Any, now: Any) -> str:
+    """The path to the first attribute or entry in which two descriptions of a value by `seen` differ; empty if it has no name."""
+    match before, now:
+        case (kind, tuple(old)), (other, tuple(new)) if kind == other:
+            for one, two in zip(old, new, strict=False):
+                if one != two:
+                    match one, two:
+                        case (str(name), was), (str(), found) if one[0] == two[0]:
+                            return ".".join(filter(None, (name, difference(was, found))))
+                        case _:
+                            return ""
+        case _:
+            pass
+    return ""
+
+
+def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[], bool]:
+    """A quick check that the module is as it was read, and the attributes as they are now."""
+    parts = {id(part): part for key in reads for part in parts_of(attribute(*key), depth)}
+    dicts = {id(value): value for value in reading.dicts}
+    inside = (part for part in parts.values() if isinstance(part, dict))  # also the attributes of objects
+    attributes = {id(value): value for value in (*reading.attributes, *inside) if id(value) not in dicts}
+    dicts_match = internals.dict_guard(tuple(dicts.values()), tuple(attributes.values()))
+    if reading.is_parametrized:
+        versions_match, dicts_match = dicts_match, lambda: not internals.is_caching() and versions_match()
+    others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
+    pairs = {(type(module), name) for module, name in reads if name not in module.__dict__}
+    of_classes = [(cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT]
+    if not others and not of_classes:
+        return dicts_match
+
+    def match() -> bool:
+        return (
+            dicts_match()
+            and all(getattr(cls, name, ABSENT) is value for cls, name, value in of_classes)
+            and all(len(part) == len(items) and all(map(operator.is_, part, items)) for part, items in others)
+        )
+
+    return match

@@ -1,0 +1,257 @@
+"""The guard of a traced function's reads from outside: the edges of its trace, as conditions of a call path.
+
+    if not (get1("LR") is v2 and cell3.cell_contents is w4 and "k" not in dict5): return MISS
+
+A module from outside is checked as a whole: its layout, its very tensors, its hooks, and the attributes that were read.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.generators import state_error
+from thunder_fn.capture.outside.frames import observed_by
+from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
+from thunder_fn.capture.outside.values import MAX_ARRAY_BYTES, Edge, Watch, is_same, look, progress_of
+from thunder_fn.errors import OutsideWarning, UnsupportedCall, kind_of, located
+from thunder_fn.ir.trace import Literal
+from thunder_fn.jitted.callpath import Namespace
+from thunder_fn.jitted.modules import state as module_state
+
+
+class Outside:
+    """The edges and modules that a program depends on."""
+
+    def __init__(self, edges: tuple[Edge, ...], modules: tuple[ModuleCheck, ...]) -> None:
+        self.edges, self.modules = edges, modules
+        names = Namespace()
+        text = " and ".join(f"({condition})" for condition in self.conditions(names)) or "True"
+        lines = [
+            "def matches():",
+            "    try:",
+            f"        return {text}",
+            f"    except {FAILURES}:",
+            "        return False",
+        ]
+        self.matches: Callable[[], bool] = names.function("matches", [*lines, ""])
+
+    @property
+    def may_fail(self) -> bool:
+        """Test whether some condition raises one of `FAILURES` where its object is gone."""
+        return any(edge.kind in ("cell", "index", "attr") for edge in self.edges)
+
+    def conditions(self, names: Namespace) -> Iterator[str]:
+        """Expressions that hold while nothing has changed."""
+        names.values.update(ABSENT=ABSENT, Literal=Literal, seen=seen)
+        for edge in self.edges:
+            yield from _conditions(edge, names)
+        for module in self.modules:
+            yield f"{names.bind(module, 'module')}()"
+
+    def change(self) -> tuple[str, Any, Any] | None:
+        """Describe the change since the trace: the path, the old and the new value."""
+        for edge in self.edges:
+            now = look(edge.kind, edge.holder, edge.key)
+            if is_same(now, edge.value, edge.kind):
+                continue
+            if edge.kind == "content":
+                return f"the content of {edge.path} has changed", None, None
+            if is_a(now, PLAIN) or is_a(edge.value, PLAIN) or now is ABSENT or edge.value is ABSENT:
+                return edge.path, _described(edge.value), _described(now)
+            return f"{edge.path} is another {type(now).__name__}", None, None
+        for module in self.modules:
+            if not module():
+                return module.change(), None, None
+        return None
+
+
+FAILURES = "(ValueError, LookupError, AttributeError)"
+"""Exceptions of a read where a cell is empty, a list is shorter, or an attribute is gone."""
+
+
+def _described(value: Any) -> str:
+    """A value in a message, which does not keep it alive."""
+    if value is ABSENT:
+        return "missing"
+    return repr(value) if is_a(value, PLAIN) else kind_of(value)
+
+
+# ---- edges as text ----
+
+
+def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:
+    holder = edge.holder
+    key = repr(edge.key) if type(edge.key) in (str, int) else names.bind(edge.key, "key")
+    match edge.kind:
+        case "key" if edge.value is ABSENT:
+            yield f"{key} not in {names.bind(holder, 'dict')}"
+        case "key":
+            yield _equal(f"{names.bind(holder.get, 'get')}({key})", edge.value, names)
+        case "index":
+            yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
+        case "cell" if edge.value is ABSENT:
+            yield f"{names.bind(look, 'look')}('cell', {names.bind(holder, 'cell')}, None) is ABSENT"
+        case "cell":
+            yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge.value, names)
+        case "attr" if edge.value is not ABSENT and edge.key.isidentifier():
+            yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge.value, names)
+        case "attr":
+            yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge.value, names)
+        case "context":
+            yield _equal(f"{names.bind(holder.get, 'get')}(ABSENT)", edge.value, names)
+        case "class":
+            yield from _class_conditions(edge, key, names)
+        case _:
+            value, same = names.bind(edge.value, "seen"), names.bind(_quick(holder), "same")
+            yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
+
+
+def _class_conditions(edge: Edge, key: str, names: Namespace) -> Iterator[str]:
+    """The class that has the attribute, and those before it, which have not."""
+    for base in edge.holder.__mro__[:-1]:
+        if edge.key in base.__dict__ and edge.value is not ABSENT:
+            yield _equal(f"{names.bind(base.__dict__.get, 'get')}({key})", edge.value, names)
+            return
+        yield f"{key} not in {names.bind(base.__dict__, 'dict')}"
+
+
+def _equal(found: str, value: Any, names: Namespace) -> str:
+    if value is None or value is True or value is False:
+        return f"{found} is {value}"
+    known = names.bind(value, "v")
+    if is_a(value, (tuple, frozenset)):
+        return f"(v := {found}) is {known} or type(v) is type({known}) and seen(v) == {names.bind(seen(value), 'seen')}"
+    if not is_a(value, PLAIN):
+        return f"{found} is {known}"
+    if is_a(value, (float, complex)) and (value != value or value == 0):
+        return (
+            f"(v := {found}) is {known} or type(v) is type({known}) and Literal(v) == {names.bind(Literal(value), 'v')}"
+        )
+    return f"(v := {found}) is {known} or type(v) is type({known}) and v == {known}"
+
+
+def _quick(value: Any) -> Callable[[], bool]:
+    """A quick check that a container, and those in it, hold the very objects that they held."""
+    parts: list[tuple[Any, list[Any]]] = []
+    for part in parts_of(value):
+        parts.append((part, list(part)))
+        if is_a(part, dict):
+            parts.append((part.values(), list(part.values())))
+    if not parts:
+        return lambda: False
+    same, every = operator.is_, all
+    return lambda: every(len(part) == len(items) and every(map(same, part, items)) for part, items in parts)
+
+
+class ModuleCheck:
+    """A check of a module from outside. A change of something else in its dicts renews the quick check.
+
+    The content of objects among its attributes is found in the frames that read it.
+    """
+
+    def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:
+        self.module, self.path, self.reads = module, path, reads
+        self.reading, self.hooks = module_state.read(module), self.own_hooks()
+        self.quick = self.quick_check()
+
+    def own_hooks(self) -> list[Any]:
+        """The hooks of the module itself, which are part of no layout."""
+        return [list(self.module.__dict__[name].values()) for name in internals.HOOKS]
+
+    def quick_check(self) -> Callable[[], bool]:
+        """A check of the versions of its dicts."""
+        own = tuple(self.module.__dict__[name] for name in internals.HOOKS)
+        reading = replace(self.reading, dicts=(*self.reading.dicts, *own))
+        return module_state.unchanged(reading, self.reads, 0)
+
+    def __call__(self) -> bool:
+        if self.quick():
+            return True
+        if self.change():
+            return False
+        self.reading = module_state.read(self.module)
+        self.quick = self.quick_check()
+        return True
+
+    def change(self) -> str:
+        """Describe the change; empty if nothing has changed."""
+        now = module_state.read(self.module)
+        if now.layout != self.reading.layout or self.own_hooks() != self.hooks:
+            return f"the parts or hooks of {self.path} have changed"
+        if len(now.tensors) != len(self.reading.tensors) or not all(
+            map(operator.is_, now.tensors, self.reading.tensors)
+        ):
+            return f"a parameter or buffer of {self.path} is another tensor"
+        attribute = module_state.changed_attribute(self.module, self.reads, 0)
+        return "" if attribute is None else f"{self.path}.{attribute} has changed"
+
+
+# ---- watching a trace ----
+
+
+@contextmanager
+def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
+    """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there are any.
+
+    Raises:
+        UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large array.
+    """
+    own = getattr(f, "module", None)
+    parts = frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
+    watch, found = Watch(f, parts), list[Outside]()
+    with tracked(0) as attributes, observed_by(watch):
+        yield found
+    watch.finish()
+    _refuse(f, watch)
+    inner = {id(part) for module in watch.modules.values() for part in module.modules() if part is not module}
+    roots = [module for key, module in watch.modules.items() if key not in inner]
+    reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in parts}
+    edges = tuple(edge for edge in watch.edges.values() if not _is_settled(edge))
+    modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
+    for one in watch.constants.values():
+        what = f"jit: {one} is taken as a constant: no guard can look into it"
+        fix = "Pass it as an argument, or say that it never changes: `tfn.constant(...)`."
+        warnings.warn(located(what, source=source_of(f), fix=fix), OutsideWarning, stacklevel=3)
+    if edges or modules:
+        found.append(Outside(edges, modules))
+
+
+def _is_settled(edge: Edge) -> bool:
+    """Test for an edge that says no more than another one does."""
+    return edge.kind == "attr" and edge.key == "__kwdefaults__" and edge.value is None
+
+
+def _refuse(f: Callable[..., Any], watch: Watch) -> None:
+    for value, path, progress in watch.drawn.values():
+        if progress is None or progress_of(value) != progress:
+            raise UnsupportedCall(
+                located(
+                    f"{_name(f)} draws from {path}, {kind_of(value)} from outside, which gives something else in each call",
+                    source=source_of(f),
+                    fix="Draw from it outside of the function, and pass what it gives as an argument.",
+                )
+            )
+    for path, name in watch.states.items():
+        raise state_error(f"{_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f))
+    for value, path in watch.arrays.values():
+        raise UnsupportedCall(
+            located(
+                f"{_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from outside, "
+                f"which is too large to be compared in each call (the limit is {MAX_ARRAY_BYTES})",
+                source=source_of(f),
+                fix=f"Pass `torch.from_numpy({path})` as an argument, or write `tfn.constant({path})` if it never changes.",
+            )
+        )
+
+
+def _name(f: Any) -> str:
+    return getattr(f, "__name__", type(f).__name__)

@@ -1,0 +1,424 @@
+"""Programs of calls: capture, transforms, lowering, and the epilogue that hands the results out.
+
+def execute(l0, l1):
+    r0, r1, = program(l0, l1)
+    if r1 is not l0: write(l0, r1)
+    return {"loss": r0}
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current
+from thunder_fn.capture.apply import restride, write, write_back
+from thunder_fn.capture.failures import check_aliases, source_of
+from thunder_fn.capture.garbage import no_collections
+from thunder_fn.capture.numbers.arguments import Symbolic, value_at
+from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.recorded import Decision
+from thunder_fn.capture.replaced import host_random
+from thunder_fn.capture.replaced.lookasides import lookasides
+from thunder_fn.capture.rewriting import rewritten_by, to_be_fused
+from thunder_fn.capture.watching import made
+from thunder_fn.errors import HostRandomWarning, JitError, kind_of, located
+from thunder_fn.executors import Executor, Program, any_fuses, lower
+from thunder_fn.executors.reuse import find_aliases, is_dense
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir.constraints import constraints_of
+from thunder_fn.ir.trace import Source, Trace, Var, cut
+from thunder_fn.jitted.autograd.bridge import Bridge, bridge
+from thunder_fn.jitted.call import Call
+from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
+from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away, is_chosen, own
+from thunder_fn.jitted.modules.containers import Filling, filling
+from thunder_fn.jitted.options import Options, calls_within
+from thunder_fn.jitted.outside import Outside, watching
+from thunder_fn.jitted.prologue import prologue_trace, structure_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A program for one kind of call.
+
+    `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
+    program. `grads_match` says of the tensors whether the gradients are those that the function read, None if it read
+    none; `reads_match` says so of other properties. `outside` guards what it read from outside. `clash` says whether
+    a tensor that is written to may share memory with another, None if nothing is written; `check_clash` raises if it
+    does. If places of the call are symbols, `symbolic` says which one each place has, and the program serves all
+    calls with these answers to `decisions`. `fills`: `execute` returns a `Filling`.
+    """
+
+    execute: Callable[..., Any]
+    prologue: Trace
+    stages: tuple[Trace | Program, ...]
+    bridge: Bridge | None
+    constants: tuple[torch.Tensor, ...]
+    constants_match: Callable[..., bool]
+    grads_match: Callable[..., bool] | None
+    reads_match: Callable[..., bool] | None
+    clash: Callable[..., bool] | None
+    check_clash: Callable[[Sequence[torch.Tensor]], None]
+    symbolic: Symbolic | None = None
+    decisions: tuple[Decision, ...] = ()
+    fills: bool = False
+    outside: Outside | None = None
+
+    def arguments(self, call: Call) -> list[Any]:
+        """The arguments of `execute` for a call: its tensors, then the numbers and strides that are symbols."""
+        extra = self.symbolic.inputs if self.symbolic is not None else ()
+        return [*(tensor for _, tensor in call.tensors), *(value_at(call.leaves, place) for _, place in extra)]
+
+    def is_current(self) -> bool:
+        """Test whether the closed-over tensors still have the dtype, shape and requires_grad that they were traced
+        with.
+        """
+        return self.constants_match(*self.constants)
+
+    def is_inside(self) -> bool:
+        """Test that reads from outside give the old values."""
+        return self.outside is None or self.outside.matches()
+
+    def serves(self, call: Call) -> bool:
+        """Test whether a program that was found for a call is right for it: its other conditions hold."""
+        tensors = [tensor for _, tensor in call.tensors]
+        matches = (self.grads_match, self.reads_match)
+        return self.is_inside() and self.is_current() and all(match(*tensors) for match in matches if match is not None)
+
+
+@no_collections()
+def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None) -> Entry:
+    """Trace f for a call, or for all calls with other numbers in its symbols, and lower the trace.
+
+    Raises:
+        CaptureError: f cannot be traced.
+        JitError: a transform changed the types of the trace's inputs or outputs.
+    """
+    tensors = tuple(tensor for _, tensor in call.tensors)
+    numbers = symbolic.inputs if symbolic is not None else ()
+
+    def as_far_as_it_got(captured: Captured) -> None:
+        """f raised: its changes until then are made, and random numbers are drawn, as in eager mode."""
+        values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
+        write_back(captured, tensors, evaluate(captured.trace, values))  # of no results
+
+    before = host_random.state()
+    with watching(f) as read:
+        is_final = symbolic is None  # else f is traced again, without symbols
+        captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got if is_final else None)
+    if (generator := host_random.drawn_since(before)) is not None:
+        _warn_of_constants(f, captured.trace.name, generator)
+    closed, constants = close_over(traces[-1])
+    targets = [write.target for write in captured.writes]
+    writes = places_of(targets, len(tensors) + len(numbers), constants)
+    executors, values = options.executors_of(closed), (*map(internals.plain, (*tensors, *numbers, *constants)),)
+    followed = torch.is_grad_enabled() or is_followed(captured)
+    bridged = bridge(closed, values, writes, executors) if followed else None
+    execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
+    decisions = _decisions(captured, traces[-1], bridged) if symbolic is not None else ()
+    watched = _distinct((*constants, *(target for target in targets if isinstance(target, torch.Tensor))))
+    return Entry(
+        execute=execution.function(),
+        prologue=prologue_trace(call.leaves, structure_text(call.leaves, call.spec), call.statics, symbolic, decisions),
+        stages=(*traces, execution.program),
+        bridge=bridged,
+        constants=watched,
+        constants_match=internals.tensor_guard(watched),
+        grads_match=grads_guard(captured.grads) if captured.grads else None,
+        reads_match=reads_guard(captured.reads) if captured.reads else None,
+        clash=clash_check(captured.trace, tensors, targets, symbolic=symbolic is not None) if targets else None,
+        check_clash=partial(_check_clash, captured, source_of(f)),
+        symbolic=symbolic,
+        decisions=decisions,
+        fills=captured.out_spec.type is Filling,
+        outside=read[0] if read else None,
+    )
+
+
+def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
+    """A check of a call's tensors: the gradients that were read are the very ones. It keeps none of them alive."""
+    expected = [(read.tensor, None if read.grad is None else internals.weak_tensor(read.grad)) for read in grads]
+
+    def match(*tensors: torch.Tensor) -> bool:
+        for tensor, known in expected:
+            given = tensors[tensor] if isinstance(tensor, int) else tensor
+            grad = given.grad if given.is_leaf or given.retains_grad else None
+            if (grad is None) != (known is None) or (known is not None and grad is not known()):
+                return False
+        return True
+
+    return match
+
+
+def reads_guard(reads: Sequence[Read]) -> Callable[..., bool]:
+    """A check of a call's tensors: the properties that were read have their old values."""
+
+    def match(*tensors: torch.Tensor) -> bool:
+        for read in reads:
+            given = tensors[read.tensor] if isinstance(read.tensor, int) else read.tensor
+            if (read.find() if given is None else read.find(given)) != read.found:
+                return False
+        return True
+
+    return match
+
+
+def _warn_of_constants(f: Callable[..., Any], name: str, generator: str) -> None:
+    what = f"jit: {name} drew numbers from `{generator}` while it was traced; its program has them as constants"
+    fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the function and pass them."
+    warnings.warn(located(what, source=source_of(f), fix=fix), HostRandomWarning, stacklevel=2)
+
+
+def _decisions(captured: Captured, trace: Trace, bridged: Bridge | None) -> tuple[Decision, ...]:
+    """Decisions made while f was traced, then those of the transforms' rules."""
+    traces = [trace] if bridged is None else [trace, bridged.split.forward, bridged.split.backward]
+    asked = {str(decision.question) for decision in captured.decisions}
+    known = set(captured.trace.constraints)
+    further = dict.fromkeys(item for one in traces for item in constraints_of(one) if item not in known)
+    return (*captured.decisions, *(Decision(item, True) for item in further if str(item) not in asked))
+
+
+def capture_call(
+    f: Callable[..., Any],
+    options: Options,
+    call: Call,
+    symbolic: Symbolic | None = None,
+    on_raise: Callable[[Captured], None] | None = None,
+) -> tuple[Captured, list[Trace]]:
+    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` as for `capture`."""
+    with lookasides(options.lookasides), calls_within(options.numerics), ExitStack() as stack:
+        if (rewrite := options.rewrite()) is not None:
+            stack.enter_context(rewritten_by(rewrite))
+            stack.enter_context(to_be_fused(any_fuses(options.chosen_executors())))
+        function = with_statics(f, call)
+        options_of_capture: dict[str, Any] = {"symbolic": symbolic, "on_raise": on_raise, "shares": True}
+        if not getattr(f, "fills_arguments", False):
+            options_of_capture["returning"] = filling
+        captured = capture(function, call.args, call.kwargs, **options_of_capture)
+        if is_followed(captured):  # again, with what is computed where gradients are off as constants
+            with torch.enable_grad():
+                captured = capture(function, call.args, call.kwargs, grad_off=True, **options_of_capture)
+    return captured, transformed(captured.trace, options)
+
+
+def is_followed(captured: Captured) -> bool:
+    """Test whether autograd follows results, though gradients are off: the function turns them on, and no transform
+    ignores `no_grad`.
+    """
+    outer = current()
+    return captured.follows and not torch.is_inference_mode_enabled() and (outer is None or outer.history.base_grad)
+
+
+def transformed(trace: Trace, options: Options) -> list[Trace]:
+    """The trace, then the results of the transforms, one after the other."""
+    traces = [trace]
+    for transform in options.transforms:
+        traces.append(_transformed(transform, traces[-1]))
+        made(transform.name, traces[-1], traces[-2])
+    return traces
+
+
+def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
+    """The trace with closed-over tensors as its last inputs, and those tensors.
+
+    Then no memo of it keeps a tensor alive, and memos serve every function that closes over others.
+    """
+    moved = tuple(constant for constant in trace.constants if not constant.owned)
+    if not moved:
+        return trace, ()
+    inputs = (*trace.inputs, *(constant.var for constant in moved))
+    left = tuple(constant for constant in trace.constants if constant.owned)
+    closed = cut(trace, inputs=inputs, constants=left)
+    return closed, tuple(constant.tensor for constant in moved)
+
+
+def places_of(
+    targets: Sequence[int | torch.Tensor], count: int, constants: Sequence[torch.Tensor]
+) -> tuple[int | None, ...]:
+    """The input that is each written tensor, None if the program does not read it."""
+    places = {id(tensor): count + i for i, tensor in enumerate(constants)}
+    return tuple(target if isinstance(target, int) else places.get(id(target)) for target in targets)
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _check_clash(captured: Captured, source: Source | None, tensors: Sequence[torch.Tensor]) -> None:
+    targets = [write.target for write in captured.writes]
+    check_aliases(captured.trace, tensors, targets, source, captured.trace.name)
+
+
+def with_statics(f: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """f as a function of the other arguments."""
+    if not call.statics:
+        return f
+    values = dict(call.statics)
+    named = {name: value for name, value in call.statics if isinstance(name, str)}
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        rest = iter(args)
+        return f(*(values[i] if i in values else next(rest) for i in range(call.count)), **kwargs, **named)
+
+    function.__name__ = getattr(f, "__name__", type(f).__name__)
+    return function
+
+
+def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
+    new: Any = transform(trace)
+    name = getattr(transform, "__name__", type(transform).__name__)
+    if not isinstance(new, Trace):
+        raise JitError(f"jit: the transform {name} returned {kind_of(new)}, not a Trace")
+    for what in ("input", "output"):
+        before, after = getattr(trace, f"{what}_types"), getattr(new, f"{what}_types")
+        if before != after:
+            texts = f"  before: {', '.join(map(str, before))}\n  after:  {', '.join(map(str, after))}"
+            fix = "Write a function transform, such as grad or vmap, for what changes a function's signature."
+            raise JitError(located(f"jit: the transform {name} changes the trace's {what} types\n{texts}", fix=fix))
+    return new
+
+
+class _Execution:
+    """The writer of the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        trace: Trace,
+        constants: tuple[torch.Tensor, ...],
+        writes: tuple[int | None, ...],
+        call: Call,
+        bridged: Bridge | None,
+        executors: tuple[Executor, ...],
+        symbolic: Symbolic | None,
+    ) -> None:
+        self.executors = executors
+        self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
+        self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away, write=write)
+        tensors, donated = call.tensors, set(call.donated)
+        self.leaves = [f"l{position}" for position, _ in tensors]
+        self.leaves += [str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())]
+        self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
+        values = (*(tensor for _, tensor in tensors), *constants)
+        names = (*self.leaves[: len(tensors)], *self.inputs[len(self.leaves) :])
+        pairs = zip(names, values, strict=True)
+        self.with_bits = {name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)}
+        followed = (tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors)))
+        self.stopped = bridged is None and torch.is_grad_enabled() and any(followed)
+        self.donated = [i for i, (position, _) in enumerate(tensors) if position in donated]
+        self.writable = [i for i in self.donated if is_dense(tensors[i][1]) and self.leaves[i] not in self.with_bits]
+        self.writable = self.writable if bridged is None else []
+        pairs = zip(captured.writes, writes, strict=True)
+        self.given = {self.leaves[i] for i in self.donated}
+        self.targets = [
+            self.names.bind(write.target, "target") if place is None else self.inputs[place] for write, place in pairs
+        ]
+
+    @cached_property
+    def program(self) -> Program:
+        """The program to run: the forward of a bridge where gradients may be asked for."""
+        return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
+
+    def lowered(self, donated: Sequence[int]) -> Program:
+        return lower(self.trace, donated, self.writes, below_autograd=True, executors=self.executors)
+
+    def function(self) -> Callable[..., Any]:
+        values = [f"r{i}" for i in range(len(self.trace.outputs))]
+        lines = [f"def execute({', '.join(self.leaves)}):"]
+        run = self.names.bind(self.bridge or self.program.run, "program")
+        if self.writable:
+            careful = self.names.bind(_Lazily(partial(self.lowered, ())), "careful")
+            given = ", ".join(self.inputs[i] for i in self.writable)
+            lines.append(f"    run = {run} if all_exclusive({given}) else {careful}")
+            run = "run"
+        given = ", ".join(self.with_bits.get(name, name) for name in self.inputs)
+        line = f"{''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({given})"
+        if self.bridge is not None and not torch.is_grad_enabled():
+            lines.append(f"    with {self.names.bind(torch.enable_grad, 'enable_grad')}():")
+            line = f"    {line}"
+        if self.stopped:  # no result has a gradient, whatever PyTorch would make of the ops
+            lines.append(f"    with {self.names.bind(torch.no_grad, 'no_grad')}():")
+            line = f"    {line}"
+        indent = line[: len(line) - len(line.lstrip())]
+        for name, new in self.with_bits.items():  # values in a trace have no conjugate or negative bit
+            lines.append(f"    {indent}{new} = {self.names.bind(internals.plain, 'plain')}({name})")
+        lines.append(f"    {line}")
+        lines += self.own_leaves(values)
+        if self.bridge is not None:
+            active = [values[place] for place in self.captured.retained if self.bridge.active[place]]
+            lines += [f"    {value}.retain_grad()" for value in active]
+        for one, target in zip(self.captured.writes, self.targets, strict=True):
+            if one.strides is not None:
+                lines.append(f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})")
+        for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
+            lines.append(f"    if {value} is not {target}: write({target}, {value})")
+        result = self.result(values)
+        if self.donated:
+            lines += [f"    result = {result}", f"    give_away({', '.join(self.leaves[i] for i in self.donated)})"]
+            result = "result"
+        return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
+        """Lines that make results leaves of autograd's graph, each tensor once."""
+        first: dict[Any, str] = {}
+        for place, is_parameter in self.captured.own_leaves:
+            value, atom = values[place], self.trace.outputs[place]
+            kind = self.names.bind(torch.nn.Parameter, "Parameter") if is_parameter else ""
+            made = f"{kind}({value})" if kind else f"{value}.detach().requires_grad_()"
+            yield f"    {value} = {first.get(atom, made)}"
+            first.setdefault(atom, value)
+
+    def result(self, values: Sequence[str]) -> str:
+        """The expression for the function's result."""
+        supply = iter(range(self.captured.num_results))
+        leaves = [
+            self.value(next(supply), values) if leaf is TENSOR else self.names.literal(leaf)
+            for leaf in self.captured.out_leaves
+        ]
+        return put_together(skeleton(self.captured.out_spec), leaves, self.names, self.captured.out_spec)
+
+    def value(self, position: int, values: Sequence[str]) -> str:
+        """An output: a written tensor itself where it holds it, and never the donated tensor, which is given away."""
+        atom = self.trace.outputs[position]
+        written = self.trace.outputs[self.captured.num_results :]
+        alias = next((one for one in self.captured.aliases if one.result == position), None)
+        if alias is not None and self.targets[alias.write] not in self.given:
+            target = self.targets[alias.write]
+            if alias.is_symbolic:
+                view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
+                return f"{view}({', '.join((target, *self.inputs))})"
+            return f"{self.names.bind(alias.of, 'alias')}({target})"
+        if isinstance(atom, Var) and atom in written:
+            target = self.targets[written.index(atom)]
+            return f"{target}.detach()" if target in self.given else target
+        if isinstance(atom, Var) and atom.index < len(self.leaves) and self.leaves[atom.index] in self.given:
+            return f"{values[position]}.detach()"
+        if isinstance(atom, Var) and atom.index < len(self.inputs) and self.inputs[atom.index] in self.with_bits:
+            return self.inputs[atom.index]
+        if isinstance(atom, Var) and is_chosen(self.trace, atom):
+            roots = sorted(find_aliases(self.trace).buffers[atom.index])
+            others = [self.inputs[root] for root in roots if root < len(self.inputs)]
+            return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
+        return values[position]
+
+
+class _Lazily:
+    """A program that is lowered when it is first needed."""
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        self.make = make
+
+    @cached_property
+    def run(self) -> Callable[..., tuple[Any, ...]]:
+        return self.make().run
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        return self.run(*tensors)

@@ -1,0 +1,310 @@
+"""The rules of custom_vjp functions: how a call's fwd and bwd become bodies, and how bodies become batched ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+
+from thunder_fn.capture import TENSOR, Captured, pytree
+from thunder_fn.capture.rewriting import remembered_in_context
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.derived.leaf_vmap import batched_type
+from thunder_fn.errors import CustomRuleError, InvalidTrace
+from thunder_fn.interpreters.vmap import batch
+from thunder_fn.ir import ops
+from thunder_fn.ir.rules import JvpRule, Mask
+from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.bodies import batched_outputs, expand
+from thunder_fn.structured.shared.custom_calls import Call
+
+Places: TypeAlias = tuple[int | None, ...]
+"""The gradient of each tensor of the arguments, by number; None for zero."""
+
+_being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_rules_being_captured", default=())
+
+
+def is_being_captured(function: Any) -> bool:
+    """Test whether the rule of this function is being captured: a call of the function in it gets its rule later."""
+    return any(function is other for other in _being_captured.get())
+
+
+# ---- capture ----
+
+
+@remembered_in_context(4096)
+def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Trace, Trace, Places]:
+    """Capture fwd and bwd for operands of these types; what they close over become constants."""
+    if hasattr(call, "capture"):  # not captured yet, or an executor's
+        return call.capture()
+    count = sum(call.is_tensor)
+
+    def run() -> Any:
+        examples = calls.examples_of(types[:count])
+        (captured,) = calls.captured_bodies("custom_vjp", (call.primal,), (examples,))
+        fwd, bwd, places = capture_forward_and_backward(call, captured, examples)
+        return fwd.trace, bwd.trace, places
+
+    fwd, bwd, places = calls.inside_capture(run)
+    return _with_inputs(fwd, types[count:]), _with_inputs(bwd, types[count:]), places
+
+
+def _with_inputs(trace: Trace, types: tuple[Type, ...]) -> Trace:
+    """The trace with more inputs, which it does not read."""
+    builder = TraceBuilder(trace.name)
+    inputs = tuple(builder.input(type) for type in trace.input_types)
+    for type in types:
+        builder.input(type)
+    return builder.build(inline_into(builder, trace, inputs))
+
+
+def capture_forward_and_backward(
+    call: Any, primal: Captured, tensors: Sequence[Any]
+) -> tuple[Captured, Captured, Places]:
+    """Capture fwd on the tensors, and bwd on tracers of its residuals and of the cotangents."""
+    token = _being_captured.set((*_being_captured.get(), call.function))
+    try:
+        return _capture_forward_and_backward(call, primal, tensors)
+    finally:
+        _being_captured.reset(token)
+
+
+def _capture_forward_and_backward(
+    call: Any, primal: Captured, tensors: Sequence[Any]
+) -> tuple[Captured, Captured, Places]:
+    run = call.start()
+    (fwd,) = calls.captured_bodies("custom_vjp", (run.fwd,), (tensors,))
+    run.check_forward(primal, fwd)
+    count = primal.num_results
+    kept, types = fwd.trace.output_types[count:], primal.trace.output_types
+    cotangents = [type for type in types if is_differentiable(type)]
+    places: list[int | None] = []
+
+    def bwd(*values: Any) -> Any:
+        found = run.bwd(primal, fwd, values[: len(kept)], values[len(kept) :])
+        supply = iter(range(len(found)))
+        places[:] = [None if gradient is None else next(supply) for gradient in found]
+        return tuple(gradient for gradient in found if gradient is not None)
+
+    bwd.__name__ = call.backward_name
+    (captured,) = calls.captured_bodies("custom_vjp", (bwd,), (calls.examples_of((*kept, *cotangents)),))
+    return fwd, captured, tuple(places)
+
+
+# ---- batching ----
+
+
+@remembered_in_context(4096)
+def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+    """Capture a function's own batching rule; what it closes over become constants."""
+    count = sum(call.is_tensor)
+    wide = tuple(batched_type(type, size) if flag else type for type, flag in zip(types, batched, strict=True))
+    dims: list[int | None] = []
+
+    def rule(*tensors: Any) -> Any:
+        outputs, out_dims = call.vmap(size, randomness, batched[:count], tensors)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        dims[:] = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(values)
+        return tuple(value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, dims, strict=True))
+
+    rule.__name__ = f"{call.name}_vmap"
+    (captured,) = calls.inside_capture(
+        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wide[:count]),))
+    )
+    builder = TraceBuilder(captured.trace.name)
+    inputs = tuple(builder.input(type) for type in wide)
+    results = inline_into(builder, captured.trace, inputs[:count])
+    return builder.build(results), tuple(dim is not None for dim in dims)
+
+
+@remembered_in_context(4096)
+def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
+    """Capture a function's own forward derivative; what it closes over become constants."""
+    if isinstance(call, BatchedCall):
+        return call.capture_jvp(active)
+    count = sum(call.is_tensor)
+    moving = [index for index, flag in enumerate(active) if flag]
+    moved: list[bool] = []
+
+    def rule(*values: Any) -> Any:
+        tangents = dict(zip((index for index in moving if index < count), values[count:], strict=True))
+        outputs, found = call.push(values[:count], [tangents.get(index) for index in range(count)])
+        moved[:] = [tangent is not None and is_differentiable(type_of_value(tangent)) for tangent in found]
+        return (*outputs, *(tangent for tangent, flag in zip(found, moved, strict=True) if flag))
+
+    rule.__name__ = f"{call.name}_jvp"
+    wanted = (*types[:count], *(types[index] for index in moving if index < count))
+    (captured,) = calls.inside_capture(
+        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wanted),))
+    )
+    builder = TraceBuilder(captured.trace.name)
+    primals = [builder.input(type) for type in types]
+    tangents = [builder.input(types[index]) for index in moving]
+    used = [tangent for index, tangent in zip(moving, tangents, strict=True) if index < count]
+    results = inline_into(builder, captured.trace, (*primals[:count], *used))
+    return JvpRule(builder.build(results), tuple(moved))
+
+
+@dataclass(frozen=True)
+class BatchedCall:
+    """A call in a batch whose rule has not been captured yet."""
+
+    call: Any
+    primal: Trace
+    types: tuple[Type, ...]
+    batched: Mask
+    outputs: Mask
+    size: Dim
+    randomness: str
+
+    @property
+    def __name__(self) -> str:
+        return f"vmap_{self.call.__name__}"
+
+    @property
+    def has_jvp(self) -> bool:
+        """Test whether the function has a forward derivative of its own."""
+        return getattr(self.call, "has_jvp", False)
+
+    @property
+    def ignores_closures(self) -> bool:
+        """Tell whether tensors that the function closes over are constant."""
+        return getattr(self.call, "ignores_closures", False)
+
+    @property
+    def constant(self) -> Mask:
+        """The outputs that the rule marks as constant."""
+        return getattr(self.call, "constant", ())
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """The parts of a question that the rule looks at."""
+        return getattr(self.call, "asks", frozenset())
+
+    def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> BatchedCall:
+        """The batch of the call whose rule answers this question."""
+        call = self.call.asked(wanted_inputs, wanted_outputs)
+        return self if call is self.call else replace(self, call=call)
+
+    def capture_jvp(self, active: Mask) -> JvpRule:
+        """The forward derivative of the call of one example, in batches."""
+        one = capture_jvp(self.call, self.types, active)
+        tangents = tuple(flag for flag, moving in zip(self.batched, active, strict=True) if moving)
+        trace, own = batch(one.trace, (*self.batched, *tangents), self.size, self.randomness)
+        moved = tuple(flag for flag, moves in zip(self.outputs, one.active_outputs, strict=True) if moves)
+        return JvpRule(batched_outputs(trace, own, (*self.outputs, *moved), self.size), one.active_outputs)
+
+    def check_wanted(self, inputs: Mask, outputs: Mask, equation: Equation) -> None:
+        """Check as for the call of one example."""
+        check = getattr(self.call, "check_wanted", None)
+        if check is not None:
+            check(inputs, outputs, equation)
+
+    def capture(self) -> tuple[Trace, Trace, Places]:
+        """The rule of the call of one example, in batches."""
+        fwd, bwd, places = capture_rule(self.call, self.primal, self.types)
+        rule = batched_rule(fwd, bwd, places, self.batched, self.outputs, self.size, self.randomness)
+        return (*rule, places)
+
+
+def batched_rule(
+    fwd: Trace, bwd: Trace, places: Places, batched: Mask, outputs: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Trace]:
+    """The forward and the backward of a rule on batches; gradients of unbatched inputs are summed over the batch."""
+    differentiable = [is_differentiable(type) for type in fwd.output_types[: len(outputs)]]
+    fwd, flags = batch(fwd, batched, size, randomness)
+    kept = flags[len(outputs) :]
+    cotangents = [flag for flag, wanted in zip(outputs, differentiable, strict=True) if wanted]
+    bwd, found = batch(bwd, (*kept, *cotangents, *batched[len(places) :]), size, randomness)
+    owners = {place: flag for place, flag in zip(places, batched, strict=False) if place is not None}
+    bwd = _gradients_for(bwd, found, [owners[index] for index in range(len(bwd.outputs))], size)
+    return batched_outputs(fwd, flags, outputs, size), bwd
+
+
+def _gradients_for(trace: Trace, own: Mask, wanted: Sequence[bool], size: Dim) -> Trace:
+    builder = TraceBuilder(trace.name)
+    results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
+    outputs: list[Atom] = []
+    for value, have, want in zip(results, own, wanted, strict=True):
+        wide = value if have else expand(builder, value, size)
+        outputs.append(wide if want else _summed(builder, wide))
+    return builder.build(tuple(outputs))
+
+
+def _summed(builder: TraceBuilder, value: Atom) -> Var:
+    if not isinstance(value, Var) or not isinstance(value.type, TensorType):
+        raise InvalidTrace("only tensors are batched")
+    type = TensorType(value.type.dtype, value.type.shape[1:], value.type.device)
+    return builder.add(ops.leaf(torch.ops.aten.sum.dim_IntList), (value, (Literal(0),)), (type,))[0]
+
+
+# ---- calls ----
+
+
+class VjpCall(Call):
+    """A call of a `custom_vjp` function, and the use of its rule."""
+
+    @property
+    def has_rule(self) -> bool:
+        """Test whether the function has a rule."""
+        return self.function.has_rule
+
+    @property
+    def backward_name(self) -> str:
+        """The name of bwd in traces."""
+        return f"{self.name}_bwd"
+
+    def start(self) -> VjpCall:
+        """Return the call that runs the rule once."""
+        return self
+
+    def primal(self, *tensors: Any) -> Any:
+        """Call the function."""
+        return self.function.f(*self.args(tensors))
+
+    def fwd(self, *tensors: Any) -> Any:
+        """The user's fwd."""
+        return self.function.rule[0](*self.args(tensors))
+
+    def check_forward(self, primal: Captured, fwd: Captured) -> None:
+        """Raise unless fwd returned the function's result, and residuals."""
+        where = f"custom_vjp: fwd of {self.name}"
+        result = fwd.result(fwd.trace.output_types)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise CustomRuleError(f"{where} must return (output, residuals), but it returned {calls.described(result)}")
+        calls.check_same_result(primal, fwd, where)
+
+    def bwd(self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """One gradient or None for each tensor of the arguments, from the user's bwd."""
+        supply = iter(kept)
+        statics = fwd.out_leaves[primal.out_spec.num_leaves :]
+        leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
+        residuals = pytree.unflatten(fwd.out_spec.children()[1], leaves)
+        found = self.function.rule[1](*self.static_args, residuals, cotangent_tree(primal, cotangents))
+        return self.gradients(primal, found)
+
+    def gradients(self, primal: Captured, found: Any) -> list[Any]:
+        """Check the results of bwd: one gradient or None for each tensor."""
+        where = f"custom_vjp: bwd of {self.name}"
+        arguments = self.tree([TENSOR] * sum(self.is_tensor))
+        if not isinstance(found, (tuple, list)) or len(found) != len(arguments):
+            raise CustomRuleError(
+                f"{where} must return a tuple with one gradient for each argument, {len(arguments)} of them, "
+                f"but it returned {calls.described(found)}"
+            )
+        return [
+            value if value is None else calls.check_gradient(value, type, path, where)
+            for value, type, path in self.typed_leaves(found, arguments, primal.trace.input_types, where)
+        ]
+
+
+def cotangent_tree(primal: Captured, cotangents: Sequence[Any]) -> Any:
+    """Cotangents in the structure of the output; None where there is none."""
+    supply, types = iter(cotangents), iter(primal.trace.output_types)
+    leaves = [next(supply) if leaf is TENSOR and is_differentiable(next(types)) else None for leaf in primal.out_leaves]
+    return pytree.unflatten(primal.out_spec, leaves)

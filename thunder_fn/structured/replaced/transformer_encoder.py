@@ -1,0 +1,51 @@
+"""`nn.TransformerEncoder` without gradients: eager PyTorch leaves padded places out, and fills them with zeros.
+
+It takes nested tensors then, which a trace does not have, and decides by values whether it can. Here all places are
+computed, and those that eager would have left out are set to zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.replaced.lookasides import divert, original_of
+
+
+def forward(
+    module: Any,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> torch.Tensor:
+    """The module's `forward`, with zeros where eager has them."""
+    pad = src_key_padding_mask
+    if pad is None or mask is not None or is_causal or not _leaves_out(module, src):
+        return original_of(internals.higher_order_function("transformer encoder"))(module, src, mask, pad, is_causal)
+    output = src
+    for layer in module.layers:
+        output = layer(output, src_mask=None, is_causal=False, src_key_padding_mask=pad)
+    is_padded = pad if pad.dtype == torch.bool else pad != 0
+    if getattr(module, "mask_check", True):
+        is_padded = is_padded & (is_padded[:, :-1] <= is_padded[:, 1:]).all()
+    output = output.masked_fill(is_padded.unsqueeze(2), 0.0)
+    return output if module.norm is None else module.norm(output)
+
+
+def _leaves_out(module: Any, src: torch.Tensor) -> bool:
+    """Test whether eager would take nested tensors, if the mask has no hole in it."""
+    first = module.layers[0]
+    if not torch.backends.mha.get_fastpath_enabled() or not getattr(module, "use_nested_tensor", False):
+        return False
+    if first.training or src.dim() != 3 or torch.is_autocast_enabled():
+        return False
+    attention, norms, linears = first.self_attn, (first.norm1, first.norm2), (first.linear1, first.linear2)
+    own = (attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias)
+    tensors = (src, *own, *(value for part in (*norms, *linears) for value in (part.weight, part.bias)))
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+divert("transformer encoder", forward)

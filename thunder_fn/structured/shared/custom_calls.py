@@ -1,0 +1,343 @@
+"""Calls of custom functions: which part of a call is static, which are its tensors, and what a rule must return."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
+from thunder_fn.capture.apply import part
+from thunder_fn.capture.recorder import Recorder
+from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.errors import CustomRuleError, kind_of, located, with_article
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Type, type_of_value
+from thunder_fn.structured.shared.bodies import as_before_autocast, body_activity, check_no_writes
+
+C = TypeVar("C", bound="Call")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a custom function. Two are equal if they are calls of one function with equal static parts.
+
+    `leaves` are the leaves of the tuple of the arguments that are not in nondiff_argnums, with `TENSOR` for tensors.
+    """
+
+    function: Any
+    num_args: int
+    spec: pytree.PyTreeSpec
+    leaves: tuple[Literal, ...]
+    nondiff: tuple[tuple[int, Literal], ...]
+    paths: tuple[str, ...]
+
+    def __hash__(self) -> int:
+        return hash((id(self.function), self.num_args))
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @property
+    def is_tensor(self) -> tuple[bool, ...]:
+        """Tell for each leaf whether it is a tensor."""
+        return tuple(leaf.value is TENSOR for leaf in self.leaves)
+
+    @property
+    def tensor_paths(self) -> tuple[str, ...]:
+        """The path of each tensor, such as `args[0]['w']`."""
+        return tuple(path for path, flag in zip(self.paths, self.is_tensor, strict=True) if flag)
+
+    @property
+    def static_args(self) -> tuple[Any, ...]:
+        """The values of nondiff_argnums."""
+        return tuple(value.value for _, value in self.nondiff)
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """The parts of the question that a derivative's rule looks at: "needs" (wanted gradients), "absent" (missing
+        cotangents). Its bodies hold for one question only.
+        """
+        return frozenset()
+
+    def settled(self) -> Call:
+        """The call as its equation keeps it, once its bodies have been captured."""
+        return self
+
+    def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Call:
+        """The call whose rule answers this question: itself, where its bodies do."""
+        return self
+
+    def tree(self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf) -> tuple[Any, ...]:
+        """The tuple of arguments with these tensors; static leaves go through `other`."""
+        supply = iter(tensors)
+        return pytree.unflatten(
+            self.spec, [next(supply) if leaf.value is TENSOR else other(leaf.value) for leaf in self.leaves]
+        )
+
+    def typed_leaves(
+        self, found: Sequence[Any], arguments: Sequence[Any], types: Sequence[Type], where: str
+    ) -> list[tuple[Any, Type, str]]:
+        """The value that a rule returned for each tensor of the arguments, its type, and its path."""
+        skipped = {position for position, _ in self.nondiff}
+        positions = [position for position in range(self.num_args) if position not in skipped]
+        leaves = [
+            leaf
+            for value, argument, position in zip(found, arguments, positions, strict=True)
+            for leaf in spread(value, argument, f"args[{position}]", where)
+        ]
+        chosen = [leaf for leaf, flag in zip(leaves, self.is_tensor, strict=True) if flag]
+        return list(zip(chosen, types, self.tensor_paths, strict=True))
+
+    def args(self, tensors: Sequence[Any]) -> list[Any]:
+        """All positional arguments."""
+        args = list(self.tree(tensors))
+        for position, value in self.nondiff:
+            args.insert(position, value.value)
+        return args
+
+
+def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> None:
+    """Check that the function closes over nothing that is differentiated: a rule speaks of the arguments, the first
+    `count` operands, only.
+    """
+    if not any(active[count:]) or getattr(call, "ignores_closures", False):
+        return
+    primal = equation.bodies[0]
+    for index in range(count, len(active)):
+        only = tuple(place == index for place in range(len(active)))
+        if active[index] and any(body_activity(primal, only)):
+            what = f"{call.__name__} closes over {with_article(primal.input_types[index])} that is differentiated"
+            what = f"{equation.op}: {what}, and its rule says nothing of it"
+            fix = "Pass it as an argument that the rule knows; or close over `stop_gradient` of it, if it is to be constant."
+            raise CustomRuleError(located(what, source=equation.source, fix=fix))
+
+
+def make_call(
+    kind: type[C], function: Any, signature: inspect.Signature | None, nondiff: tuple[int, ...], args: Any, kwargs: Any
+) -> tuple[C, list[torch.Tensor]]:
+    """The call and its tensors. Keyword arguments become positional ones."""
+    args = _positional(function, signature, args, kwargs)
+    static: list[tuple[int, Literal]] = []
+    for position in sorted(number % len(args) for number in nondiff if -len(args) <= number < len(args)):
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.flatten(args[position])[0]):
+            raise CustomRuleError(
+                f"{function.__name__}: args[{position}] is in nondiff_argnums, so it is static, but it holds a tensor\n"
+                "Take it out of nondiff_argnums, and return None for it from the rule."
+            )
+        static.append((position, Literal(args[position])))
+    skipped = {position for position, _ in static}
+    rest = tuple(arg for position, arg in enumerate(args) if position not in skipped)
+    leaves, spec = pytree.flatten(rest)
+    kept = [position for position in range(len(args)) if position not in skipped]
+    paths = tuple(
+        path for position, arg in zip(kept, rest, strict=True) for path in pytree.paths(arg, f"args[{position}]")
+    )
+    marks = tuple(Literal(TENSOR if isinstance(leaf, torch.Tensor) else leaf) for leaf in leaves)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return kind(function, len(args), spec, marks, tuple(static), paths), tensors
+
+
+def signature_of(f: Callable[..., Any]) -> inspect.Signature | None:
+    """The function's signature, None where Python knows none."""
+    try:
+        return inspect.signature(f)
+    except (TypeError, ValueError):
+        return None
+
+
+def _positional(function: Any, signature: inspect.Signature | None, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """The call's arguments by position, defaults among them."""
+    if signature is None:
+        if kwargs:
+            raise CustomRuleError(f"{function.__name__}: has no signature, so its arguments are passed by position")
+        return tuple(args)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    if any(bound.kwargs.values()) or any(key in kwargs for key in bound.kwargs):
+        names = ", ".join(bound.kwargs)
+        raise CustomRuleError(
+            f"{function.__name__}: {names} can only be passed by name, but rules take arguments by position"
+        )
+    return bound.args
+
+
+# ---- capturing rules ----
+
+
+def captured_bodies(
+    op: str, functions: Sequence[Callable[..., Any]], examples: Sequence[Sequence[Any]]
+) -> list[Captured]:
+    """Capture functions of tensors, none of which may write to its arguments."""
+    found: list[Captured] = []
+    for function, tensors in zip(functions, examples, strict=True):
+        found.append(capture(function, tuple(tensors)))
+        check_no_writes(op, function, found[-1])
+    return found
+
+
+def result_of(
+    call: Call, recorder: Recorder, captured: Captured, tensors: Sequence[Any], results: tuple[Any, ...]
+) -> Any:
+    """The result of a bound custom function. One that is an argument or a view of it cannot be changed, nor can that."""
+    for shared in captured.shared:
+        source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
+        part(recorder, source, results[shared.result], call.name)
+    return captured.result(results)
+
+
+def examples_of(types: Sequence[Type]) -> list[torch.Tensor]:
+    """Tracers of these types, for capturing a function of which only the types are known. A capture is running."""
+    recorder = current()
+    if recorder is None:
+        raise CustomRuleError("examples are made inside a capture")
+    tracers = (recorder.tracer_of(recorder.fresh(type)) for type in types)
+    return [tracer for tracer in tracers if tracer is not None]
+
+
+def inside_capture(run: Callable[[], Any]) -> Any:
+    """Run in a capture that nobody reads."""
+    with Recorder().running():
+        return run()
+
+
+# ---- what rules return ----
+
+
+def _described_leaves(captured: Captured) -> list[tuple[str, str]]:
+    """The leaves of a result: how one writes each, and its type or static value."""
+    types = iter(captured.trace.output_types)
+    paths = pytree.paths(captured.result(tuple(range(captured.num_results))), "out")
+    leaves = [str(next(types)) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
+    return list(zip(paths, leaves, strict=True))
+
+
+def spread(tree: Any, like: Any, path: str, where: str) -> list[Any]:
+    """The leaves of a tree in the structure of another, None or a bool standing for all leaves of a subtree.
+
+    Raises:
+        CustomRuleError: the structures differ; names the place.
+    """
+    leaves, spec = pytree.flatten(like)
+    if tree is None or isinstance(tree, bool):
+        return [tree] * len(leaves)
+    if spec.is_leaf():
+        return [tree]
+    try:
+        children = spec.one_level()
+        if children is None:
+            return []
+        mine, its = children.flatten_up_to(like), children.flatten_up_to(tree)
+    except (ValueError, TypeError, AttributeError):
+        raise CustomRuleError(
+            f"{where} returned {described(tree)} for {path}, which is {described(like)}\n"
+            "Return the same structure, with None for what has no gradient."
+        ) from None
+    entries = [accessor.codify(path) for accessor in children.accessors()]
+    return [leaf for a, b, name in zip(its, mine, entries, strict=True) for leaf in spread(a, b, name, where)]
+
+
+def described(tree: Any) -> str:
+    """A value, in a few words."""
+    if tree is None:
+        return "None"
+    if isinstance(tree, torch.Tensor | TensorType):
+        return str(tree if isinstance(tree, TensorType) else type_of_value(tree))
+    _, spec = pytree.flatten(tree)
+    return kind_of(tree) if spec.is_leaf() else pytree.describe(spec)
+
+
+def check_like(value: Any, type: Type, path: str, where: str) -> torch.Tensor:
+    """A tensor of this type.
+
+    Raises:
+        CustomRuleError: it is something else.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise CustomRuleError(f"{where} returned {described(value)} for {path}, which is {type}")
+    found = type_of_value(value)
+    if found != type:
+        raise CustomRuleError(
+            f"{where} returned {found} for {path}, which is {type}\n"
+            "Return the same shape and dtype, e.g. with `.sum_to_size(x.shape)` or `.to(x.dtype)`."
+        )
+    return value
+
+
+def tensors_like(
+    found: Any,
+    like: Any,
+    primal: Captured,
+    root: str,
+    where: str,
+    *,
+    types: Sequence[Type] | None = None,
+    or_none: bool = False,
+) -> list[Any]:
+    """The tensors of a tree that has the structure and types of a function's result.
+
+    Args:
+        like: the result, with `TENSOR` for tensors.
+        types: those of the tensors, where they are not the result's.
+        or_none: it is a tangent, of which parts may be None; what has no tangent is not looked at.
+
+    Raises:
+        CustomRuleError: a structure or a type differs.
+    """
+    leaves = spread(found, like, root, where)
+    paths, expected = pytree.paths(like, root), iter(types or primal.trace.output_types)
+    tensors: list[Any] = []
+    for leaf, mark, path in zip(leaves, primal.out_leaves, paths, strict=True):
+        if mark is not TENSOR:
+            continue
+        type = next(expected)
+        absent = or_none and (leaf is None or not is_differentiable(type))
+        tensors.append(None if absent else check_like(leaf, type, path, where))
+    return tensors
+
+
+def check_gradient(value: Any, type: Type, path: str, where: str) -> torch.Tensor:
+    """A gradient of a differentiable tensor of this type.
+
+    Raises:
+        CustomRuleError: it is something else.
+    """
+    if not is_differentiable(type):
+        raise CustomRuleError(f"{where} returned a gradient for {path}, which is {type}\nReturn None for it.")
+    return check_like(as_before_autocast(type, value), type, path, where)
+
+
+def check_same_result(primal: Captured, other: Captured, where: str) -> None:
+    """Raise unless the first part of another function's result has the structure and types of the function's."""
+    first = other.out_spec.children()[0]
+    different = pytree.difference(first, primal.out_spec, "its out", "the function's out")
+    if different is not None:
+        raise CustomRuleError(f"{where} returned another structure than the function: {different}")
+    for (path, mine), its in zip(_described_leaves(primal), _described_leaves(other), strict=False):
+        if mine != its[1]:
+            raise CustomRuleError(f"{where} returned {its[1]} for {path}, but the function returns {mine}")
+
+
+# ---- outside a capture ----
+
+
+def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Test whether a derivative of a computation with the tensors may be taken."""
+    return torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
+
+
+def call_eagerly(f: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Capture a function of tensors and evaluate it."""
+    captured = capture(f, tuple(tensors))
+    return captured.result(evaluate(captured.trace, tensors))
