@@ -105,6 +105,8 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
         return found
     if ops.draws(equation) and randomness == "error":
         raise_randomness(equation.op.name)
+    if ops.draws(equation) and randomness == "different" and ops.inplace_twin(equation.op) is not None:
+        return VmapRule(_drawn_at_once(single, batched, size))
     same = ops.draws(equation) and randomness == "same"
     if same and generators_of(single):
         raise_same(equation.op.name)
@@ -284,6 +286,28 @@ def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
             like = like.new_empty((count, *like.shape))
         (result,) = call_leaf(equation, lambda var: like)
         result = result.expand(count, *result.shape) if randomness == "same" else result
+        return close_recording(recorder, [result], f"vmap_{equation.op.name}")
+
+
+def _drawn_at_once(single: Trace, batched: Mask, size: Dim) -> Trace:
+    """Random numbers in the shape of the first operand, which others broadcast to: the op on the whole batch."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
+    with recorder.running():
+        values = _inputs(recorder, single, batched, size)
+        first, count = (
+            next(i for i, var in enumerate(single.inputs) if var in equation.operands),
+            recorder.mode.size(size),
+        )
+        rank = values[first].dim() - batched[first]
+        for index, flag in enumerate(batched):
+            missing = rank - (values[index].dim() - flag)
+            if flag and missing:
+                shape = values[index].shape
+                values[index] = values[index].reshape((shape[0], *(1,) * missing, *shape[1:]))
+        if not batched[first]:
+            values[first] = values[first].expand((count, *values[first].shape))
+        (result,) = call_leaf(equation, lambda var: values[var.index])
         return close_recording(recorder, [result], f"vmap_{equation.op.name}")
 
 
