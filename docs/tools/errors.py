@@ -8,7 +8,9 @@ from thunder_fn import errors
 
 FOLDER = "errors"
 KINDS: tuple[type[Exception], ...] = tuple(
-    kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
 )
 """Every exception and warning of `thunder_fn.errors`, in the order in which they are written."""
 
