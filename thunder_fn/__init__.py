@@ -150,20 +150,16 @@ _SUBMODULES = (
 )
 """Submodules that are imported when they are first asked for: `tfn.extend` needs no import of its own."""
 
-for _old, _new in {
-    "trace": "ir.trace",
-    "rules": "ir.rules",
-    "ops": "ir.ops",
-    "rewrites": "parameters",
-    "jit": "jitted",
-}.items():
-    # Former names of modules that transforms and executors of users import.
+_FORMER = {"trace": "ir.trace", "rules": "ir.rules", "ops": "ir.ops", "rewrites": "parameters", "jit": "jitted"}
+"""Former names of modules, which transforms and executors of users import."""
+for _old, _new in _FORMER.items():
     sys.modules.setdefault(f"{__name__}.{_old}", importlib.import_module(f"{__name__}.{_new}"))
 
 
 def __getattr__(name: str) -> object:
     """Import a submodule of `_SUBMODULES` when it is first asked for."""
-    if name in _SUBMODULES:
+    name = _FORMER.get(name, name)
+    if name in _SUBMODULES or name in _FORMER.values():
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -61,7 +61,7 @@ assert small.state_dict()["0.weight"].shape == (64, 64)
 # Another one shards them over ranks. A rank's rows are cut from the codes, so the order is the same however it was asked for.
 
 # %%
-ranks = tfn.rewrites.simulated(2)
+ranks = tfn.parameters.simulated(2)
 shards = tfn.recipes.get("fsdp")(ranks[0])
 codes = tfn.recipes.get("quantize_int8")()
 assert order(codes + shards) == order(shards + codes) == ["quantize_int8", "fsdp"]

@@ -51,7 +51,7 @@ assert torch.allclose(result, layer(params, x), atol=0.1) and not torch.equal(re
 
 # %%
 for name in ("int8", "int4", "nf4", "fp8"):
-    scheme = tfn.rewrites.SCHEMES[name]
+    scheme = tfn.parameters.SCHEMES[name]
     w = torch.randn(64, 256)
     parts = scheme.encode(w)
     off = (scheme.decode(parts, w.shape, w.dtype) - w).abs()

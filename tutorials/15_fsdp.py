@@ -43,7 +43,7 @@ def main():  # what it holds is freed when it returns, the process group's threa
         optimizer.step()
         optimizer.zero_grad()
     state = {"model": model.sharded_state_dict(), "optimizer": model.sharded_optimizer_state_dict(optimizer)}
-    with tfn.rewrites.watched("save"):  # an error names the ranks that are lost
+    with tfn.parameters.watched("save"):  # an error names the ranks that are lost
         dcp.save(state, checkpoint_id=sys.argv[1])  # any number of ranks may load it
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, loss {loss.item():.3f}, rank 0 has", *(tuple(p.shape) for p in model.parameters()))

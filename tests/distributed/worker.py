@@ -104,7 +104,7 @@ def save_half(module: Any, optimizer: torch.optim.Optimizer, folder: Path) -> No
     """Save the parameters and what the optimizer keeps, with another rate than it goes on with."""
     optimizer.param_groups[0]["lr"] = 5e-3
     state = {"model": module.sharded_state_dict(), "optimizer": module.sharded_optimizer_state_dict(optimizer)}
-    with tfn.rewrites.watched("save"):
+    with tfn.parameters.watched("save"):
         dcp.save(state, checkpoint_id=folder / "half")
     optimizer.param_groups[0]["lr"] = 1e-2
 
@@ -420,7 +420,7 @@ def die_one_by_one(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None
         state = module.sharded_state_dict()
         if dies:
             os._exit(7)
-        with tfn.rewrites.watched("save"):
+        with tfn.parameters.watched("save"):
             dcp.save(state, checkpoint_id=folder / "unfinished", process_group=group)
 
     def clip(module: Any, group: Any, dies: bool) -> None:

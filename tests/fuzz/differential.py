@@ -5,7 +5,9 @@ A program defines `inputs(n)`, the arguments, `program(T)`, a function and what 
     calls      the `n` of each call of the one function
     via        "jit" or "plain" (the function itself, with thunder_fn's transforms in it)
     options    of `jit`
-    backward   whether gradients of all leaves are compared after each call
+    backward   whether gradients of all leaves are compared after each call; 2: and the gradients of these
+    poke       whether results are written to after each call, to see what shares memory with them
+    between    a statement that is run between calls, on the list `closed`
     grad_mode  what surrounds the calls: "", "no_grad" or "inference_mode"
 """
 
@@ -126,6 +128,9 @@ def calls(
     f = wrap(f)
     modes = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
     for count, n in enumerate(plan["calls"]):
+        if count and (between := plan.get("between")):
+            with torch.no_grad(), contextlib.suppress(RuntimeError, AttributeError):
+                exec(between, {"torch": torch, "closed": closed})
         torch.manual_seed(100 + n)
         args = module["inputs"](n)
         if by:
@@ -143,7 +148,10 @@ def calls(
             seen.values["closed over"] = [_snapshot(one) for one in _module_values(closed)]
             seen.values["generator"] = [torch.get_rng_state().clone()]
             if plan.get("backward") and asks_backward:
-                seen.values["gradient"] = _gradients(leaves, [*pytree.tree_leaves(args), *_module_values(closed)])
+                sources = [*pytree.tree_leaves(args), *_module_values(closed)]
+                seen.values["gradient"] = _gradients(leaves, sources, plan["backward"] == 2)
+            if plan.get("poke"):
+                seen.values["memory"] = _poked(leaves, [*pytree.tree_leaves(args), *_module_values(closed)])
         except TooSlow:
             raise
         except Exception as error:  # noqa: BLE001
@@ -153,22 +161,43 @@ def calls(
             return
 
 
-def _gradients(leaves: list[Any], args: list[Any]) -> list[Any]:
+def _poked(leaves: list[Any], others: list[Any]) -> list[Any]:
+    """Everything after each result was written to, so that it shows what shares memory with what."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            with torch.no_grad(), contextlib.suppress(RuntimeError):  # an expanded one, or one of inference mode
+                leaf.mul_(0.5).add_(1)
+    return [_snapshot(one) for one in (*leaves, *others)]
+
+
+def _gradients(leaves: list[Any], args: list[Any], twice: bool = False) -> list[Any]:
     loss: Any = 0.0
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             weights = torch.linspace(0.5, 1.5, leaf.numel(), dtype=torch.float64).reshape(leaf.shape) + at
             loss = loss + ((torch.view_as_real(leaf).sum(-1) if leaf.is_complex() else leaf) * weights).sum()
+    sources: list[Any] = []
     for arg in args:
-        if isinstance(arg, torch.Tensor) and arg.is_leaf:
+        if isinstance(arg, torch.Tensor) and arg.is_leaf and not any(arg is one for one in sources):
+            sources.append(arg)
             arg.grad = None
     if not isinstance(loss, torch.Tensor):
-        return [None for arg in args if isinstance(arg, torch.Tensor) and arg.is_leaf]
-    loss.backward()
+        return [None for _ in sources]
+    if not twice:
+        loss.backward()
+        return [None if arg.grad is None else _snapshot(arg.grad) for arg in sources]
+    wanted = [arg for arg in sources if arg.requires_grad]
+    first = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
+    again: Any = 0.0
+    for one in first:
+        if one is not None and one.requires_grad:
+            again = again + (one.abs() if one.is_complex() else one * one.detach().cos()).sum()
+    second: Any = (None,) * len(wanted)
+    if isinstance(again, torch.Tensor):
+        second = torch.autograd.grad(again, wanted, allow_unused=True)
     return [
-        None if arg.grad is None else _snapshot(arg.grad)
-        for arg in args
-        if isinstance(arg, torch.Tensor) and arg.is_leaf
+        _snapshot(torch.zeros_like(arg) if one is None else one)
+        for arg, one in zip((*wanted, *wanted), (*first, *second), strict=True)
     ]
 
 

@@ -34,9 +34,9 @@ EXPLAINED = [
         text=r"logical_not_|\bgt_\(",
     ),
     Explained(
-        "`out=` of another size, which eager PyTorch resizes with a warning that it will not",
-        why="expected src to have a size equal to the slice",
-        text="out=",
+        "the body of a loop that takes no step is traced, and raises; eager PyTorch never runs it",
+        kind="raised",
+        text=r"while_loop\(lambda k, u: k < 0|fori_loop\(0, \w+\.dim\(\)",
     ),
     Explained(
         "open: Function with set_materialize_grads(False), in the room of derivatives",

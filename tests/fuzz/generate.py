@@ -28,11 +28,13 @@ EXPRESSIONS = (
     (grammar.RANDOM, 1),
     (grammar.NUMBERS, 1),
     (grammar.FUNCTION_CALLS, 1),
+    (grammar.MODULE_CALLS, 2),
 )
 
 
 KINDS = ["grad"] * 3 + ["vmap"] * 4 + ["vjp", "jvp", "scan"] * 2
 KINDS += ["value_and_grad", "jacrev", "jacfwd", "hessian", "checkpoint", "jit", "cond", "switch", "map", "while_loop"]
+KINDS += ["linearize", "vmap2", "vmapout", "cond2", "pairs", "checkpoint of torch", "grad of torch", "backward"]
 KINDS += ["fori_loop", "associative_scan", "grad2", "vmapgrad", "gradvmap"]
 """What a nested function is handed to; `grad2` has two arguments, `vmapgrad` and `gradvmap` are one around the other."""
 
@@ -42,7 +44,21 @@ LAYOUTS += [".unsqueeze(-1).expand(*SHAPE, 2)", ".to(memory_format=torch.channel
 ALIASES = ["", ".t()", "[0]", "[1:]", ".view(-1)", ".detach()", ".transpose(0, -1)", "[::2]", ".expand(2, *OF.shape)"]
 ALIASES += ["[..., 1:]", ".diagonal()", ".T", "[:2]", ".squeeze()", ".unsqueeze(0)"]
 SHAPES = ["3", "3, 3", "2, 3", "n, 3", "n", "3, n", "2, 3, 3", "", "1", "1, 3", "3, 1", "3, 3", "4, 3"]
-INTS = ["torch.tensor([0, 2, 1])", "torch.tensor([[0, 1, 1], [2, 0, 1]])", "torch.arange(n)", "torch.tensor(1)"]
+BY_CALL = [
+    ".t()",
+    ".detach().requires_grad_()",
+    ".detach()",
+    "[:2]",
+    ".transpose(0, -1)",
+    ".flip(0)",
+    ".detach().float()",
+]
+BY_CALL += [".unsqueeze(0)", ".expand(2, -1, -1)[0]", ".clone(memory_format=torch.contiguous_format)"]
+"""What is done to an argument in calls with an odd n only."""
+BETWEEN = ["closed[0].add_(0.5)", "closed[0].eval()", "closed[-1].mul_(2)", "closed[0].requires_grad_(False)"]
+BETWEEN += ["closed[0].train(not closed[0].training)", "closed[0].t_()", "closed[-1].requires_grad_()"]
+INTS = ["torch.tensor([2, 0, 1], dtype=torch.int32)", "torch.tensor([3, 1, 2], dtype=torch.uint8)"]
+INTS += ["torch.tensor([0, 2, 1])", "torch.tensor([[0, 1, 1], [2, 0, 1]])", "torch.arange(n)", "torch.tensor(1)"]
 COMPLEX = ["", "", ".conj()", ".mT.conj()", ".imag", ".conj().imag"]
 QUESTIONS = ["if {t}.shape[0] > 2:", "if {t}.dim() == 2:", "if {t}.numel() % 2:", "if {t}.is_contiguous():"]
 QUESTIONS += ["if {t}.shape[-1] >= {t}.shape[0]:", "if {t}.stride(-1) == 1:", "if torch.is_grad_enabled():"]
@@ -64,6 +80,7 @@ class Draw:
         self.random_ops = self.random.random() < (0.8 if self.focus == "random" else 0.1)
         self.backward = self.random.random() < 0.5
         self.coarse = self.random.random() < 0.15
+        self.packs = False
 
     # ---- names and literals ----
 
@@ -126,6 +143,10 @@ class Draw:
                     return str(draw.choice((1, 2, 3, 0, -1)))
                 case "d":
                     return str(draw.choice((0, -1, 1, 0, -1, -2, 2)))
+                case "m":
+                    modules = [name for name in env if re.fullmatch(r"m\d+", name)]
+                    failed = failed or not modules
+                    return draw.choice(modules) if modules else ""
                 case _:
                     return draw.choice(grammar.INDICES)
 
@@ -178,6 +199,7 @@ class Draw:
         writes = 0.4 if self.focus == "writes" else 0.12
         if kind < writes:
             table = grammar.RARE_WRITES if self.random.random() < 0.03 else grammar.WRITES
+            table = grammar.CONTAINERS if self.packs and self.random.random() < 0.15 else table
             return self.simple(self.random.choice(table), env)
         if kind < writes + flow:
             return self.flow(env, depth)
@@ -324,7 +346,9 @@ class Draw:
             whose = "T"
         if kind in ("jacrev", "jacfwd", "hessian") and (value.numel() > 9 or depth > 1):
             return None
-        if kind in ("vmap", "map", "scan", "vmapgrad", "associative_scan") and (not value.dim() or not value.shape[0]):
+        if kind in ("vmap", "vmap2", "vmapout", "pairs", "map", "scan", "vmapgrad", "associative_scan") and (
+            not value.dim() or not value.shape[0]
+        ):
             return None
         row = value[0] if value.dim() and value.shape[0] else value
         slots: dict[str, tuple[list[Any], bool, int]] = {
@@ -348,6 +372,14 @@ class Draw:
             "while_loop": ([value], False, 1),
             "fori_loop": ([torch.tensor(1), value], False, 1),
             "associative_scan": ([row, row], False, 1),
+            "linearize": ([value], False, 1),
+            "vmap2": ([row, env[y].detach()], False, 1),
+            "vmapout": ([row], False, 1),
+            "cond2": ([value, env[y].detach()], False, 1),
+            "pairs": ([row, row], False, 1),
+            "checkpoint of torch": ([value], False, 1),
+            "grad of torch": ([value], True, 1),
+            "backward": ([value], True, 1),
         }
         samples, scalar, results = slots[kind]
         made = self.function(env, samples, depth, scalar, results)
@@ -369,6 +401,8 @@ class Draw:
         other = self.other_branch(f, env, value) if kind in ("cond", "switch") else ""
         carry, backwards = self.like_carry(draw), draw.choice(("", ", reverse=True"))
         turn = f"lambda k, u: (k + 1, {f}(u).sum() * 0.1 + u * 0.9)"
+        part = draw.choice(("[0][1]", "[1]", "[0][0]"))
+        made = f"w := {x}.detach().clone().requires_grad_()"
         turns, combine = draw.choice((2, 3, f"{x}.dim()")), f"lambda p, q: p {draw.choice('*+')} q"
         call = {
             "grad": f"{whose}.grad({f})({x})",
@@ -392,6 +426,19 @@ class Draw:
             "map": f"T.map({f}, {x})",
             "while_loop": f"T.while_loop(lambda k, u: k < {draw.choice((0, 2, 3))}, {turn}, (torch.tensor(0), {x}))[1]",
             "fori_loop": f"T.fori_loop(0, {turns}, lambda k, u: {f}(k, u).sum() * 0.1 + u, {x})",
+            "linearize": f"T.linearize({f}, {x})[1]({y})",
+            "vmap2": draw.choice(
+                (
+                    f"T.vmap({f}, (0, None))({x}, {y})",
+                    f"T.vmap(T.grad(lambda p, q: {f}(p, q).sum()), (0, None))({x}, {y})",
+                )
+            ),
+            "vmapout": f"T.vmap({f}, out_dims={draw.choice((-1, 1))})({x})",
+            "cond2": f"T.cond({asked}, {f}, lambda p, q: {f}(q, p) * 2, ({x}, {y}))",
+            "pairs": f"T.scan(lambda c, u: ((c[0] + u, c[1] * 0.5), {f}(c[1], u)), ({x}[0], {x}[-1]), {x}){part}",
+            "checkpoint of torch": f"torch.utils.checkpoint.checkpoint({f}, {x}, use_reentrant=False)",
+            "grad of torch": f"torch.autograd.grad({f}({made}), w, allow_unused=True, materialize_grads=True)[0]",
+            "backward": f"({f}({made}) + w.sum()).backward() or w.grad",
             "associative_scan": f"T.associative_scan({combine}, {x}, {draw.choice((0, 0, -1))}{backwards})",
         }[kind]
         line = f"{v} = {call}"
@@ -437,7 +484,10 @@ class Draw:
                 lines.append(f"{a} = {draw.choice(('n', '2', '0.5', 'True', '-1.5', 'n / 2', '3'))}")
             elif kind < 0.20:
                 shape = draw.choice(("3", "3, 3", "2, 3"))
-                lines.append(f"{a} = torch.randn({shape}, dtype=torch.complex128){draw.choice(COMPLEX)}")
+                made = f"torch.randn({shape}, dtype=torch.complex128){draw.choice(COMPLEX)}"
+                lines.append(f"{a} = {made}{draw.choice(('', '', '.t()', '[..., ::2]', '[1:]', '.transpose(0, -1)'))}")
+                if self.backward and draw.random() < 0.3:
+                    lines[-1] += ".detach().requires_grad_()"
             elif floats and kind < (0.5 if self.focus == "layout" else 0.32):
                 b = draw.choice(floats)
                 lines.append(f"{a} = {b}{draw.choice(ALIASES)}".replace("OF", b))
@@ -454,6 +504,8 @@ class Draw:
                 if self.backward and draw.random() < 0.7:
                     lines[-1] += ".requires_grad_()" if draw.random() < 0.8 else ".requires_grad_() * 1"
                 self.float_args.add(a)
+                if draw.random() < 0.07:
+                    lines.append(f"{a} = {a}{draw.choice(BY_CALL)} if n % 2 else {a}")
             names.append(a)
         return lines, names
 
@@ -462,6 +514,7 @@ class Draw:
         draw = self.random
         self.float_args: set[str] = set()
         lines, names = self.arguments()
+        self.packs = draw.random() < 0.08
         classes = "".join(grammar.FUNCTION_CLASSES.values()) + "".join(grammar.MODULES.values())
         exec(classes, self.env)
         scope = {"torch": torch, "n": self.n}
@@ -472,13 +525,15 @@ class Draw:
             except Exception:  # noqa: BLE001
                 return None
         self.env |= {name: scope[name] for name in names}
+        if self.packs:
+            self.env["d"] = {name: scope[name] for name in names}
         closed: list[str] = []
         if draw.random() < 0.35:
             c = self.fresh("c")
             shape, more = draw.choice(("3", "3, 3", "2, 3", "()")), ["", "", ".t()"]
             more += [".requires_grad_()"] * self.backward + [".to(torch.float32)"] * self.coarse
             closed.append(f"{c} = torch.randn({shape}, dtype=torch.float64){draw.choice(more)}")
-        if draw.random() < 0.15:
+        if draw.random() < 0.2:
             closed.append(f"{self.fresh('m')} = {draw.choice(list(grammar.MODULES))}()")
         for line in list(closed):
             if not self.runs(line, self.env):
@@ -515,14 +570,26 @@ class Draw:
         used = lambda table: "".join(
             code for name, code in table.items() if re.search(rf"\b{name}\b", text + "".join(closed))
         )
+        more = ""
+        if draw.random() < (0.1 if "T." in text else 0.3):
+            more += ', "poke": True'
+        if closed and len(calls) > 1 and draw.random() < 0.25:
+            more += f', "between": {draw.choice(BETWEEN)!r}'
+        twice = self.backward and draw.random() < 0.15
+        ends = "," if len(names) == 1 else ""
+        unpacked = f"        {', '.join(names)}{ends} = {', '.join(f'd[{name!r}]' for name in names)}{ends}\n"
+        unpacked = unpacked if self.packs else ""
+        packed = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
         return PROGRAM.format(
             options=options,
             calls=calls,
             via=via,
-            backward=self.backward,
+            backward=2 if twice else self.backward,
             mode=mode,
-            args=", ".join(names),
-            comma="," if len(names) == 1 else "",
+            more=more,
+            args="d" if self.packs else ", ".join(names),
+            given=f"{packed}," if self.packs else ", ".join(names) + ends,
+            unpacked=unpacked,
             inputs=textwrap.indent("\n".join(lines), "    "),
             classes=used(grammar.FUNCTION_CLASSES) + used(grammar.MODULES),
             closed=textwrap.indent("\n".join(closed) + "\n", "    ") if closed else "",
@@ -534,21 +601,22 @@ class Draw:
 
 PROGRAM = """\
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
-PLAN = {{"calls": {calls}, "via": "{via}", "options": {options}, "backward": {backward}, "grad_mode": "{mode}"}}
+PLAN = {{"calls": {calls}, "via": "{via}", "options": {options}, "backward": {backward}, "grad_mode": "{mode}"{more}}}
 {classes}
 
 def inputs(n):
 {inputs}
-    return ({args}{comma})
+    return ({given})
 
 
 def program(T):
 {closed}
     def f({args}):
-{body}
+{unpacked}{body}
         return {results}
 
     return f, [{names}]

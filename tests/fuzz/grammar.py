@@ -149,6 +149,10 @@ F.relu_({f}) {f}.clamp_(-1,1) {f}.sigmoid_() {f}.tanh_() {f}.square_() {f}.pow_(
 {f}.squeeze().mul_({p}) {f}.as_strided((2,),(1,)).add_({p}) {f}.movedim(0,-1).sub_({g}) torch.add({f},{g},out={f})
 torch.mul({f},{f},out={f}) torch.sin({f},out={f}) torch.cat([{f},{f}],out={f}) torch.sum({f},0,out={f})
 torch.mm({f},{f},out={f}) torch.maximum({f},{f},out={f}) torch.matmul({f},{f},out={f})
+torch.add({f},{g},out={f}[0]) torch.mul({f},{g},out={f}.t()) torch.exp({f},out={f}[::2]) torch.sub({f},{g},out={f}.view(-1))
+torch.cumsum({f},0,out={f}) torch.div({f},{p},out={f}.narrow(0,0,1)) torch.neg({f},out={f}.unsqueeze(0))
+{f}[{x}].copy_({f}) {f}.t().copy_({f}) {f}.view({f}.shape).add_({g}) {f}.data.add_({p}) {f}.detach()[0].mul_({p})
+{f}.view(-1)[::2].neg_() {f}.expand_as({f}).mul_({p}) {f}.swapaxes(0,-1).add_({f}) {f}.unflatten(0,(1,-1))[0].mul_({p})
 torch.where({b},{f},{f},out={f}) torch.clamp({f},-1,1,out={f}) torch.stack([{f},{f}],out={f}) {f}.uniform_()
 {f}.normal_() {f}.bernoulli_(0.5) {f}.exponential_() {f}.random_(0,3) {f}.cauchy_() {f}.log_normal_()
 {f}.geometric_(0.5) F.dropout({f},0.5,inplace=True) nn.init.uniform_({f}) {i}.add_(1) {i}[0]=1 {i}*={n}
@@ -167,6 +171,14 @@ RARE_WRITES = _words("""
 {f}.requires_grad_() {f}.requires_grad_(False) {f}.set_({f}) {f}.resize_(2,2) {f}.set_({f}.clone()) {f}.data.mul_({p})
 {f}.data.copy_({f}) {f}.data={f}.data*2 {f}.detach_() {f}.as_strided_((2,),(1,))
 {f}.retain_grad() {f}.unfold(0,2,2).mul_({p}) {f}.bool().logical_not_() {f}.logical_not_() {f}.gt_({f})
+""")
+
+CONTAINERS = _words("""
+d["a0"]={f} d["new"]={f} d["a0"].add_({g}) d.update(w={f}) d["a0"]=d["a0"]*2
+""")
+
+MODULE_CALLS = _words("""
+{m}({f}) {m}({f}[...,:3]) {m}({f}).sum() {m}({m}({f})) {m}({f}.detach())
 """)
 
 INDICES = _words("""

@@ -190,6 +190,11 @@ def _vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness
     return run
 
 
+def _linearized(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """By forward mode, which runs the function once: the value is not given. torch.func.linearize crashes now and then."""
+    return lambda f, *primals: (None, lambda *tangents: _fresh(jvp(f, primals, tangents)[1]))
+
+
 _flow = {
     "cond": _cond,
     "switch": _switch,
@@ -216,6 +221,7 @@ FUNC = SimpleNamespace(
     value_and_grad=_func_value_and_grad,
     vjp=torch.func.vjp,
     jvp=torch.func.jvp,
+    linearize=_linearized(torch.func.jvp),
     vmap=torch.func.vmap,
     jacrev=torch.func.jacrev,
     jacfwd=torch.func.jacfwd,
@@ -227,6 +233,7 @@ GRAPH = SimpleNamespace(
     value_and_grad=_value_and_grad,
     vjp=_vjp,
     jvp=_jvp,
+    linearize=_linearized(_jvp),
     vmap=_vmap,
     jacrev=_jacobian,
     jacfwd=_jacobian,

@@ -156,9 +156,10 @@ def test_a_result_is_a_view_of_a_written_argument_of_any_size(kind: str, options
         return RETURNED[kind](x)
 
     jitted = jit(f, **options)
-    for size in (3, 4, 5, 2):
+    for size, part in itertools.product((3, 4, 5, 2), (slice(None), slice(1, None))):
         for requires_grad in (False, True):
-            mine, its = (torch.arange(size * 3.0).reshape(size, 3).requires_grad_(requires_grad) * 1 for _ in range(2))
+            wholes = (torch.arange(size * 3.0 + 3).reshape(size + 1, 3).requires_grad_(requires_grad) for _ in range(2))
+            mine, its = ((whole * 1)[part][:size] for whole in wholes)
             found, known = jitted(mine), f(its)
             found.mul_(2)
             known.mul_(2)

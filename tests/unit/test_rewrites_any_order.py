@@ -43,7 +43,7 @@ def test_any_order(name: str) -> None:
         f, parts = loss, new
         for transform in order:
             f = transform(f)
-            parts = f.prepare(params) if isinstance(f, tfn.rewrites.Rewritten) else parts
+            parts = f.prepare(params) if isinstance(f, tfn.parameters.Rewritten) else parts
         for _ in range(2):
             torch.testing.assert_close(f(parts, x), expected, rtol=1e-5, atol=1e-6)
         info = tfn.cache_info(f)

@@ -271,7 +271,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         "outputs>\nUse `rewrites.identity(trace, names)` for a trace whose first inputs are parameters.",
     ),
     "adapters on codes": (
-        lambda: tfn.lora(tfn.quantize(tfn.rewrites.identity(tfn.trace(F.linear, *[torch.ones(2, 2)] * 2), ["", "w"]))),
+        lambda: tfn.lora(
+            tfn.quantize(tfn.parameters.identity(tfn.trace(F.linear, *[torch.ones(2, 2)] * 2), ["", "w"]))
+        ),
         "lora: there is no weight that is not stored as codes already (.scales, .values, w.scales, ...)\n"
         "A weight is quantised once, and has its adapter before that. To store it in another way, begin with `restored()` or the "
         "parameters.",

@@ -418,7 +418,11 @@ def _aliases(
         for count, target in enumerate(targets):
             with internals.no_torch_function():
                 is_view = leaf is not target and leaf.dtype == target.dtype and internals.have_one_memory(leaf, target)
-                offset = as_dim(leaf.storage_offset() - target.storage_offset()) if is_view else None
+                # of the values, since a write leaves a value without the offset that the written argument has
+                inner, whole = (
+                    (internals.inner_fake(one).storage_offset() for one in (leaf, target)) if is_view else (0, 0)
+                )
+                offset = as_dim(inner - whole)
                 numbers = *map(as_dim, leaf.shape), *map(as_dim, leaf.stride()), offset
                 symbols = set(symbols_in(numbers))
                 if not is_view or not symbols <= bound:

@@ -140,8 +140,21 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
 class _Traffic:
     """The variables that cross each scope's border: imports in order of use, exports in order of definition."""
 
+    root: Scope
     imports: dict[Scope, dict[int, Var]] = field(default_factory=dict)
     exports: dict[Scope, dict[int, Var]] = field(default_factory=dict)
+    home: dict[int, Scope] = field(default_factory=dict)
+    """The scope in which each variable is defined; inputs are the root's."""
+
+    def use(self, var: Var, scope: Scope) -> None:
+        """Carry a variable out of the scopes that define it and into those that read it."""
+        definition = self.home.get(var.index, self.root)
+        while scope.depth > definition.depth or not _contains(scope, definition):
+            self.imports.setdefault(scope, {}).setdefault(var.index, var)
+            scope = _parent(scope)
+        while definition is not scope:
+            self.exports.setdefault(definition, {}).setdefault(var.index, var)
+            definition = _parent(definition)
 
 
 def _is_live(leaf: Leaf, live: set[int]) -> bool:
@@ -149,32 +162,25 @@ def _is_live(leaf: Leaf, live: set[int]) -> bool:
 
 
 def _traffic(root: Scope, live: set[int], outputs: tuple[Atom, ...]) -> _Traffic:
-    traffic = _Traffic()
-    home: dict[int, Scope] = {}
-
-    def use(var: Var, scope: Scope) -> None:
-        definition = home.get(var.index, root)
-        while scope.depth > definition.depth or not _contains(scope, definition):
-            traffic.imports.setdefault(scope, {}).setdefault(var.index, var)
-            scope = _parent(scope)
-        while definition is not scope:
-            traffic.exports.setdefault(definition, {}).setdefault(var.index, var)
-            definition = _parent(definition)
-
+    traffic = _Traffic(root)
     for leaf, scope in leaves_of(root):
         if _is_live(leaf, live):
             for var in _uses(leaf):
-                use(var, scope)
-            home.update((var.index, scope) for var in leaf.outputs)
-    for atom in outputs:
-        if isinstance(atom, Var):
-            use(atom, root)
+                traffic.use(var, scope)
+            traffic.home.update((var.index, scope) for var in leaf.outputs)
+    for var in vars_in(outputs):
+        traffic.use(var, root)
     for scope in _scopes_in(root):  # a call is written with all its arguments, those too that nothing in it reads
-        imports, exports = traffic.imports.get(scope, {}), traffic.exports.get(scope, {})
-        if any(index in live for index in imports | exports) and _is_faithful(scope, imports, exports, live):
+        if _is_call(scope, traffic, live):
             for var in _arguments(scope):
-                use(var, _parent(scope))
+                traffic.use(var, _parent(scope))
     return traffic
+
+
+def _is_call(scope: Scope, traffic: _Traffic, live: set[int]) -> bool:
+    imports, exports = traffic.imports.get(scope, {}), traffic.exports.get(scope, {})
+    is_live = any(index in live for index in imports | exports)
+    return is_live and _is_faithful(scope, imports, exports, live)
 
 
 def _scopes_in(scope: Scope) -> Iterator[Scope]:

@@ -219,15 +219,8 @@ class ScopeMode(TorchFunctionMode):
             recorder.gradients.look_at(args[0])
         if isinstance(kwargs.get("out"), Tensor):
             _check_out(recorder, func, args, kwargs)
-            try:
-                result = self._called(func, args, kwargs)
-                _resize_out(recorder, kwargs["out"])
-            except RuntimeError as error:
-                if "is invalid for input of size" not in str(error):  # the base of a view, which does not grow
-                    raise
-                what = f"`out=` is a view of the shape {tuple(kwargs['out'].shape)}, and the result has another"
-                fix = "Use the result instead of `out=`."
-                raise UnsupportedCall(located(what, source=recorder.source, fix=fix)) from error
+            result = self._called(func, args, kwargs)
+            _resize_out(recorder, kwargs["out"])
             return result
         if func in DETACHES:
             recorder.detaching, before = True, recorder.detaching
@@ -249,14 +242,17 @@ class ScopeMode(TorchFunctionMode):
 
 
 def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse to resize a conjugate or negative view: PyTorch resizes it in eager mode, and its base keeps its size."""
+    """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other strides in it."""
     out = kwargs["out"]
-    if not out.is_conj() and not out.is_neg():
+    if not (
+        out.is_conj() or out.is_neg() or (isinstance(out, internals.Tracer) and internals.base_of(out) is not None)
+    ):
         return
-    with internals.no_torch_function():
-        found = func(*args, **{key: value for key, value in kwargs.items() if key != "out"})
-    if isinstance(found, Tensor) and found.shape != out.shape:
-        what = f"`out=` is a conjugate or negative view of the shape {tuple(out.shape)}, not {tuple(found.shape)}"
+    found = internals.on_meta(func, args, {key: value for key, value in kwargs.items() if key != "out"})
+    if isinstance(found, Tensor) and (
+        found.dim() != out.dim() or any(a != b for a, b in zip(found.shape, out.shape, strict=True))
+    ):
+        what = f"`out=` is a view of the shape {tuple(out.shape)}, and the result has {tuple(found.shape)}"
         raise UnsupportedCall(located(what, source=recorder.source, fix="Use the result instead of `out=`."))
 
 

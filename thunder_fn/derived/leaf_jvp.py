@@ -10,6 +10,7 @@ The values beside the tangents are those of the op, bitwise.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import NOT_PUSHED
 from thunder_fn.derived.leaf_vjp import (
     CANNOT,
@@ -34,27 +36,76 @@ from thunder_fn.errors import MissingRule, located
 from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.rules import JvpRule, Mask
 from thunder_fn.ir.symbols import is_symbolic
-from thunder_fn.ir.trace import TensorType, Trace, Var
+from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+
+
+@dataclass(frozen=True, slots=True)
+class JvpQuestion:
+    """A question for the rule of forward mode: one equation, `alone`, and which operands have tangents."""
+
+    single: Trace
+    active: Mask
+
+    @property
+    def equation(self) -> Equation:
+        """The one equation."""
+        return self.single.equations[0]
+
+
+def _by_meaning(question: JvpQuestion) -> Trace | Declined:
+    if question.equation.op.name not in attention.KERNELS:
+        return Declined("the op is not an attention kernel")
+    return meaning_of_attention(question.single)
+
+
+def _by_parts_first(question: JvpQuestion) -> Trace | Declined | None:
+    name = question.equation.op.name
+    if name.startswith("aten.") and name not in NOT_PUSHED:
+        return Declined("PyTorch's formula is right")
+    return decomposition(question.single)  # PyTorch takes the tangents of custom ops for zero, without a word
+
+
+def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:
+    own = own_statistics(question.single)
+    return Declined("the op is not the backward of a normalization") if own is None else own
+
+
+def _by_forward_ad(question: JvpQuestion) -> JvpRule | Trace | Declined | None:
+    try:
+        with warnings.catch_warnings():  # PyTorch's own table of decompositions is scripted when it is first used
+            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+            rule = _ask_forward_ad(question.single, question.active)
+    except CANNOT as error:
+        return Declined.by(error)
+    reads = _reads_statistics(question.single, question.active, rule.trace)
+    return decomposition(question.single) if reads else rule
+
+
+def _by_fixed_numbers(question: JvpQuestion) -> Trace | Declined:
+    found = pinned(question.single)
+    return Declined("no number of the equation is a symbol") if found is None else found
+
+
+def _by_parts(question: JvpQuestion) -> Trace | Declined:
+    found = _parts(question.single)
+    return Declined("PyTorch has no decomposition") if found is None else found
+
+
+JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
+    Attempt("definition of attention", _by_meaning),
+    Attempt("decomposition in place of forward AD", _by_parts_first),
+    Attempt("statistics computed anew", _by_own_statistics),
+    Attempt("forward AD", _by_forward_ad),
+    Attempt("forward AD for fixed numbers", _by_fixed_numbers),
+    Attempt("decomposition", _by_parts),
+)
+"""The attempts at a rule for forward mode, in order. None says that two vjps are to give it."""
 
 
 @lru_cache(maxsize=65536)
 def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a decomposition knows it."""
-    name = single.equations[0].op.name
-    if name in attention.KERNELS:
-        return meaning_of_attention(single)
-    if not name.startswith("aten.") or name in NOT_PUSHED:
-        return decomposition(single)  # PyTorch takes the tangents of custom ops for zero, without a word
-    own = own_statistics(single)
-    if own is not None:
-        return own
-    try:
-        with warnings.catch_warnings():  # PyTorch's own table of decompositions is scripted when it is first used
-            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
-            rule = _ask_forward_ad(single, active)
-    except CANNOT:
-        return pinned(single) or _parts(single)
-    return decomposition(single) if _reads_statistics(single, active, rule.trace) else rule
+    return first_rule(JVP_ATTEMPTS, JvpQuestion(single, active)).rule
 
 
 def own_statistics(single: Trace) -> Trace | None:

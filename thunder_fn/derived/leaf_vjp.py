@@ -6,8 +6,8 @@ backward reads are the residuals. If PyTorch has no derivative, the op is decomp
 
 Every result is memoised by the equation (op, static arguments, input types) and by the question.
 
-Attempts for a vjp come in this order: autograd's formula; that of the in-place twin on a copy, for ops that only
-functionalization makes, such as `aten.copy`; a decomposition; MissingRule.
+`VJP_ATTEMPTS` is the order in which a rule is looked for. The in-place op, on a copy, is for ops that only
+functionalization makes, such as `aten.copy`.
 
 PyTorch's first derivative of some ops (`ONCE`) reads saved values that have no derivative. The rule of such an op is
 one `differentiated_as` equation: the fast formula is computed, the formula for `create_graph=True` is differentiated.
@@ -16,7 +16,7 @@ one `differentiated_as` equation: the fast formula is computed, the formula for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.layout import HIDDEN
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, NOT_PUSHED, ONCE
 from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
@@ -116,50 +117,118 @@ CANNOT = (NotImplementedError, RuntimeError, internals.DATA_DEPENDENT_VALUE, int
 """Exceptions of PyTorch for an op without a derivative, or with one that depends on data."""
 
 
+Call = Callable[[Equation, Callable[[Var], Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class VjpQuestion:
+    """A question for the rule of reverse mode.
+
+    Args:
+        single: the equation, `alone`.
+        wanted_inputs: operands whose gradients are asked for.
+        wanted_outputs: results whose cotangents are given.
+        transposed: operands that are transposes of contiguous matrices; all others are taken as contiguous. PyTorch
+            multiplies matrices in the order that suits their layout, which is a matter of rounding and of speed.
+    """
+
+    single: Trace
+    wanted_inputs: Mask
+    wanted_outputs: Mask
+    transposed: Mask = ()
+
+    @property
+    def equation(self) -> Equation:
+        """The one equation."""
+        return self.single.equations[0]
+
+    def ask(self, call: Call, *, again: bool = False) -> Split:
+        """Ask autograd; `again`, for a formula that can be differentiated again."""
+        wanted = self.wanted_inputs, self.wanted_outputs
+        return _ask_autograd(self.single, *wanted, self.transposed, call, again=again)
+
+
+def _by_zeros(question: VjpQuestion) -> Split | Declined:
+    if question.equation.op not in facts.DRAWS:
+        return Declined("the op does not draw random numbers")
+    return _zero_split(question.single, question.wanted_inputs, question.wanted_outputs)
+
+
+def _by_attention_twice(question: VjpQuestion) -> Split | Declined:
+    if question.equation.op.name not in attention.BACKWARDS:
+        return Declined("the op is not the backward of an attention kernel")
+    return question.ask(call_constant, again=True)
+
+
+def _by_autograd(call: Call) -> Callable[[VjpQuestion], Split | Declined]:
+    def find(question: VjpQuestion) -> Split | Declined:
+        try:
+            found = _named(question.ask(call), question.single, question.wanted_inputs)
+            name = question.equation.op.name
+            if name not in ONCE and name not in STATISTICS:
+                return found
+            return _twofold(found, question.ask(call, again=True))
+        except MissingRule:
+            raise
+        except CANNOT as error:
+            return Declined.by(error)
+
+    return find
+
+
+def _by_meaning(question: VjpQuestion) -> Trace | Declined:
+    if question.equation.op.name not in attention.FORWARDS:
+        return Declined("the op is not an attention kernel")
+    return meaning_of_attention(
+        question.single
+    )  # of a mask that is differentiated: no kernel for CPUs has its gradient
+
+
+def _by_fixed_numbers(question: VjpQuestion) -> Trace | Declined:
+    found = pinned(question.single)
+    if found is None:
+        return Declined("no number of the equation is a symbol")
+    if not _has_formula(found, question.wanted_inputs, question.wanted_outputs):
+        return Declined("autograd has no formula for fixed numbers either")
+    return found
+
+
+def _by_parts(question: VjpQuestion) -> Trace | Declined:
+    try:
+        found = decomposition(question.single)
+    except MissingRule as error:  # of an op that it consists of
+        return Declined.by(error)
+    return Declined("PyTorch has no decomposition") if found is None else found
+
+
+VJP_ATTEMPTS: tuple[Attempt[VjpQuestion, Split | Trace], ...] = (
+    Attempt("zero gradients", _by_zeros),
+    Attempt("autograd's formula for a backward", _by_attention_twice),
+    Attempt("autograd's formula", _by_autograd(call_differentiable)),
+    Attempt("autograd's formula for the in-place op", _by_autograd(call_inplace_twin)),
+    Attempt("definition of attention", _by_meaning),
+    Attempt("autograd's formula for fixed numbers", _by_fixed_numbers),
+    Attempt("decomposition", _by_parts),
+)
+"""The attempts at a rule for reverse mode, in order."""
+
+
 @lru_cache(maxsize=65536)
 def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask = ()) -> Split | Trace:
     """The split of one leaf equation, or its decomposition where PyTorch has no derivative for it.
 
-    Args:
-        single: the equation, `alone`.
-        transposed: operands that are transposes of contiguous matrices; all others are taken as contiguous. PyTorch
-            multiplies matrices in the order that suits their layout, which is a matter of rounding and of speed.
+    The arguments are those of `VjpQuestion`.
 
     Raises:
         MissingRule: neither is known; names the op and the user's line.
     """
-    (equation,) = single.equations
-    if equation.op in facts.DRAWS:
-        return _zero_split(single, wanted_inputs, wanted_outputs)
-    if equation.op.name in attention.BACKWARDS:
-        return _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call_constant, again=True)
-    reasons: list[Exception] = []
-    for call in (call_differentiable, call_inplace_twin):
-        try:
-            found = _named(
-                _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call), single, wanted_inputs
-            )
-            if equation.op.name not in ONCE and equation.op.name not in STATISTICS:
-                return found
-            return _twofold(found, _ask_autograd(single, wanted_inputs, wanted_outputs, transposed, call, again=True))
-        except MissingRule:
-            raise
-        except CANNOT as error:
-            reasons.append(error)
-    if equation.op.name in attention.FORWARDS:  # a mask that is differentiated: no kernel for CPUs has its gradient
-        return meaning_of_attention(single)
-    found = pinned(single)
-    if found is not None and not _has_formula(found, wanted_inputs, wanted_outputs):
-        found = None
-    try:
-        found = found or decomposition(single)
-    except MissingRule:  # of an op that it consists of
-        found = None
-    if found is None:
-        what = f"vjp: PyTorch has neither a derivative nor a decomposition for {equation.op}"
-        why = f"{type(reasons[0]).__name__}: {reasons[0]}"
-        raise MissingRule(located(what, source=equation.source, fix=why)) from reasons[0]
-    return found
+    question = VjpQuestion(single, wanted_inputs, wanted_outputs, transposed)
+    outcome = first_rule(VJP_ATTEMPTS, question)
+    if outcome.rule is None:
+        what = f"vjp: PyTorch has neither a derivative nor a decomposition for {question.equation.op}"
+        first = next(one for _, one in outcome.declined if one.error is not None)
+        raise MissingRule(located(what, source=question.equation.source, fix=first.why)) from first.error
+    return outcome.rule
 
 
 def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> bool:
@@ -233,9 +302,6 @@ def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Spl
     types = [var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted]
     backward = Trace(tuple(Var(i, type) for i, type in enumerate(types)), (), (), (), (), "backward")
     return Split(single, backward, (), (None,) * sum(wanted_inputs))
-
-
-Call = Callable[[Equation, Callable[[Var], Any]], tuple[Any, ...]]
 
 
 def _twofold(computed: Split, differentiated: Split) -> Split:

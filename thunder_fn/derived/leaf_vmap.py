@@ -19,6 +19,7 @@ from thunder_fn.capture.generators import generators_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, SIZE
 from thunder_fn.derived import leaf_vjp as derive
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
 from thunder_fn.derived.quirks import attention
@@ -64,60 +65,152 @@ def batched_type(type: Type, size: Dim) -> Type:
     return TensorType(type.dtype, (size, *type.shape), type.device) if isinstance(type, TensorType) else type
 
 
-@lru_cache(maxsize=65536)
-def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
-    """The batched equation, or the op's decomposition."""
-    (equation,) = single.equations
-    if made_by(equation):
-        return _of_one_size(single, batched)
-    if equation.op in facts.FILLS:
-        return VmapRule(_fill(single, batched, size, randomness))
-    if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or _is_unary(equation):
-        return VmapRule(_of_whole_batch(single, size))
-    if equation.op.name in NOT_BATCHED:
-        parts = decomposition(single)
-        if parts is not None:
-            return parts
-    if equation.op.name == "aten.cat.default" and _has_symbols(single, size):
-        return VmapRule(_cat(single, batched, size))
-    if equation.op.name in attention.KERNELS and ops.draws(equation) and randomness != "different":
-        raise_randomness(equation.op.name) if randomness == "error" else raise_same(equation.op.name)
-    ours = ops.is_collective(equation.op) or equation.op.name in attention.KERNELS
-    asked = equation.op.name in KNOWN and (ours or _has_symbols(single, size))
-    known = _known_rule(single, batched, size) if asked else None
-    if known is not None:
-        return VmapRule(known)
+@dataclass(frozen=True, slots=True)
+class VmapQuestion:
+    """A question for a batching rule.
+
+    Args:
+        single: the equation, `alone`.
+        batched: operands that have a leading batch dim.
+        size: of the batch.
+        randomness: as `vmap` takes it.
+    """
+
+    single: Trace
+    batched: Mask
+    size: Dim
+    randomness: str
+
+    @property
+    def equation(self) -> Equation:
+        """The one equation."""
+        return self.single.equations[0]
+
+    @property
+    def draws(self) -> bool:
+        """Test whether the op draws random numbers."""
+        return ops.draws(self.equation)
+
+    @property
+    def prefers_ours(self) -> bool:
+        """Test whether a rule of ours comes before functorch's, which would take symbols for numbers."""
+        op = self.equation.op
+        ours = ops.is_collective(op) or op.name in attention.KERNELS
+        return op.name in KNOWN and (ours or _has_symbols(self.single, self.size))
+
+
+def _by_one_size(question: VmapQuestion) -> Trace | Declined:
+    if not made_by(question.equation):
+        return Declined("no size is found in data")
+    return _of_one_size(question.single, question.batched)
+
+
+def _by_fill(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op not in facts.FILLS:
+        return Declined("the op does not fill a tensor")
+    return VmapRule(_fill(question.single, question.batched, question.size, question.randomness))
+
+
+def _by_whole_batch(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_unary(question.equation):
+        return Declined("the op is not elementwise on one operand")
+    return VmapRule(_of_whole_batch(question.single, question.size))
+
+
+def _by_parts_first(question: VmapQuestion) -> Trace | Declined:
+    if question.equation.op.name not in NOT_BATCHED:
+        return Declined("functorch's rule is right")
+    parts = decomposition(question.single)
+    return Declined("PyTorch has no decomposition") if parts is None else parts
+
+
+def _by_cat(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op.name != "aten.cat.default" or not _has_symbols(question.single, question.size):
+        return Declined("the op is not cat of symbolic sizes")
+    return VmapRule(_cat(question.single, question.batched, question.size))
+
+
+def _by_ours(question: VmapQuestion, *, first: bool) -> VmapRule | Declined:
+    if question.equation.op.name not in KNOWN or question.prefers_ours != first:
+        return Declined("there is none" if question.equation.op.name not in KNOWN else "asked elsewhere")
+    known = _known_rule(question.single, question.batched, question.size)
+    return Declined("it does not take these arguments") if known is None else VmapRule(known)
+
+
+def _by_ours_first(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op.name in attention.KERNELS and question.draws:
+        _check_randomness(question)
+    return _by_ours(question, first=True)
+
+
+def _by_functorch(question: VmapQuestion) -> VmapRule | Trace | Declined:
+    single, size = question.single, question.size
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop.*")
             with internals.no_vmap_fallback():
-                rule = _with_types_of_batch(_ask_functorch(single, batched, size, randomness), single, size)
-    except (*CANNOT, UserWarning):
-        rule = None
-    if rule is not None:
-        found = _parts(single) if fixes_numbers(rule) and not ops.draws(equation) else None
-        return found if found is not None and _is_better(found) else VmapRule(rule)
-    known = _known_rule(single, batched, size) if equation.op.name in KNOWN and not asked else None
-    if known is not None:
-        return VmapRule(known)
-    found = None if ops.draws(equation) else pinned(single) or _parts(single)
-    if found is not None:
-        return found
-    if ops.draws(equation) and randomness == "error":
+                asked = _ask_functorch(single, question.batched, size, question.randomness)
+                rule = _with_types_of_batch(asked, single, size)
+    except (*CANNOT, UserWarning) as error:
+        return Declined.by(error)
+    if rule is None:
+        return Declined("functorch gives no batch of what the op gives")
+    parts = _parts(single) if fixes_numbers(rule) and not question.draws else None
+    return parts if parts is not None and _is_better(parts) else VmapRule(rule)
+
+
+def _by_parts(question: VmapQuestion) -> Trace | Declined:
+    parts = None if question.draws else pinned(question.single) or _parts(question.single)
+    return Declined("PyTorch has no decomposition") if parts is None else parts
+
+
+def _by_draw_at_once(question: VmapQuestion) -> VmapRule | Declined:
+    if not question.draws or question.randomness != "different" or ops.inplace_twin(question.equation.op) is None:
+        return Declined("the op does not fill its first operand with random numbers of each example's own")
+    return VmapRule(_drawn_at_once(question.single, question.batched, question.size))
+
+
+def _by_loop(question: VmapQuestion) -> VmapRule:
+    equation, same = question.equation, question.draws and question.randomness == "same"
+    if question.draws and question.randomness == "error":
         raise_randomness(equation.op.name)
-    if ops.draws(equation) and randomness == "different" and ops.inplace_twin(equation.op) is not None:
-        return VmapRule(_drawn_at_once(single, batched, size))
-    same = ops.draws(equation) and randomness == "same"
-    if same and generators_of(single):
+    elsewhere = (isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs)
+    if same and (generators_of(question.single) or any(elsewhere)):
         raise_same(equation.op.name)
-    if same and any(isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs):
-        raise_same(equation.op.name)
-    warnings.warn(
-        f"vmap: {equation.op} has no batching rule, so it runs in a loop over {size} examples",
-        LoopWarning,
-        stacklevel=2,
-    )
-    return VmapRule(_loop(single, batched, size, same))
+    what = f"vmap: {equation.op} has no batching rule, so it runs in a loop over {question.size} examples"
+    warnings.warn(what, LoopWarning, stacklevel=2)
+    return VmapRule(_loop(question.single, question.batched, question.size, same))
+
+
+def _check_randomness(question: VmapQuestion) -> None:
+    if question.randomness == "error":
+        raise_randomness(question.equation.op.name)
+    if question.randomness == "same":
+        raise_same(question.equation.op.name)
+
+
+VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
+    Attempt("parts of one size", _by_one_size),
+    Attempt("a fill of the whole batch", _by_fill),
+    Attempt("the op on the whole batch", _by_whole_batch),
+    Attempt("decomposition in place of functorch's rule", _by_parts_first),
+    Attempt("concatenation of symbolic sizes", _by_cat),
+    Attempt("rule of thunder_fn in place of functorch's", _by_ours_first),
+    Attempt("functorch's rule", _by_functorch),
+    Attempt("rule of thunder_fn", lambda question: _by_ours(question, first=False)),
+    Attempt("decomposition", _by_parts),
+    Attempt("random numbers of all examples at once", _by_draw_at_once),
+    Attempt("a loop over the examples, with a warning", _by_loop),
+)
+"""The attempts at a batching rule, in order."""
+
+
+@lru_cache(maxsize=65536)
+def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
+    """The batched equation, or the op's decomposition."""
+    rule = first_rule(VMAP_ATTEMPTS, VmapQuestion(single, batched, size, randomness)).rule
+    assert rule is not None  # the loop has one
+    return rule
 
 
 def _of_one_size(single: Trace, batched: Mask) -> Trace:

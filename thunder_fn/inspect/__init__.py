@@ -17,6 +17,7 @@ from thunder_fn.inspect.machines import Machine, machine_named, measured_machine
 from thunder_fn.inspect.memory_use import Buffer, Memory, memory
 from thunder_fn.inspect.page import Page, show
 from thunder_fn.inspect.residual_tables import Residuals, residuals
+from thunder_fn.inspect.rules_of_ops import RuleReport, RuleRow, explain_rule, rule_order
 
 __all__ = [
     "Buffer",
@@ -30,16 +31,20 @@ __all__ = [
     "Page",
     "Picture",
     "Residuals",
+    "RuleReport",
+    "RuleRow",
     "Step",
     "chain",
     "chrome_trace",
     "cost",
     "diff",
+    "explain_rule",
     "graph",
     "is_collective",
     "machine_named",
     "measured_machine",
     "memory",
     "residuals",
+    "rule_order",
     "show",
 ]

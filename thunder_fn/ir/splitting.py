@@ -7,6 +7,7 @@ which variables are late.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from thunder_fn.ir.flow import Flow
 from thunder_fn.ir.rules import Mask, Residual, Split
@@ -88,36 +89,48 @@ def late_half(
     Both are in the order of first reading.
     """
     makers = {var.index: equation for equation in equations for var in equation.outputs}
-    own = {constant.var.index for constant in trace.constants}
-    second: list[Equation] = []
-    carried: dict[int, Var] = {}
-
-    def read(wanted: Var) -> None:
-        pending = [wanted]  # a stack: what a recomputed equation reads comes before it
-        while pending:
-            var = pending.pop()
-            if var.index in late or var.index in own or var.index in carried:
-                continue
-            maker = makers.get(var.index)
-            if maker is None or not again(maker):
-                carried[var.index] = var
-                continue
-            missing = [v for v in maker.operands if not (v.index in late or v.index in own or v.index in carried)]
-            if missing:
-                pending += (var, *reversed(missing))
-                continue
-            own.update(result.index for result in maker.outputs)
-            second.append(maker)
-
+    half = _LateHalf(late, again, makers, {constant.var.index for constant in trace.constants})
     for equation in equations:
         if _is_late(equation, late):
             for operand in equation.operands:
-                read(operand)
-            second.append(equation)
+                half.read(operand)
+            half.equations.append(equation)
     for atom in outputs:
         if isinstance(atom, Var):
-            read(atom)
-    return second, carried
+            half.read(atom)
+    return half.equations, half.carried
+
+
+@dataclass
+class _LateHalf:
+    """A second half while it grows: `own` are the variables that it computes again, `carried` its residuals."""
+
+    late: Collection[int]
+    again: Callable[[Equation], bool]
+    makers: dict[int, Equation]
+    own: set[int]
+    equations: list[Equation] = field(default_factory=list)
+    carried: dict[int, Var] = field(default_factory=dict)
+
+    def read(self, wanted: Var) -> None:
+        """Make a variable readable: compute it again, or carry it over from the first half."""
+        pending = [wanted]  # a stack: what a recomputed equation reads comes before it
+        while pending:
+            var = pending.pop()
+            if self._is_there(var):
+                continue
+            maker = self.makers.get(var.index)
+            if maker is None or not self.again(maker):
+                self.carried[var.index] = var
+                continue
+            if missing := [operand for operand in maker.operands if not self._is_there(operand)]:
+                pending += (var, *reversed(missing))
+                continue
+            self.own.update(result.index for result in maker.outputs)
+            self.equations.append(maker)
+
+    def _is_there(self, var: Var) -> bool:
+        return var.index in self.late or var.index in self.own or var.index in self.carried
 
 
 def _is_late(equation: Equation, late: Collection[int]) -> bool:

@@ -84,8 +84,8 @@ def _unpack(call: Call, names: Namespace) -> Iterator[str]:
     plain = is_plain((structure_args, structure_kwargs))
     targets = [f"a{i}" for i in range(call.count)]
     if plain:
-        for i, part in zip(dynamic, structure_args, strict=True):
-            targets[i] = f"l{part.index}" if isinstance(part, Leaf) else targets[i]
+        leaves = {i: part.index for i, part in zip(dynamic, structure_args, strict=True) if isinstance(part, Leaf)}
+        targets = [f"l{leaves[i]}" if i in leaves else target for i, target in enumerate(targets)]
     yield f"    if len(args) != {call.count}: return MISS"
     if targets:
         yield f"    {', '.join(targets)}, = args"
@@ -103,8 +103,13 @@ def _unpack(call: Call, names: Namespace) -> Iterator[str]:
             elif not isinstance(part, Leaf):
                 yield from take_apart(part, targets[i], names, checked=False)
         yield from take_apart(structure_kwargs, "kwargs", names)
-        return
-    given = "".join(f"{targets[i]}, " for i in dynamic)
+    else:
+        yield from _flatten(call, [targets[i] for i in dynamic], names)
+
+
+def _flatten(call: Call, targets: list[str], names: Namespace) -> Iterator[str]:
+    """Lines that flatten the arguments with the pytree library, which knows custom nodes."""
+    given = "".join(f"{target}, " for target in targets)
     yield f"    leaves, spec = {names.bind(pytree.flatten, 'flatten')}((({given}), kwargs))"
     yield f"    if spec != {names.bind(call.spec, 'spec')}: return MISS"
     if any(call.orders):
@@ -132,7 +137,6 @@ def _symbols(entry: Entry, symbolic: Symbolic, names: Namespace) -> Iterator[str
 def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     """Static leaves, repeated tensors, then what C++ checks."""
     dynamic = frozenset(entry.symbolic.places.values()) if entry.symbolic is not None else frozenset()
-    layouts = entry.symbolic.layouts if entry.symbolic is not None else {}
     for position, leaf in enumerate(call.leaves):
         if (position, None) in dynamic:
             yield f"type(l{position}) is {type(leaf).__name__}"
@@ -143,20 +147,26 @@ def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
             yield static_check(f"l{position}", leaf, names)
     if internals.count_function_modes():
         yield "False"  # a call under a torch function mode is looked up by its key, which knows the modes
-    checks = [f"{names.bind(internals.global_state_guard(), 'state_matches')}()"]
-    checks.append(f"not {names.bind(internals.count_function_modes, 'function_modes')}()")
-    if call.tensors:
-        loose = [layouts.get(position) for position, _ in call.tensors]
-        guard = names.bind(internals.tensor_guard([tensor for _, tensor in call.tensors], loose), "tensors_match")
-        checks.insert(0, f"{guard}({', '.join(f'l{position}' for position, _ in call.tensors)})")
+    yield from _tensor_checks(entry, call, names)
+    yield f"{names.bind(internals.global_state_guard(), 'state_matches')}()"
+    yield f"not {names.bind(internals.count_function_modes, 'function_modes')}()"
     captured = entry.stages[0]
     if isinstance(captured, Trace) and has_attention(captured):
         names.values.update(kernels=internals.attention_kernels(), attention_kernels=internals.attention_kernels)
-        checks.append("attention_kernels() == kernels")
+        yield "attention_kernels() == kernels"
     given = ", ".join(f"l{position}" for position, _ in call.tensors)
     for match, name in ((entry.grads_match, "grads_match"), (entry.reads_match, "reads_match")):
         if match is not None:
-            checks.append(f"{names.bind(match, name)}({given})")
+            yield f"{names.bind(match, name)}({given})"
     if entry.constants:
-        checks.append(f"{names.bind(entry.is_current, 'constants_match')}()")
-    yield " and ".join(checks)
+        yield f"{names.bind(entry.is_current, 'constants_match')}()"
+
+
+def _tensor_checks(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
+    """The condition on all tensors, which PyTorch checks in C++."""
+    if not call.tensors:
+        return
+    layouts = entry.symbolic.layouts if entry.symbolic is not None else {}
+    loose = [layouts.get(position) for position, _ in call.tensors]
+    guard = names.bind(internals.tensor_guard([tensor for _, tensor in call.tensors], loose), "tensors_match")
+    yield f"{guard}({', '.join(f'l{position}' for position, _ in call.tensors)})"

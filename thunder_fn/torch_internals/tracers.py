@@ -294,6 +294,18 @@ def _check_view(tensor: torch.Tensor, size: Sequence[Any]) -> None:
         torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(size)
 
 
+def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a function on tensors without values, of the sizes of this call; None where that cannot be told."""
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        sizes = [size if type(size) is int else size.node.hint for size in tensor.shape]
+        return torch.empty(sizes, dtype=tensor.dtype, device="meta")
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), contextlib.suppress(Exception):
+        return func(*torch_pytree.tree_map_only(torch.Tensor, stand_in, args), **kwargs)
+    return None
+
+
 class TracerMode(FunctionalTensorMode):
     """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
