@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from typing import TYPE_CHECKING, Any, Self
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 if TYPE_CHECKING:
     from thunder_fn.ir.trace import Source
@@ -157,7 +159,7 @@ class OptimizerError(ThunderError, TypeError, ValueError):
 
 
 class UnknownOption(JitError, TypeError):
-    """jit was given an unknown option."""
+    """A function was given an unknown option. One of JAX or PyTorch may have another name here."""
 
 
 class UnhashableStatic(JitError, TypeError):
@@ -206,6 +208,41 @@ class OutsideWarning(UserWarning):
 
 class HooksWarning(UserWarning):
     """A jitted module has a submodule whose hooks no trace has, so it runs as the module does."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class spelled:
+    """A decorator that says of keywords which a function has elsewhere, in JAX or PyTorch, how they are written here.
+
+    Args:
+        elsewhere: for each keyword the fix. A single word is the keyword's name here.
+    """
+
+    def __init__(self, **elsewhere: str) -> None:
+        self.elsewhere = elsewhere
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        known, error, name_of = self.elsewhere, misspelled, getattr
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name in known:
+                    raise error(name_of(function, "__name__", "it"), name, known[name])
+            return function(*args, **kwargs)
+
+        # of the function's own module, where doctest looks for it
+        made = types.FunctionType(call.__code__, function.__globals__, call.__name__, None, call.__closure__)
+        return functools.update_wrapper(made, function)  # type: ignore[return-value]
+
+
+def misspelled(function: str, name: str, fix: str) -> UnknownOption:
+    """The error for a keyword that is another one here."""
+    is_name = fix.isidentifier()
+    what = f"{function}: unknown option {name!r}" + (f", which is called `{fix}` here" if is_name else "")
+    return UnknownOption(located(what, fix=f"Write `{fix}=` for it." if is_name else fix))
 
 
 def page_of(kind: type[BaseException]) -> str:

@@ -14,7 +14,9 @@ from pathlib import Path
 from thunder_fn import errors
 
 KINDS: tuple[type[Exception], ...] = tuple(
-    kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
 )
 """Every exception and warning of `thunder_fn.errors`, in the order in which they are written."""
 

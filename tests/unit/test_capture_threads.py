@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from thunder_fn.api.calling import tensors_of
 from thunder_fn.capture import capture, current
 from thunder_fn.errors import ThunderError, UnsupportedCall
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.torch_internals import function_modes, isolated
+from thunder_fn.torch_internals import function_modes
 
 X = torch.randn(4, 8)
 
@@ -47,24 +48,65 @@ def global_state() -> tuple[Any, ...]:
 # ---- threads ----
 
 
-def test_anomaly_mode_behind_captures_that_overlap() -> None:
-    """The search for NaN is off while anyone captures; a user's setting meanwhile stays."""
+def test_anomaly_mode_stays_as_it_is() -> None:
+    """A trace has no values in which PyTorch could find NaN: it is told so, and nobody else."""
     looks = torch.is_anomaly_check_nan_enabled
+    seen = list[tuple[bool, bool]]()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.is_anomaly_enabled(), looks()))
+        return tfn.grad(lambda y: (y.sin() * x).sum())(x) + torch.autograd.grad(x.sin().sum(), x)[0]
+
+    want = capture(f, (X.clone().requires_grad_(),)).trace
     with torch.autograd.set_detect_anomaly(True):
-        first, second = isolated(), isolated()
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert torch.is_anomaly_enabled() and not looks()
-        second.__exit__(None, None, None)
-        assert torch.is_anomaly_enabled() and looks()
-        with suppress(ThunderError):
-            capture(lambda x: torch.autograd.grad(x.sin().sum(), x) + [][x], (X,))
-        assert torch.is_anomaly_enabled() and looks()
-    around = torch.autograd.set_detect_anomaly(True)
-    with isolated():
-        around.__exit__()
-    assert not torch.is_anomaly_enabled() and looks()
+        assert capture(f, (X.clone().requires_grad_(),)).trace == want
+        torch.testing.assert_close(tfn.jit(tfn.grad(lambda x: f(x).sum()))(X), X.cos() - X * X.sin())
+        assert looks()
+    assert set(seen[1:]) == {(True, True)} and not torch.is_anomaly_enabled()
+
+
+def state_of_the_process() -> dict[str, Any]:
+    """The state that all threads share, as Python code of a user sees it."""
+    methods = (
+        *((nn.Module, name) for name in ("__call__", "__getattribute__", "__setattr__")),
+        *((torch.inference_mode, name) for name in ("__enter__", "__exit__")),
+        (threading.Thread, "start"),
+        *((math, name) for name in vars(math)),
+    )
+    return {
+        "collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "anomaly": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "answers": (torch.compiler.is_compiling(), torch.get_num_threads(), torch.is_inference_mode_enabled()),
+        "modes": (len(function_modes()), torch._C._len_torch_dispatch_stack(), torch.is_grad_enabled()),
+        **{f"{owner.__name__}.{name}": getattr(owner, name) for owner, name in methods},
+    }
+
+
+@pytest.mark.parametrize("anomaly", [False, True], ids=["", "anomaly"])
+@pytest.mark.parametrize("how", ["grad", "jit", "dynamic"])
+def test_other_threads_see_nothing_of_a_capture(how: str, anomaly: bool) -> None:
+    ready, looked, seen = threading.Event(), threading.Event(), list[dict[str, Any]]()
+    net = nn.Linear(3, 3)
+
+    def look() -> None:
+        ready.wait(60)
+        seen.append(state_of_the_process())
+        looked.set()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        assert torch.compiler.is_compiling()
+        ready.set()
+        looked.wait(60)
+        return (net(x) * math.sqrt(x.shape[0])).sum()
+
+    around = {"grad": tfn.grad(f), "jit": tfn.jit(f), "dynamic": tfn.jit(f, dynamic=True)}
+    thread = threading.Thread(target=look)
+    with torch.autograd.set_detect_anomaly(anomaly):
+        thread.start()
+        before = state_of_the_process()
+        around[how](torch.ones(3))
+        thread.join()
+        assert seen == [before] and state_of_the_process() == before
 
 
 def program(number: int) -> tuple[Callable[..., Any], Any]:
