@@ -234,6 +234,29 @@ def function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
+@contextlib.contextmanager
+def without_function_modes(kind: type) -> Generator[None]:
+    """Leave the active torch function modes of a class; all others stay."""
+    modes = function_modes()
+    first = next((i for i, mode in enumerate(modes) if type(mode) is kind), None)
+    if first is None:
+        yield
+        return
+    others = [mode for mode in modes[first:] if type(mode) is not kind]
+    _exchange_function_modes(len(modes) - first, others)
+    try:
+        yield
+    finally:
+        _exchange_function_modes(len(others), modes[first:])
+
+
+def _exchange_function_modes(count: int, others: Iterable[Any]) -> None:
+    for _ in range(count):
+        torch._C._pop_torch_function_stack()
+    for mode in others:
+        torch._C._push_on_torch_function_stack(mode)
+
+
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """The number of active torch function modes."""
 
