@@ -2,12 +2,16 @@
 
 An error says what happened, in which equation, at which user line, and what to write instead.
 Each is a subclass of `ThunderError`, and of what PyTorch raises in the same case, so that code which catches that goes on to.
-Each has a page with an example, `docs/errors/<name>.md`, which a traceback names in its last line.
+Each has a page with an example. The last line of a traceback has the command that prints it, which needs no checkout.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+import functools
+import importlib.metadata
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 if TYPE_CHECKING:
     from thunder_fn.ir.trace import Source
@@ -25,7 +29,7 @@ class ThunderError(Exception):
             error = super().__new__(cls, *args, **kwargs)
         except TypeError:  # of MemoryError, whose own is for its own instances alone
             error = Exception.__new__(cls, *args, **kwargs)
-        error.add_note(f"{LINK}{page_of(cls)}")
+        error.add_note(f"{LINK}{link_to(page_of(cls))}")
         return error
 
 
@@ -155,7 +159,7 @@ class OptimizerError(ThunderError, TypeError, ValueError):
 
 
 class UnknownOption(JitError, TypeError):
-    """jit was given an unknown option."""
+    """A function was given an unknown option. One of JAX or PyTorch may have another name here."""
 
 
 class UnhashableStatic(JitError, TypeError):
@@ -175,7 +179,7 @@ class VerificationError(ThunderError, ArithmeticError):
 
 
 class MissingExtra(ThunderError, ImportError):
-    """A package that the inspector or `thunder_fn.testing` draws with is not installed. The message names its extra."""
+    """An optional package is not installed. The message names the extra that brings it."""
 
 
 class InspectError(ThunderError, ValueError):
@@ -206,10 +210,61 @@ class HooksWarning(UserWarning):
     """A jitted module has a submodule whose hooks no trace has, so it runs as the module does."""
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class spelled:
+    """A decorator that says of keywords which a function has elsewhere, in JAX or PyTorch, how they are written here.
+
+    Args:
+        elsewhere: for each keyword the fix. A single word is the keyword's name here.
+    """
+
+    def __init__(self, **elsewhere: str) -> None:
+        self.elsewhere = elsewhere
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        known, error, name_of = self.elsewhere, misspelled, getattr
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name in known:
+                    raise error(name_of(function, "__name__", "it"), name, known[name])
+            return function(*args, **kwargs)
+
+        # of the function's own module, where doctest looks for it
+        made = types.FunctionType(call.__code__, function.__globals__, call.__name__, None, call.__closure__)
+        return functools.update_wrapper(made, function)  # type: ignore[return-value]
+
+
+def misspelled(function: str, name: str, fix: str) -> UnknownOption:
+    """The error for a keyword that is another one here."""
+    is_name = fix.isidentifier()
+    what = f"{function}: unknown option {name!r}" + (f", which is called `{fix}` here" if is_name else "")
+    return UnknownOption(located(what, fix=f"Write `{fix}=` for it." if is_name else fix))
+
+
 def page_of(kind: type[BaseException]) -> str:
-    """The page about a class of this module, or about the nearest base of a subclass made elsewhere."""
-    name = next(base.__name__ for base in kind.__mro__ if base.__module__ == __name__)
-    return f"docs/errors/{name}.md"
+    """Name the page about a class of this module, or about the nearest base of a subclass made elsewhere."""
+    return next(base.__name__ for base in kind.__mro__ if base.__module__ == __name__)
+
+
+def link_to(page: str) -> str:
+    """The command that prints a page, and its address where the package's metadata has one."""
+    command = f"python -m thunder_fn explain {page}"
+    return command if site() is None else f"{command}, or {site()}/errors/{page}.html"
+
+
+@functools.cache
+def site() -> str | None:
+    """The address of the documentation in the metadata of the installed package: its URL named Documentation."""
+    try:
+        urls: list[str] = importlib.metadata.metadata("thunder_fn").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    labelled = (url.partition(", ") for url in urls)
+    return next((address.rstrip("/") for label, _, address in labelled if label == "Documentation"), None)
 
 
 def has_note(error: BaseException) -> bool:

@@ -384,6 +384,12 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
         >>> sgd.update(params, {"w": torch.ones(2)}, state)[0]["w"]
         tensor([0.9000, 0.9000])
     """
+    if isinstance(make, torch.optim.Optimizer):
+        name = type(make).__name__
+        what = f"functional_optimizer: expected an optimizer class, given an instance, {name}(...)"
+        raise OptimizerError(
+            f"{what}\nWrite `functional_optimizer(torch.optim.{name}, lr=...)`: `init` takes the parameters."
+        )
     closure = inspect.signature(getattr(make, "step", lambda: None)).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         what = f"functional_optimizer: a step of {make.__name__} calls the loss itself, and is no function of gradients"

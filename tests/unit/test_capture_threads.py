@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,9 +20,12 @@ import thunder_fn as tfn
 from tests.unit.capturing import agree
 from thunder_fn.api.calling import tensors_of
 from thunder_fn.capture import capture, current
+from thunder_fn.capture.scopes import ScopeMode
 from thunder_fn.errors import ThunderError, UnsupportedCall
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.torch_internals import function_modes, isolated
+from thunder_fn.ir.trace import Trace
+from thunder_fn.structured import checkpoint
+from thunder_fn.torch_internals import function_modes
 
 X = torch.randn(4, 8)
 
@@ -47,24 +51,65 @@ def global_state() -> tuple[Any, ...]:
 # ---- threads ----
 
 
-def test_anomaly_mode_behind_captures_that_overlap() -> None:
-    """The search for NaN is off while anyone captures; a user's setting meanwhile stays."""
+def test_anomaly_mode_stays_as_it_is() -> None:
+    """A trace has no values in which PyTorch could find NaN: it is told so, and nobody else."""
     looks = torch.is_anomaly_check_nan_enabled
+    seen = list[tuple[bool, bool]]()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.is_anomaly_enabled(), looks()))
+        return tfn.grad(lambda y: (y.sin() * x).sum())(x) + torch.autograd.grad(x.sin().sum(), x)[0]
+
+    want = capture(f, (X.clone().requires_grad_(),)).trace
     with torch.autograd.set_detect_anomaly(True):
-        first, second = isolated(), isolated()
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert torch.is_anomaly_enabled() and not looks()
-        second.__exit__(None, None, None)
-        assert torch.is_anomaly_enabled() and looks()
-        with suppress(ThunderError):
-            capture(lambda x: torch.autograd.grad(x.sin().sum(), x) + [][x], (X,))
-        assert torch.is_anomaly_enabled() and looks()
-    around = torch.autograd.set_detect_anomaly(True)
-    with isolated():
-        around.__exit__()
-    assert not torch.is_anomaly_enabled() and looks()
+        assert capture(f, (X.clone().requires_grad_(),)).trace == want
+        torch.testing.assert_close(tfn.jit(tfn.grad(lambda x: f(x).sum()))(X), X.cos() - X * X.sin())
+        assert looks()
+    assert set(seen[1:]) == {(True, True)} and not torch.is_anomaly_enabled()
+
+
+def state_of_the_process() -> dict[str, Any]:
+    """The state that all threads share, as Python code of a user sees it."""
+    methods = (
+        *((nn.Module, name) for name in ("__call__", "__getattribute__", "__setattr__")),
+        *((torch.inference_mode, name) for name in ("__enter__", "__exit__")),
+        (threading.Thread, "start"),
+        *((math, name) for name in vars(math)),
+    )
+    return {
+        "collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "anomaly": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "answers": (torch.compiler.is_compiling(), torch.get_num_threads(), torch.is_inference_mode_enabled()),
+        "modes": (len(function_modes()), torch._C._len_torch_dispatch_stack(), torch.is_grad_enabled()),
+        **{f"{owner.__name__}.{name}": getattr(owner, name) for owner, name in methods},
+    }
+
+
+@pytest.mark.parametrize("anomaly", [False, True], ids=["", "anomaly"])
+@pytest.mark.parametrize("how", ["grad", "jit", "dynamic"])
+def test_other_threads_see_nothing_of_a_capture(how: str, anomaly: bool) -> None:
+    ready, looked, seen = threading.Event(), threading.Event(), list[dict[str, Any]]()
+    net = nn.Linear(3, 3)
+
+    def look() -> None:
+        ready.wait(60)
+        seen.append(state_of_the_process())
+        looked.set()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        assert torch.compiler.is_compiling()
+        ready.set()
+        looked.wait(60)
+        return (net(x) * math.sqrt(x.shape[0])).sum()
+
+    around = {"grad": tfn.grad(f), "jit": tfn.jit(f), "dynamic": tfn.jit(f, dynamic=True)}
+    thread = threading.Thread(target=look)
+    with torch.autograd.set_detect_anomaly(anomaly):
+        thread.start()
+        before = state_of_the_process()
+        around[how](torch.ones(3))
+        thread.join()
+        assert seen == [before] and state_of_the_process() == before
 
 
 def program(number: int) -> tuple[Callable[..., Any], Any]:
@@ -317,3 +362,57 @@ def test_a_trace_keeps_its_constants_alive_and_nothing_else() -> None:
         assert captured.trace.constants[0].tensor is closed
         del captured, closed
         assert references[1]() is None
+
+
+# ---- depth ----
+
+
+def nested_checkpoints(depth: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A checkpoint in a checkpoint, and so on."""
+    if depth == 0:
+        return torch.sin
+    inside = nested_checkpoints(depth - 1)
+    return lambda x: tfn.checkpoint(inside)(x) * 1.5
+
+
+@pytest.mark.parametrize(
+    "around", [lambda f: f, tfn.jit, lambda f: tfn.grad(lambda x: f(x).sum())], ids=["eager", "jit", "grad"]
+)
+def test_captures_inside_each_other_cost_what_they_hold(around: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is linear in the depth: no capture asks those around it, and no equal traces are compared twice."""
+    counted = [0]
+
+    def counting(original: Any) -> Any:
+        def called(*args: Any) -> Any:
+            counted[0] += 1
+            return original(*args)
+
+        return called
+
+    for cls, name in ((ScopeMode, "__torch_function__"), (checkpoint._Noting, "__torch_function__"), (Trace, "__eq__")):
+        monkeypatch.setattr(cls, name, counting(getattr(cls, name)))
+
+    def count(depth: int) -> int:
+        counted[0] = 0
+        around(nested_checkpoints(depth))(X)
+        return counted[0]
+
+    count(2)
+    first, second, third = count(10), count(20), count(40)
+    assert third - second <= 2.2 * (second - first)
+
+
+def test_equal_traces_of_equal_parts_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, g = nested_checkpoints(30), nested_checkpoints(30)
+    first, second = tfn.trace(f, X), tfn.trace(g, X)
+    original, counted = Trace.__eq__, [0]
+
+    def counting(self: Trace, other: object) -> bool:
+        counted[0] += 1
+        return original(self, other)
+
+    monkeypatch.setattr(Trace, "__eq__", counting)
+    assert first == second and first == second
+    counted[0] = 0
+    assert first == second and first.equations[0].body == second.equations[0].body
+    assert counted[0] == 2

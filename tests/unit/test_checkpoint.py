@@ -407,7 +407,8 @@ NONSENSE = [
     (lambda: checkpoint(3), "checkpoint: expected a function, given an int: 3"),  # type: ignore[arg-type]
     (
         lambda: checkpoint(mlp, 3),
-        "checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not 3",
+        "checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not 3\n"
+        "Arguments go to the function that checkpoint returns: `checkpoint(f)(x)`.",
     ),
     (lambda: policies.budget(-1), "checkpoint_policies.budget: a number of bytes, not -1"),
     (lambda: policies.save_only_these_names(1), "checkpoint_policies: names are strings, not 1"),  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ from thunder_fn.errors import JitError, LookasideError, RecipeError
 from thunder_fn.ir.trace import Trace
 
 Tensor = torch.Tensor
+pytestmark = pytest.mark.filterwarnings("ignore:jit. the work of the thread:thunder_fn.errors.OutsideWarning")
+
 X = torch.linspace(-1, 1, 3, dtype=torch.float64)
 imported_cond = torch.cond
 

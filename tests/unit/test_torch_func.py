@@ -324,3 +324,47 @@ def test_an_error_in_printing_a_tensor_leaves_the_dispatcher_as_it_was() -> None
     assert state() == before
     x.requires_grad_()
     torch.testing.assert_close(tfn.jit(torch.exp)(x), x.exp())
+
+
+# ---- names from JAX and PyTorch ----
+
+ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
+    "in_axes": (lambda: tfn.vmap(torch.sin, in_axes=0), "which is called `in_dims` here\nWrite `in_dims=` for it"),
+    "out_axes": (lambda: tfn.vmap(torch.sin, out_axes=0), "which is called `out_dims` here"),
+    "axis_name": (lambda: tfn.vmap(torch.sin, axis_name="i"), "Batch dims have no names"),
+    "holomorphic": (lambda: tfn.grad(torch.sin, holomorphic=True), "follow PyTorch's convention"),
+    "vectorize": (lambda: tfn.jacrev(torch.sin, vectorize=True), "Rows are batched"),
+    "use_reentrant": (lambda: tfn.checkpoint(torch.sin, use_reentrant=False), "there is one kind of checkpoint"),
+    "backend": (lambda: tfn.jit(torch.sin, backend="inductor"), r'Write `executors=\["inductor"\]`'),
+    "donate_argnames": (lambda: tfn.jit(torch.sin, donate_argnames="x"), "which is called `donate_argnums` here"),
+    "true_fun": (lambda: tfn.cond(True, true_fun=torch.sin, false_fun=torch.cos), "which is called `true_fn` here"),
+    "init_val": (lambda: tfn.fori_loop(0, 1, torch.add, init_val=A), "which is called `init` here"),
+    "f": (lambda: tfn.scan(f=torch.add, init=A, xs=A), "which is called `combine_fn` here"),
+    "elems": (lambda: tfn.associative_scan(torch.add, elems=A), "which is called `xs` here"),
+    "body_fun": (lambda: tfn.while_loop(cond_fn=torch.sin, body_fun=torch.sin), "which is called `body_fn` here"),
+    "has_aux": (lambda: tfn.grad(lambda x: x.sum())(A, has_aux=True), r"Write `grad\(f, has_aux=\.\.\.\)\(x\)`"),
+    "in_dims": (lambda: tfn.vmap(lambda x: x)(A, in_dims=0), "which is an option of vmap"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_name_from_elsewhere_says_what_it_is_called_here(name: str) -> None:
+    call, text = ELSEWHERE[name]
+    with pytest.raises(errors.UnknownOption, match=text) as info:
+        call()
+    assert f"'{name}'" in str(info.value) and isinstance(info.value, TypeError)
+
+
+def test_an_argument_may_have_the_name_of_an_option() -> None:
+    assert (tfn.grad(lambda x, randomness: (x * randomness).sum())(A, randomness=2) == 2).all()
+    assert (tfn.grad(lambda x, **options: (x * options["chunk_size"]).sum())(A, chunk_size=3) == 3).all()
+
+
+def test_an_optimizer_instance_is_no_class() -> None:
+    with pytest.raises(errors.OptimizerError, match=r"Write `functional_optimizer\(torch.optim.Adam, lr=\.\.\.\)`"):
+        tfn.functional_optimizer(torch.optim.Adam([A.clone().requires_grad_()]))  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_given_its_arguments_later() -> None:
+    with pytest.raises(errors.CheckpointError, match=r"`checkpoint\(f\)\(x\)`"):
+        tfn.checkpoint(torch.sin, A)

@@ -20,7 +20,7 @@ from thunder_fn.capture import capture, current, pytree
 from thunder_fn.capture.apply import close_over
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.rewriting import remembered_in_context
-from thunder_fn.errors import TraceTypeError
+from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace, Type, type_of_value
@@ -34,6 +34,7 @@ Combine = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 MODES = ("pointwise", "generic")
 
 
+@spelled(fn="combine_fn", elems="xs", axis="dim")
 def associative_scan(
     combine_fn: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False, combine_mode: str = "generic"
 ) -> Any:

@@ -12,7 +12,7 @@ from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
 from thunder_fn.capture import TENSOR, Alias, Captured, capture, current, pytree
 from thunder_fn.capture.apply import view_again, write
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import VmapError, kind_of, located
+from thunder_fn.errors import VmapError, kind_of, located, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.trace import as_dim, type_of_value
 from thunder_fn.structured.autograd_function import with_batch_dims
@@ -134,6 +134,13 @@ def _written_results(
             yield alias.result, whole.of(tensor)
 
 
+@spelled(
+    in_axes="in_dims",
+    out_axes="out_dims",
+    axis_size="The size is that of the batched arguments: pass `torch.arange(n)`, or a tensor, as one of them.",
+    axis_name="Batch dims have no names: reduce over the dim of the result, outside of the vmap.",
+    spmd_axis_name="Batch dims have no names.",
+)
 def vmap(
     f: Callable[..., Any],
     in_dims: Any = 0,

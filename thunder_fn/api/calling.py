@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured
 from thunder_fn.capture.apply import tensors_of, write_back
-from thunder_fn.errors import GradError, JitError, NotDifferentiable, kind_of, located
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import GradError, JitError, NotDifferentiable, UnknownOption, kind_of, located
 from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, Trace, cut
@@ -42,6 +45,33 @@ def unwritten(captured: Captured, trace: Trace, residuals: Sequence[Any]) -> tup
     return cut(trace, constants=constants), tuple(own_memory(list(residuals)))
 
 
+_OPTIONS = ("argnums", "has_aux", "in_dims", "in_axes", "out_dims", "out_axes", "randomness", "chunk_size")
+"""Options of transforms, which are given when a transform is made."""
+
+
+def with_checked_keywords(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of a transformed function that refuses options of the transform which the function does not take."""
+
+    @functools.wraps(call)
+    def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name in _OPTIONS and not _takes(self.fn, name):
+                kind, own = type(self).__name__.lower(), getattr(self.fn, "__name__", "f")
+                what = f"{self.__name__}: {own} takes no argument {name!r}, which is an option of {kind}"
+                raise UnknownOption(located(what, source=user_source(), fix=f"Write `{kind}(f, {name}=...)(x)`."))
+        return call(self, *args, **kwargs)
+
+    return checked
+
+
+def _takes(fn: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
 class Transformed:
     """Base of transformed functions: the name and the wrapped function of the original. Dynamo leaves their calls
     alone, since it could only read how they capture.
@@ -50,7 +80,7 @@ class Transformed:
     fn: Callable[..., Any]
 
     def __init_subclass__(cls) -> None:
-        cls.__call__ = internals.outside_dynamo(cls.__call__)
+        cls.__call__ = internals.outside_dynamo(with_checked_keywords(cls.__call__))
 
     @property
     def __name__(self) -> str:

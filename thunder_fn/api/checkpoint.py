@@ -6,9 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder_fn.api.calling import transformed
+from thunder_fn.errors import spelled
 from thunder_fn.structured.checkpoint import checkpoint as recorded
 
 
+@spelled(
+    use_reentrant="Leave it out: there is one kind of checkpoint.",
+    preserve_rng_state="Leave it out: random numbers are never drawn again.",
+    context_fn="policy",
+    determinism_check="Leave it out: what is computed again is the same trace.",
+    debug="Leave it out: `tfn.saved_residuals` shows what is kept.",
+    prevent_cse="Leave it out: what is computed again is never merged.",
+    concrete="Leave it out, and give `jit` the `static_argnums`.",
+    static_argnums="Give them to `jit`.",
+)
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """Compute f again in the backward instead of keeping its residuals.
 

@@ -14,7 +14,7 @@ from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, kind_of, located
+from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, kind_of, located, spelled
 from thunder_fn.interpreters import grad as reverse
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, type_of_value
@@ -61,6 +61,14 @@ class Grad(Transformed):
                 return (value, aux), grads
 
 
+_SPELLED = spelled(
+    holomorphic="Gradients of complex numbers follow PyTorch's convention, and need no option.",
+    allow_int="Leave integer arguments out of `argnums`.",
+    argnames="Pass the argument by position, and name it in `argnums`.",
+)
+
+
+@_SPELLED
 def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate a scalar function: return a function that computes its gradient.
 
@@ -92,6 +100,7 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux))
 
 
+@_SPELLED
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in torch.func's
     order.
@@ -99,6 +108,7 @@ def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = 
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
 
+@_SPELLED
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`, in JAX's order."""
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))

@@ -15,7 +15,7 @@ from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
 from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import NotDifferentiable, located
+from thunder_fn.errors import NotDifferentiable, located, spelled
 from thunder_fn.ir.trace import type_of_value
 
 
@@ -73,6 +73,15 @@ class Jacfwd(Transformed):
         return (jacobian, aux) if self.has_aux else jacobian
 
 
+_SPELLED = spelled(
+    vectorize="Rows are batched; `chunk_size` of `jacrev` bounds how many at a time.",
+    strategy="Write `jacfwd` for forward mode, and `jacrev` for reverse mode.",
+    holomorphic="Take the derivative of real numbers, by `torch.view_as_real`.",
+    allow_int="Leave integer arguments out of `argnums`.",
+)
+
+
+@_SPELLED
 def jacrev(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -100,6 +109,7 @@ def jacrev(
     return transformed(f, lambda fn: Jacrev(fn, frozen_argnums(argnums), has_aux, chunk_size))
 
 
+@_SPELLED
 def jacfwd(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, randomness: str = "error") -> Any:
     """The Jacobian by forward mode: one tangent for each element of the input, batched.
 
@@ -110,6 +120,7 @@ def jacfwd(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *
     return transformed(f, lambda fn: Jacfwd(fn, frozen_argnums(argnums), has_aux, randomness))
 
 
+@_SPELLED
 def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     """The Hessian of a scalar function, forward over reverse.
 

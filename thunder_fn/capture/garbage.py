@@ -1,4 +1,4 @@
-"""Python's garbage collector waits while a function is captured and a program is made.
+"""Python's garbage collector waits while a function is captured and a program is made, in a process of one thread.
 
 Nearly all that is made then stays alive, and each collection goes through everything that PyTorch's modules hold.
 Collections took a quarter of the time of tracing a training step.
@@ -13,29 +13,20 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _Waiting:
-    """The number of threads that make something now, and whether the collector was on before the first of them."""
-
-    lock = threading.Lock()
-    users = 0
-    was_enabled = False
-
-
 @contextmanager
 def no_collections() -> Generator[None]:
-    """Let no collection begin by itself inside. Afterwards the collector is as it was."""
-    with _Waiting.lock:
-        if _Waiting.users == 0:
-            _Waiting.was_enabled = gc.isenabled()
-            gc.disable()
-        _Waiting.users += 1
+    """Let no collection begin by itself inside. Afterwards the collector is as it was.
+
+    The collector is the process's: it goes on where there are other threads, which would see that it waits.
+    """
+    if threading.active_count() > 1 or not gc.isenabled():
+        yield
+        return
+    gc.disable()
     try:
         yield
     finally:
-        with _Waiting.lock:
-            _Waiting.users -= 1
-            if _Waiting.users == 0 and _Waiting.was_enabled:
-                gc.enable()
+        gc.enable()
 
 
 def referrers(*objects: Any) -> list[Any]:

@@ -164,6 +164,12 @@ def _by_parts(question: VmapQuestion) -> Trace | Declined:
     return Declined("PyTorch has no decomposition") if parts is None else parts
 
 
+def _by_draw_at_once(question: VmapQuestion) -> VmapRule | Declined:
+    if not question.draws or question.randomness != "different" or ops.inplace_twin(question.equation.op) is None:
+        return Declined("the op does not fill its first operand with random numbers of each example's own")
+    return VmapRule(_drawn_at_once(question.single, question.batched, question.size))
+
+
 def _by_loop(question: VmapQuestion) -> VmapRule:
     equation, same = question.equation, question.draws and question.randomness == "same"
     if question.draws and question.randomness == "error":
@@ -193,6 +199,7 @@ VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
     Attempt("functorch's rule", _by_functorch),
     Attempt("rule of thunder_fn", lambda question: _by_ours(question, first=False)),
     Attempt("decomposition", _by_parts),
+    Attempt("random numbers of all examples at once", _by_draw_at_once),
     Attempt("a loop over the examples, with a warning", _by_loop),
 )
 """The attempts at a batching rule, in order."""
@@ -372,6 +379,28 @@ def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
             like = like.new_empty((count, *like.shape))
         (result,) = call_leaf(equation, lambda var: like)
         result = result.expand(count, *result.shape) if randomness == "same" else result
+        return close_recording(recorder, [result], f"vmap_{equation.op.name}")
+
+
+def _drawn_at_once(single: Trace, batched: Mask, size: Dim) -> Trace:
+    """Random numbers in the shape of the first operand, which others broadcast to: the op on the whole batch."""
+    (equation,) = single.equations
+    recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
+    with recorder.running():
+        values = _inputs(recorder, single, batched, size)
+        first, count = (
+            next(i for i, var in enumerate(single.inputs) if var in equation.operands),
+            recorder.mode.size(size),
+        )
+        rank = values[first].dim() - batched[first]
+        for index, flag in enumerate(batched):
+            missing = rank - (values[index].dim() - flag)
+            if flag and missing:
+                shape = values[index].shape
+                values[index] = values[index].reshape((shape[0], *(1,) * missing, *shape[1:]))
+        if not batched[first]:
+            values[first] = values[first].expand((count, *values[first].shape))
+        (result,) = call_leaf(equation, lambda var: values[var.index])
         return close_recording(recorder, [result], f"vmap_{equation.op.name}")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
-from thunder_fn.errors import ArgnumError, JitError, UnknownOption, kind_of, located
+from thunder_fn.errors import ArgnumError, JitError, UnknownOption, kind_of, located, misspelled
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
 from thunder_fn.executors.grad_transforms import GradTransforms
 from thunder_fn.executors.of_traces import with_executors_of
@@ -89,7 +89,11 @@ class Options:
         names = [field.name for field in dataclasses.fields(Options)]
         for name in given:
             if name not in names:
-                raise UnknownOption(unknown("jit", "option", name, names))
+                raise (
+                    misspelled("jit", name, _ELSEWHERE[name])
+                    if name in _ELSEWHERE
+                    else UnknownOption(unknown("jit", "option", name, names))
+                )
         values = {name: _READERS[name](value) for name, value in given.items()}
         for name in ("transforms", "lookasides"):
             if name in values:
@@ -150,6 +154,19 @@ class Options:
             if not is_within(transform.numerics, self.numerics):
                 what = f"jit: the transform {transform.name!r} is {transform.numerics}, and numerics={self.numerics!r}"
                 raise JitError(located(what, fix="Leave it out, or allow what it does with `numerics=`."))
+
+
+_ELSEWHERE = {
+    "backend": 'Write `executors=["inductor"]` for the compiler of `torch.compile`.',
+    "fullgraph": "Leave it out: a jitted function is one graph. `tfn.compile` runs in pieces what cannot be traced.",
+    "mode": 'Write `executors=["inductor"]` or `executors=["cudagraphs", "inductor"]`.',
+    "options": 'Write `executors=["inductor"]`.',
+    "donate_argnames": "donate_argnums",
+    "keep_unused": "Leave it out: arguments that nothing reads cost nothing.",
+    "inline": "Leave it out: a jitted function that is called in another one is part of its program.",
+    "device": "Move the arguments to the device.",
+}
+"""Options of `torch.compile` and `jax.jit`, and how they are written here."""
 
 
 def check_argnums(options: Options, f: Callable[..., Any]) -> None:

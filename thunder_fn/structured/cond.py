@@ -22,7 +22,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import raise_size
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError, located, spelled
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
 from thunder_fn.interpreters.vmap import batch, batched_type
@@ -256,6 +256,7 @@ FREE_TYPES.enter(True, "cond", "switch")
 # ---- for users ----
 
 
+@spelled(true_fun="true_fn", false_fun="false_fn", operand="operands", linear="Leave it out.")
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = (), *, batched: str = "select"
 ) -> Any:

@@ -16,7 +16,7 @@ from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, kind_of, located
+from thunder_fn.errors import TraceTypeError, kind_of, located, spelled
 from thunder_fn.ir.trace import Trace, Type, as_dim, cut, type_of_value
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.scan import scan_evaluate_rule
@@ -38,6 +38,7 @@ Tensor = torch.Tensor
 R = TypeVar("R")
 
 
+@spelled(f="combine_fn", axis="dim", _split_transpose="Leave it out.")
 def scan(
     combine_fn: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -342,6 +343,7 @@ def _run_in_blocks(
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, joined)
 
 
+@spelled(lower="lo", upper="hi", body_fun="body", init_val="init")
 def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1) -> Any:
     """Run `for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
 

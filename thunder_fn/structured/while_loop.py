@@ -20,7 +20,7 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.capture.replaced.lookasides import divert
-from thunder_fn.errors import CaptureError, TraceTypeError, located
+from thunder_fn.errors import CaptureError, TraceTypeError, located, spelled
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.ir import ops
@@ -226,6 +226,7 @@ VJP.enter(while_split_rule, "while_loop")
 # ---- for users ----
 
 
+@spelled(cond_fun="cond_fn", body_fun="body_fn", init_val="carried_inputs", max_trip_count="max_steps")
 def while_loop(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any, *, max_steps: int | None = None
 ) -> Any:

@@ -99,6 +99,7 @@ from thunder_fn.torch_internals.modes import (
     save_as_it_is,
     symbolic_dispatch,
     without_autocast,
+    without_function_modes,
 )
 from thunder_fn.torch_internals.numbers import (
     NEEDS_A_NUMBER,
@@ -258,6 +259,7 @@ __all__ = [
     "compiling",
     "constant_of_dynamo",
     "count_function_modes",
+    "without_function_modes",
     "custom_op_name",
     "decomposition_of",
     "default_store",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -43,7 +42,6 @@ def isolated() -> Generator[None]:
     token = levels_outside.set(depth + levels_outside.get())
     try:
         with (
-            _NOT_LOOKING_FOR_NAN if torch.is_anomaly_enabled() else contextlib.nullcontext(),
             temporarily_clear_interpreter_stack(),
             _disable_current_modes(),
             torch.autograd.set_multithreading_enabled(False),
@@ -54,35 +52,6 @@ def isolated() -> Generator[None]:
             yield
     finally:
         levels_outside.reset(token)
-
-
-class _NotLookingForNaN:
-    """Anomaly mode does not look for NaN, which takes values. It is the process's: the last thread that leaves sets it back.
-
-    Values that another thread set meanwhile stay.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._was_on = threading.Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-                self._was_on = True
-                torch.set_anomaly_enabled(True, False)
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside or not self._was_on:
-                return
-            self._was_on = False
-            if not torch.is_anomaly_check_nan_enabled():
-                torch.set_anomaly_enabled(torch.is_anomaly_enabled(), True)
-
-
-_NOT_LOOKING_FOR_NAN = _NotLookingForNaN()
 
 
 @contextlib.contextmanager
@@ -284,6 +253,29 @@ def call_as_usual(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str,
 def function_modes() -> list[Any]:
     """The active torch function modes, such as that of `torch.set_default_device`."""
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+@contextlib.contextmanager
+def without_function_modes(kind: type) -> Generator[None]:
+    """Leave the active torch function modes of a class; all others stay."""
+    modes = function_modes()
+    first = next((i for i, mode in enumerate(modes) if type(mode) is kind), None)
+    if first is None:
+        yield
+        return
+    others = [mode for mode in modes[first:] if type(mode) is not kind]
+    _exchange_function_modes(len(modes) - first, others)
+    try:
+        yield
+    finally:
+        _exchange_function_modes(len(others), modes[first:])
+
+
+def _exchange_function_modes(count: int, others: Iterable[Any]) -> None:
+    for _ in range(count):
+        torch._C._pop_torch_function_stack()
+    for mode in others:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import sys
 import threading
 import types
@@ -25,19 +26,33 @@ from torch._C._dynamo.eval_frame import (
 
 
 class _Place:
-    """An attribute that patches replace: the original, and the replacements, each made of the one inside of it."""
+    """An attribute that patches replace: the original, and the replacements, each made of the one inside of it.
+
+    A method, and a function of `math`, is the original in threads that no patch is applied in.
+    """
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
         self.original: Any = getattr(owner, name)
         self.own = [vars(owner)[name]] if name in vars(owner) else []
         self.shown: Any = self.original
+        self.held: Any = self.held_now()
         self.layers: list[tuple[bool, Callable[[Any], Any]]] = []
         self.is_left = False
 
+    def held_now(self) -> Any:
+        """The attribute as its owner holds it."""
+        if isinstance(self.owner, (type, types.ModuleType)):
+            return vars(self.owner).get(self.name, self.original)
+        return getattr(self.owner, self.name)
+
     def is_current(self) -> bool:
         """Test that nobody else has replaced it meanwhile."""
-        return getattr(self.owner, self.name) is self.shown
+        return self.held_now() is self.held
+
+    def here(self) -> Any:
+        """The value in this thread."""
+        return self.shown if id(self) in _here.places else self.original
 
     def add(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
         """Add a replacement: around all, or around those that are not outermost."""
@@ -57,7 +72,11 @@ class _Place:
 
     def restore(self) -> None:
         """Put the original back."""
-        if self.own:
+        if self.owner is math:
+            _views.pop(self.name, None)
+            if not _views:
+                math.__class__ = types.ModuleType
+        elif self.own:
             setattr(self.owner, self.name, self.own[0])
         else:
             delattr(self.owner, self.name)
@@ -66,8 +85,52 @@ class _Place:
         value = self.original
         for _, make in self.layers:
             value = make(value)
-        setattr(self.owner, self.name, value)
-        self.shown = getattr(self.owner, self.name)
+        self.shown = value
+        if self.owner is math:
+            _views[self.name] = self
+            math.__class__ = _View
+            return
+        is_method = isinstance(self.owner, type) and isinstance(value, types.FunctionType)
+        setattr(self.owner, self.name, _PerThread(self) if is_method else value)
+        self.held = self.held_now()
+        if not is_method:
+            self.shown = getattr(self.owner, self.name)
+
+
+class _Here(threading.local):
+    """The places that are replaced in this thread, by identity, with the number of its patches."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, int] = {}
+
+
+_here = _Here()
+
+
+class _PerThread:
+    """A method that is replaced in some threads, and the original in all others."""
+
+    def __init__(self, place: _Place) -> None:
+        self.place = place
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.place.here().__get__(instance, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, as Python does with `__get__`, which it does not bind."""
+        return self.place.here()(*args, **kwargs)
+
+
+_views: dict[str, _Place] = {}
+"""The functions of `math` that are replaced in some threads."""
+
+
+class _View(types.ModuleType):
+    """The class of `math` while some thread sees other functions in it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        place = _views.get(name)
+        return place.here() if place is not None else types.ModuleType.__getattribute__(self, name)
 
 
 _lock = threading.RLock()
@@ -112,6 +175,9 @@ def unpatched(value: Any) -> Any:
 class Patch:
     """Replaces attributes of PyTorch's while at least one thread needs it.
 
+    Methods, and functions of `math`, are replaced in the threads that need it alone. Other functions of modules do in
+    other threads what the original does.
+
     `make` gives the replacements, each from what it replaces. With the last user, the original comes back, unless
     somebody else has replaced it meanwhile. Patches of one attribute come and go in any order.
 
@@ -139,9 +205,16 @@ class Patch:
                     place.add(layer)
                     self._done.append((place, layer))
             self._users += 1
+            places = [place for place, _ in self._done]
+        for place in places:
+            _here.places[id(place)] = _here.places.get(id(place), 0) + 1
         try:
             yield
         finally:
+            for place in places:
+                _here.places[id(place)] -= 1
+                if not _here.places[id(place)]:
+                    del _here.places[id(place)]
             with _lock:
                 self._users -= 1
                 while self._users == 0 and self._done:

@@ -131,7 +131,8 @@ def check_policy(policy: Any) -> Any:
         return nothing_saveable
     if not isinstance(policy, (Budget, AllBut, Selective)) and not callable(policy):
         raise CheckpointError(
-            f"checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not {policy!r}"
+            f"checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not {policy!r}\n"
+            "Arguments go to the function that checkpoint returns: `checkpoint(f)(x)`."
         )
     try:
         hash(policy)
