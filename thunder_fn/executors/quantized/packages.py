@@ -8,7 +8,7 @@ import importlib.util
 from typing import Any
 
 from thunder_fn.errors import ExecutorError, located
-from thunder_fn.executors.operator_executor import OperatorExecutor
+from thunder_fn.extend import OperatorExecutor
 
 
 def imported(package: str, module: str | None = None) -> Any:
