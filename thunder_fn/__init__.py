@@ -15,7 +15,7 @@ Functions in, functions out:
 Look at what became of them:
     traces           trace, eval_shape, evaluate, check, simplify
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
-    modules          inspect (pages and reports), errors; to import: extend, executors, recipes, testing, benchmarks
+    modules          random (keys), inspect (reports), errors; to import: extend, executors, recipes, testing, benchmarks
 
 `help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
 """
@@ -24,7 +24,7 @@ import importlib
 import sys
 
 import thunder_fn.ir as ir
-from thunder_fn import errors, inspect
+from thunder_fn import errors, inspect, random
 from thunder_fn.api import (
     grad,
     grad_and_value,
@@ -75,6 +75,7 @@ from thunder_fn.structured.custom_vmap import custom_vmap
 from thunder_fn.structured.loop_functions import fori_loop, scan
 from thunder_fn.structured.roll import roll, unroll
 from thunder_fn.structured.while_loop import while_loop
+from thunder_fn.version import __version__ as __version__
 
 __all__ = [
     "Lookaside",
@@ -122,6 +123,7 @@ __all__ = [
     "lora",
     "map",
     "quantize",
+    "random",
     "roll",
     "saved_residuals",
     "scan",

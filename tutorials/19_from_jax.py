@@ -38,6 +38,9 @@ def agree(ours, theirs):
 # | JAX | here |
 # |---|---|
 # | `jax.make_jaxpr(f)(x)` | `tfn.trace(f, x)` |
+# | `jax.eval_shape(f, x)`, `jax.ShapeDtypeStruct(shape, dtype)` | `tfn.eval_shape(f, x)`, `TensorType(dtype, shape)` |
+# | `jax.jit(f).lower(x).compile()` | `tfn.jit(f).lower(x).compile()`; `text()`, `cost()`, `memory()` |
+# | `jax.random.key`, `split`, `fold_in`, `normal`, ... | `tfn.random`, the same names |
 # | `jax.jit(f, static_argnums, static_argnames, donate_argnums)` | `tfn.jit(f, ...)`, the same options |
 # | `jax.grad`, `jax.value_and_grad`, `jax.jvp`, `jax.vjp`, `jax.linearize`, `jax.hessian` | the same names |
 # | `jax.vmap(f, in_axes, out_axes)` | `tfn.vmap(f, in_dims, out_dims)`, torch.func's names |
@@ -134,6 +137,7 @@ assert values[-1] < values[0]
 # - In-place code works and is traced to pure equations: no `x.at[i].set(v)`.
 # - Types promote, and 64-bit numbers are there, as in PyTorch.
 # - Random ops draw from PyTorch's generator. A jitted function draws new numbers at each call, the numbers that eager draws.
+#   Keys are there too: `tfn.random` draws the same numbers on every device and under every transform.
 # - Gradients of complex numbers follow PyTorch's convention, which is the conjugate of JAX's.
 # - Shapes may change: what differs between calls becomes a symbol (tutorial 17).
 
@@ -151,6 +155,10 @@ torch.manual_seed(1)
 first = draw()
 torch.manual_seed(1)
 assert torch.equal(first, torch.rand(2)) and not torch.equal(first, draw())
+
+keys = tfn.random.split(tfn.random.key(0), 4)
+noise = tfn.vmap(lambda key: tfn.random.normal(key, (2,)))(keys)
+assert torch.equal(noise[1], tfn.random.normal(keys[1], (2,)))
 
 z = torch.tensor(1 + 2j)
 ours = tfn.grad(lambda z: (z * z).real)(z)
