@@ -31,12 +31,30 @@ TUTORIALS = (*sorted((ROOT / "tutorials").glob("[0-9]*.py")), ROOT / "tutorials"
 CACHE = ROOT / ".cache" / "tutorials"
 TUTORIALS_RUN, EXAMPLES_RUN = (os.environ.get(name, "1") != "0" for name in ("DOCS_TUTORIALS", "DOCS_EXAMPLES"))
 
+OWN = tuple(
+    f"tutorials/{name}.md"
+    for name in (
+        *(
+            "02_write_an_interpreter",
+            "22_an_interpreter_of_your_own",
+            "07_laws",
+            "08_extend",
+            "09_executor",
+            "10_fused_kernel",
+        ),
+        *("12_write_a_recipe", "13_compose_recipes", "teach"),
+    )
+)
+"""Tutorials for those who write operators, executors, interpreters and laws; the others are for use."""
+
 
 def on_config(config: Any) -> Any:
     """The contents: what is written in mkdocs.yml, then tutorials, API and errors."""
+    pages = [f"tutorials/{path.stem}.md" for path in TUTORIALS]
     config.nav = [
         *config.nav,
-        {"Tutorials": [f"tutorials/{path.stem}.md" for path in TUTORIALS]},
+        {"Tutorials": [page for page in pages if page not in OWN]},
+        {"Make your own": [page for page in pages if page in OWN]},
         {"API": [f"api/{name}" for name in api.pages()]},
         {"Errors": ["errors/index.md", *(f"{errors.FOLDER}/{kind.__name__}.md" for kind in errors.KINDS)]},
         {"Project": ["architecture.md", "changelog.md"]},

@@ -183,9 +183,9 @@ def test_links_lead_somewhere_in_the_repository(path: Path) -> None:
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:
-    text = "[d](https://a.example), [a](../../tutorials/01_traces.py), [b](trace.md#x), [c](../errors/), [e](../../thunder_fn/extend.py)"
+    text = "[d](https://a.example), [a](../../tutorials/01_traces.py), [b](trace.md#x), [c](../errors/)"
     assert links.of_site(text, ROOT / "docs" / "concepts" / "law.md", ROOT) == (
-        "[d](https://a.example), [a](../tutorials/01_traces.md), [b](trace.md#x), [c](../errors/index.md), [e](../api/extend.md)"
+        "[d](https://a.example), [a](../tutorials/01_traces.md), [b](trace.md#x), [c](../errors/index.md)"
     )
 
 
