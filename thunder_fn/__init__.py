@@ -75,6 +75,7 @@ from thunder_fn.structured.custom_vmap import custom_vmap
 from thunder_fn.structured.loop_functions import fori_loop, scan
 from thunder_fn.structured.roll import roll, unroll
 from thunder_fn.structured.while_loop import while_loop
+from thunder_fn.version import __version__ as __version__
 
 __all__ = [
     "Lookaside",

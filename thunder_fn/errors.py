@@ -2,12 +2,13 @@
 
 An error says what happened, in which equation, at which user line, and what to write instead.
 Each is a subclass of `ThunderError`, and of what PyTorch raises in the same case, so that code which catches that goes on to.
-Each has a page with an example, `docs/errors/<name>.md`, which a traceback names in its last line.
+Each has a page with an example. The last line of a traceback has the command that prints it, which needs no checkout.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -28,7 +29,7 @@ class ThunderError(Exception):
             error = super().__new__(cls, *args, **kwargs)
         except TypeError:  # of MemoryError, whose own is for its own instances alone
             error = Exception.__new__(cls, *args, **kwargs)
-        error.add_note(f"{LINK}{page_of(cls)}")
+        error.add_note(f"{LINK}{link_to(page_of(cls))}")
         return error
 
 
@@ -178,7 +179,7 @@ class VerificationError(ThunderError, ArithmeticError):
 
 
 class MissingExtra(ThunderError, ImportError):
-    """A package that the inspector or `thunder_fn.testing` draws with is not installed. The message names its extra."""
+    """An optional package is not installed. The message names the extra that brings it."""
 
 
 class InspectError(ThunderError, ValueError):
@@ -245,9 +246,25 @@ def misspelled(function: str, name: str, fix: str) -> UnknownOption:
 
 
 def page_of(kind: type[BaseException]) -> str:
-    """The page about a class of this module, or about the nearest base of a subclass made elsewhere."""
-    name = next(base.__name__ for base in kind.__mro__ if base.__module__ == __name__)
-    return f"docs/errors/{name}.md"
+    """Name the page about a class of this module, or about the nearest base of a subclass made elsewhere."""
+    return next(base.__name__ for base in kind.__mro__ if base.__module__ == __name__)
+
+
+def link_to(page: str) -> str:
+    """The command that prints a page, and its address where the package's metadata has one."""
+    command = f"python -m thunder_fn explain {page}"
+    return command if site() is None else f"{command}, or {site()}/errors/{page}.html"
+
+
+@functools.cache
+def site() -> str | None:
+    """The address of the documentation in the metadata of the installed package: its URL named Documentation."""
+    try:
+        urls: list[str] = importlib.metadata.metadata("thunder_fn").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    labelled = (url.partition(", ") for url in urls)
+    return next((address.rstrip("/") for label, _, address in labelled if label == "Documentation"), None)
 
 
 def has_note(error: BaseException) -> bool:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-from thunder_fn import errors
+from thunder_fn.explain import KINDS
 
 FOLDER = "errors"
-KINDS: tuple[type[Exception], ...] = tuple(
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
-)
-"""Every exception and warning of `thunder_fn.errors`, in the order in which they are written."""
 
 
 def head(kind: type[Exception]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.errors import ExecutorError
+from thunder_fn.errors import MissingExtra
 from thunder_fn.executors.quantized import kernels, packages
 from thunder_fn.interpreters.quantize.eight_bits import (
     FP8,
@@ -131,10 +132,13 @@ HAS_BITSANDBYTES, HAS_TORCHAO = (importlib.util.find_spec(name) is not None for 
 
 @pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
 def test_without_the_package(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ExecutorError) as error:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra) as error:
         packages.imported(package)
-    assert str(error.value) == (f"the executor {package} needs the package of that name\n`pip install {package}`.")
+    assert str(error.value) == (
+        f"the executor {package} needs {package}, which is not installed\n"
+        f"Install it with `pip install thunder_fn[{package}]`."
+    )
 
 
 @pytest.mark.skipif(not HAS_TORCHAO, reason="torchao is not installed")

@@ -132,10 +132,10 @@ def test_a_result_that_cannot_be_written_is_known_at_once(capsys: pytest.Capture
 def test_a_command_says_which_extra_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("", ".strategies", ".mutations", ".mutations.__main__"):
+    for name in ("", ".strategies", ".mutations"):
         monkeypatch.delitem(sys.modules, f"thunder_fn.testing{name}", raising=False)
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    assert run_command(main, ["laws", "--help"]) == 1
+    assert run_command(main, ["laws", "--list"]) == 1
     assert capsys.readouterr().err == (
         "thunder_fn.testing needs hypothesis, which is not installed\n"
         "Install it with `pip install thunder_fn[testing]`.\n"

@@ -11,8 +11,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from thunder_fn.extras import extra
 from thunder_fn.inspect.chains import chain
-from thunder_fn.inspect.extras import extra
 from thunder_fn.inspect.memory_use import common_module
 from thunder_fn.ir import ops
 from thunder_fn.ir.text import escaped

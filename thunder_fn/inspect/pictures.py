@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thunder_fn.inspect.extras import extra
+from thunder_fn.extras import extra
 
 if TYPE_CHECKING:
     from thunder_fn.inspect.memory_use import Buffer, Memory

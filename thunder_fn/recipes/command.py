@@ -24,6 +24,7 @@ import torch
 from thunder_fn.commands import UserError, output_folder, users_code
 from thunder_fn.errors import CaptureError, ThunderError, kind_of
 from thunder_fn.executors.torchinductor import wait
+from thunder_fn.extras import extra
 from thunder_fn.inspect.scratch import peak_of
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir.trace import Trace
@@ -128,10 +129,7 @@ def _function(name: str) -> Callable[[], Any]:
 
 
 def _from_config(name: str) -> tuple[Any, dict[str, Any]]:
-    try:
-        import transformers  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ValueError(f"{name} is a configuration of transformers, which is not installed: {error}") from error
+    transformers = extra("transformers", f"{name}, a configuration of a model,")
     try:
         config = transformers.AutoConfig.from_pretrained(name)
         architectures = config.architectures or []

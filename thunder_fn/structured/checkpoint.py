@@ -13,6 +13,7 @@ Source: jax.checkpoint for the semantics; JAX.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -229,12 +230,27 @@ class _Noting(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.states: dict[int, tuple[torch.Generator, Callable[[], None]]] = {}
+        self.outer: _Noting | None = None
+        self.inside = contextlib.ExitStack()
+
+    def __enter__(self) -> _Noting:
+        """Take the place of the one around it, which notes what this one does."""
+        self.outer = next((mode for mode in reversed(internals.function_modes()) if type(mode) is _Noting), None)
+        self.inside.enter_context(internals.without_function_modes(_Noting))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.inside.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         generator = kwargs.get("generator") if kwargs else None
-        if generator is not None and identity_of(generator) not in self.states:
-            state = generator.get_state()
-            self.states[identity_of(generator)] = generator, lambda: generator.set_state(state) and None
+        if generator is not None:
+            state, noting = generator.get_state(), self
+            restore: Callable[[], None] = lambda: generator.set_state(state) and None
+            while noting is not None:
+                noting.states.setdefault(identity_of(generator), (generator, restore))
+                noting = noting.outer
         return func(*args, **(kwargs or {}))
 
 

@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thunder_fn.errors import MissingExtra, located
+from thunder_fn.extras import missing
 from thunder_fn.ir.trace import TensorType, Trace
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, FREQUENT, Program, Step, build, example_inputs
 
 try:
     from hypothesis import strategies as st
 except ImportError as error:
-    what = "thunder_fn.testing needs hypothesis, which is not installed"
-    raise MissingExtra(located(what, fix="Install it with `pip install thunder_fn[testing]`.")) from error
+    raise missing("hypothesis", "thunder_fn.testing", error) from error
 
 DTYPES = (torch.float64, torch.float64, torch.float64, torch.int64, torch.bool, torch.complex128, torch.float32)
 SINGLE = (torch.float32, torch.float32, torch.int64, torch.bool)

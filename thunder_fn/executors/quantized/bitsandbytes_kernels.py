@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     """`EXECUTOR`, made when it is first asked for.
 
     Raises:
-        ExecutorError: bitsandbytes is not installed.
+        MissingExtra: bitsandbytes is not installed.
     """
     if name == "EXECUTOR":
         return _executor()

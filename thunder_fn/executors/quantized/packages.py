@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-import importlib.util
 from typing import Any
 
-from thunder_fn.errors import ExecutorError, located
 from thunder_fn.executors.operator_executor import OperatorExecutor
+from thunder_fn.extras import extra
 
 
 def imported(package: str, module: str | None = None) -> Any:
     """A package, or a module of it.
 
     Raises:
-        ExecutorError: it is not installed.
+        MissingExtra: it is not installed.
     """
-    if importlib.util.find_spec(package) is None:
-        raise ExecutorError(
-            located(f"the executor {package} needs the package of that name", fix=f"`pip install {package}`.")
-        )
-    return importlib.import_module(module or package)
+    return extra(module or package, f"the executor {package}")
 
 
 def executor_of(package: str) -> OperatorExecutor:

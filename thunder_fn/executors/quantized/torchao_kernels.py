@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
     """`EXECUTOR`, made when it is first asked for.
 
     Raises:
-        ExecutorError: torchao is not installed.
+        MissingExtra: torchao is not installed.
     """
     if name == "EXECUTOR":
         return _executor()

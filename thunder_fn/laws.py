@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import inspect
 import warnings
 from collections.abc import Sequence
 
 from thunder_fn.derived.leaf_vmap import LoopWarning
-from thunder_fn.testing.mutations import MUTATIONS, print_table
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,13 +17,26 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("bugs", nargs="*", help="only bugs whose description has one of these words")
     parser.add_argument("--all", action="store_true", help="every law that catches a bug, not the one it names (slow)")
+    parser.add_argument("--list", action="store_true", help="print the laws and the bugs, and plant none")
     options = parser.parse_args(argv)
+    from thunder_fn.testing.mutations import MUTATIONS, print_table  # needs the extra `testing`, which --help does not
+
     chosen = [bug for bug in MUTATIONS if not options.bugs or any(word in bug.bug for word in options.bugs)]
     if not chosen:
         parser.error(f"no bug's description has one of the words {', '.join(options.bugs)}")
+    if options.list:
+        print("\n".join([*_laws(), "", "planted bugs, and the law that catches each:"]))
+        print("\n".join(f"  {bug.bug}: {bug.law}" for bug in chosen))
+        return 0
     warnings.simplefilter("ignore", LoopWarning)
     return 1 if print_table(chosen, every_law=options.all) else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _laws() -> list[str]:
+    from thunder_fn.testing.laws import GROUPS
+
+    lines = list[str]()
+    for group, laws in GROUPS.items():
+        lines.append(f"laws of {group}:")
+        lines += [f"  {name}: {(inspect.getdoc(law) or '').partition(chr(10))[0]}" for name, law in laws.items()]
+    return lines
