@@ -20,8 +20,11 @@ import thunder_fn as tfn
 from tests.unit.capturing import agree
 from thunder_fn.api.calling import tensors_of
 from thunder_fn.capture import capture, current
+from thunder_fn.capture.scopes import ScopeMode
 from thunder_fn.errors import ThunderError, UnsupportedCall
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir.trace import Trace
+from thunder_fn.structured import checkpoint
 from thunder_fn.torch_internals import function_modes
 
 X = torch.randn(4, 8)
@@ -359,3 +362,57 @@ def test_a_trace_keeps_its_constants_alive_and_nothing_else() -> None:
         assert captured.trace.constants[0].tensor is closed
         del captured, closed
         assert references[1]() is None
+
+
+# ---- depth ----
+
+
+def nested_checkpoints(depth: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A checkpoint in a checkpoint, and so on."""
+    if depth == 0:
+        return torch.sin
+    inside = nested_checkpoints(depth - 1)
+    return lambda x: tfn.checkpoint(inside)(x) * 1.5
+
+
+@pytest.mark.parametrize(
+    "around", [lambda f: f, tfn.jit, lambda f: tfn.grad(lambda x: f(x).sum())], ids=["eager", "jit", "grad"]
+)
+def test_captures_inside_each_other_cost_what_they_hold(around: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is linear in the depth: no capture asks those around it, and no equal traces are compared twice."""
+    counted = [0]
+
+    def counting(original: Any) -> Any:
+        def called(*args: Any) -> Any:
+            counted[0] += 1
+            return original(*args)
+
+        return called
+
+    for cls, name in ((ScopeMode, "__torch_function__"), (checkpoint._Noting, "__torch_function__"), (Trace, "__eq__")):
+        monkeypatch.setattr(cls, name, counting(getattr(cls, name)))
+
+    def count(depth: int) -> int:
+        counted[0] = 0
+        around(nested_checkpoints(depth))(X)
+        return counted[0]
+
+    count(2)
+    first, second, third = count(10), count(20), count(40)
+    assert third - second <= 2.2 * (second - first)
+
+
+def test_equal_traces_of_equal_parts_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, g = nested_checkpoints(30), nested_checkpoints(30)
+    first, second = tfn.trace(f, X), tfn.trace(g, X)
+    original, counted = Trace.__eq__, [0]
+
+    def counting(self: Trace, other: object) -> bool:
+        counted[0] += 1
+        return original(self, other)
+
+    monkeypatch.setattr(Trace, "__eq__", counting)
+    assert first == second and first == second
+    counted[0] = 0
+    assert first == second and first.equations[0].body == second.equations[0].body
+    assert counted[0] == 2

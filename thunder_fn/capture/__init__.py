@@ -297,7 +297,7 @@ def _capture(
     unfinished: _End | None = None
     try:
         # diverted comes after what else replaces functions: lookasides are around it
-        with recorder.running(module_scopes(), noted_state(), diverted(), ScopeMode(recorder)):
+        with recorder.running(module_scopes(), noted_state(), diverted(), ScopeMode(recorder).alone()):
             wrt = frozenset(differentiated or ())
             tracers = {i: recorder.input(leaves[i], layouts.get(i), is_differentiated=i in wrt) for i in places}
             internals.become_results([tracers[place_of[i]] for i in sorted(wrt) if i in place_of])
@@ -459,6 +459,7 @@ def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, a
         with torch.no_grad() if grad_off else nullcontext(), frames.running():
             result = f(*args, **kwargs)
     except Exception as error:
+        internals.release_guards(error)
         if recorder.thread_error is not None and error is not recorder.thread_error:
             raise recorder.thread_error from error
         if isinstance(error, ThunderError):

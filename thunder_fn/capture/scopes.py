@@ -6,7 +6,8 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -153,6 +154,12 @@ class ScopeMode(TorchFunctionMode):
         self.recorder = recorder
         recorder.where = functools.partial(user_source, recorder)
         self._running: list[Any] = []
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Enter it in the place of those of captures around this one, which have nothing to see inside."""
+        with internals.without_function_modes(ScopeMode), self:
+            yield
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -170,7 +170,7 @@ def body_of_call(single: Trace) -> Trace | None:
     """Capture the torch function of a call on its operands' types; None where it refuses them."""
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False)
-    with recorder.running(module_scopes(), diverted(), ScopeMode(recorder)):
+    with recorder.running(module_scopes(), diverted(), ScopeMode(recorder).alone()):
         tracers = {
             var.index: recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)
         }

@@ -339,6 +339,8 @@ class Trace:
     depth: int = field(default=0, init=False, repr=False)
     """The number of levels of bodies inside each other."""
     _hash: int = field(default=0, init=False, repr=False)
+    _kind: object = field(default=None, init=False, repr=False)
+    """A mark that traces share which were found equal, so that no two of them are compared twice."""
 
     def __post_init__(self) -> None:
         _check_numbering(self)
@@ -356,13 +358,20 @@ class Trace:
             return True
         if not isinstance(other, Trace) or self._hash != other._hash:
             return False
-        return (
+        if self._kind is not None and self._kind is other._kind:
+            return True
+        is_equal = (
             self.inputs == other.inputs
             and self.outputs == other.outputs
             and self.constants == other.constants
             and self.constraints == other.constraints
             and self.equations == other.equations
         )
+        if is_equal and self.depth:
+            kind = self._kind or other._kind or object()
+            object.__setattr__(self, "_kind", kind)
+            object.__setattr__(other, "_kind", kind)
+        return is_equal
 
     def __hash__(self) -> int:
         return self._hash

@@ -13,8 +13,10 @@ Source: jax.checkpoint for the semantics; JAX.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import write_back
-from thunder_fn.capture.generators import random_state
+from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.checkpoint.answers import Answers, is_marked, mark, unmark
@@ -228,12 +230,27 @@ class _Noting(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.states: dict[int, tuple[torch.Generator, Callable[[], None]]] = {}
+        self.outer: _Noting | None = None
+        self.inside = contextlib.ExitStack()
+
+    def __enter__(self) -> _Noting:
+        """Take the place of the one around it, which notes what this one does."""
+        self.outer = next((mode for mode in reversed(internals.function_modes()) if type(mode) is _Noting), None)
+        self.inside.enter_context(internals.without_function_modes(_Noting))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.inside.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         generator = kwargs.get("generator") if kwargs else None
-        if generator is not None and identity_of(generator) not in self.states:
-            state = generator.get_state()
-            self.states[identity_of(generator)] = generator, lambda: generator.set_state(state) and None
+        if generator is not None:
+            state, noting = generator.get_state(), self
+            restore: Callable[[], None] = lambda: generator.set_state(state) and None
+            while noting is not None:
+                noting.states.setdefault(identity_of(generator), (generator, restore))
+                noting = noting.outer
         return func(*args, **(kwargs or {}))
 
 
@@ -241,15 +258,20 @@ class _Again:
     """The context of each time that the function is computed again: it draws the numbers that it drew."""
 
     def __init__(self, noting: _Noting) -> None:
-        self.noting, self.after = noting, list[Callable[[], None]]()
+        self.noting, self.entered = noting, list[AbstractContextManager[None]]()
 
     def __enter__(self) -> None:
-        self.after.append(random_state([generator for generator, _ in self.noting.states.values()]))
-        for _, restore in self.noting.states.values():
-            restore()
+        now = random_state([generator for generator, _ in self.noting.states.values()])
+
+        def then() -> None:
+            for _, restore in self.noting.states.values():
+                restore()
+
+        self.entered.append(drawing_from(then, now))
+        self.entered[-1].__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self.after.pop()()
+        self.entered.pop().__exit__(None, None, None)
 
 
 def _same_numbers() -> tuple[_Noting, _Again]:

@@ -95,9 +95,11 @@ from thunder_fn.torch_internals.modes import (
     only_memory,
     outside_inference_mode,
     outside_torch_func,
+    release_guards,
     save_as_it_is,
     symbolic_dispatch,
     without_autocast,
+    without_function_modes,
 )
 from thunder_fn.torch_internals.numbers import (
     NEEDS_A_NUMBER,
@@ -238,6 +240,7 @@ __all__ = [
     "is_autocast_on",
     "autocast_ops",
     "autograd_as_usual",
+    "release_guards",
     "call_as_usual",
     "base_of",
     "bits_between",
@@ -256,6 +259,7 @@ __all__ = [
     "compiling",
     "constant_of_dynamo",
     "count_function_modes",
+    "without_function_modes",
     "custom_op_name",
     "decomposition_of",
     "default_store",

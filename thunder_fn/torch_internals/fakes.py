@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -55,6 +56,20 @@ _IS_ANY_TRUE, _NUMBER_OF = aten._is_any_true.default, aten._local_scalar_dense.d
 _looks_for_nan: Callable[[], bool] = torch.is_anomaly_check_nan_enabled
 
 
+class _NoTraceback:
+    """Stand-in for `traceback`: the stack is as deep as captures are nested, and nobody reads it."""
+
+    @staticmethod
+    def extract_stack() -> None:
+        return None
+
+
+_made = FakeTensorMode.__init__
+_names = {**_made.__globals__, "traceback": _NoTraceback}
+_make_mode: Any = types.FunctionType(_made.__code__, _names, _made.__name__, _made.__defaults__, _made.__closure__)
+_make_mode.__kwdefaults__ = _made.__kwdefaults__
+
+
 class RecordingMode(FakeTensorMode):
     """FakeTensorMode that calls `on_op(overload, args, kwargs, result)` for every op that reaches it.
 
@@ -67,7 +82,7 @@ class RecordingMode(FakeTensorMode):
     def __init__(
         self, on_op: OnOp = _ignore_op, on_decision: OnDecision | None = None, on_question: OnQuestion | None = None
     ) -> None:
-        super().__init__(allow_non_fake_inputs=True)
+        _make_mode(self, allow_non_fake_inputs=True)
         self._on_question = on_question
         self._on_decision, self._shared = on_decision, False
         self._on_op = on_op
