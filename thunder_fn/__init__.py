@@ -15,7 +15,7 @@ Functions in, functions out:
 Look at what became of them:
     traces           trace, eval_shape, evaluate, check, simplify
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
-    modules          random (keys), inspect (reports), errors; to import: extend, executors, recipes, testing, benchmarks
+    modules          random (keys), debug, inspect (reports), errors; to import: extend, executors, recipes, testing, benchmarks
 
 `help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
 """
@@ -24,7 +24,7 @@ import importlib
 import sys
 
 import thunder_fn.ir as ir
-from thunder_fn import errors, inspect, random
+from thunder_fn import debug, errors, inspect, random
 from thunder_fn.api import (
     grad,
     grad_and_value,
@@ -97,6 +97,7 @@ __all__ = [
     "custom_vjp",
     "custom_vmap",
     "ddp",
+    "debug",
     "errors",
     "eval_shape",
     "evaluate",

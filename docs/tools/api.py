@@ -42,6 +42,7 @@ MODULES = {
     "thunder_fn.extend": "Executors and operators",
     "thunder_fn.inspect": "Looking at programs",
     "thunder_fn.recipes": "Recipes",
+    "thunder_fn.debug": "Printing from programs",
     "thunder_fn.random": "Random keys",
     "thunder_fn.parameters": "Parameters in another form",
     "thunder_fn.testing": "Laws for your transforms",

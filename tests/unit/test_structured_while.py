@@ -260,8 +260,11 @@ def test_random_numbers_are_never_drawn_again() -> None:
     with pytest.raises(MissingRule) as info:
         tfn.grad(noisy)(torch.ones(2))
     first, source, fix = str(info.value).splitlines()
-    assert first == "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers"
-    assert source.startswith("from:") and fix == "Give the loop max_steps=, which keeps what they drew."
+    assert (
+        first
+        == "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers or call back"
+    )
+    assert source.startswith("from:") and fix == "Give the loop max_steps=, which keeps what they gave."
 
 
 def test_counters_may_be_python_numbers() -> None:

@@ -302,6 +302,30 @@ def test_what_catches_torch_funcs_error_catches_ours(misuse: Callable[[Any], Any
     assert isinstance(ours.value, kind)
 
 
+def test_an_error_in_printing_a_tensor_leaves_the_dispatcher_as_it_was() -> None:
+    """PyTorch's printing keeps a guard in its frame: freed with the exception, it turned autograd and all modes off."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.func.jvp(lambda z: y.quantile(0.5) * z, (x,), (y,))[1]
+
+    dispatcher: Any = vars(torch)["_C"]
+
+    def state() -> tuple[Any, Any]:
+        return dispatcher._dispatch_tls_local_include_set(), dispatcher._dispatch_tls_local_exclude_set()
+
+    before, x = state(), torch.ones(3, 1)
+    try:
+        found = tfn.jit(f)(x)
+    except errors.ThunderError as error:  # PyTorch's fake kernel of `lerp_` fails in forward mode
+        del error
+    else:
+        torch.testing.assert_close(found, f(x))
+    assert state() == before
+    x.requires_grad_()
+    torch.testing.assert_close(tfn.jit(torch.exp)(x), x.exp())
+
+
 # ---- names from JAX and PyTorch ----
 
 ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {

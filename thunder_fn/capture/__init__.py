@@ -459,6 +459,7 @@ def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, a
         with torch.no_grad() if grad_off else nullcontext(), frames.running():
             result = f(*args, **kwargs)
     except Exception as error:
+        internals.release_guards(error)
         if recorder.thread_error is not None and error is not recorder.thread_error:
             raise recorder.thread_error from error
         if isinstance(error, ThunderError):

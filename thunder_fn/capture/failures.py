@@ -117,7 +117,7 @@ def trace_type(tensor: torch.Tensor) -> str:
 _INTERNAL = re.compile(
     r"FakeTensor|FunctionalTensor|[Ff]unctional tensor|fake tensor|ProxyT|data pointer of [Tt]ensor|torch\.compile/|"
     r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python dispatcher|shape_env|'
-    r"EffectType"
+    r"EffectType|INTERNAL ASSERT FAILED"
 )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -124,11 +125,21 @@ def random_state(generators: Sequence[torch.Generator], devices: Sequence[torch.
     return restore
 
 
+_again: ContextVar[bool] = ContextVar("thunder_fn_again", default=False)
+
+
+def is_again() -> bool:
+    """Test whether what runs has run before, and is computed again: it has no effects this time."""
+    return _again.get()
+
+
 @contextmanager
 def drawing_from(state: Callable[[], None], now: Callable[[], None]) -> Generator[None]:
-    """Draw inside from the states of `state`; afterwards they are those of `now` again."""
+    """Compute something again, drawing from the states of `state`; afterwards they are those of `now` again."""
+    token = _again.set(True)
     state()
     try:
         yield
     finally:
         now()
+        _again.reset(token)

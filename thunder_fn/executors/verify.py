@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture.generators import generators_of, random_state
+from thunder_fn.capture.generators import drawing_from, generators_of, random_state
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import VerificationError
 from thunder_fn.executors.base import NUMERICS, Executor, Numerics
@@ -85,10 +85,8 @@ VERIFIER = Verifier("verify", numerics="bitwise")
 def _from_here(traces: Sequence[Trace], run: Callable[[], Any]) -> Any:
     """Run a function that evaluates traces with the random numbers that come next; they still come next afterwards."""
     restore = random_state(tuple(one for trace in traces for one in generators_of(trace)))
-    try:
+    with drawing_from(restore, restore):
         return run()
-    finally:
-        restore()
 
 
 def _meant(meaning: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -141,6 +141,14 @@ def is_effectful(op: Op) -> bool:
     return schema.is_mutable or not schema.returns
 
 
+def calls_back(trace: Any) -> bool:
+    """Test whether some equation of a trace, however deep, prints or calls Python (`thunder_fn.debug`)."""
+    return any(
+        equation.op.name == "thunder_fn.debug.default" or any(map(calls_back, equation.bodies))
+        for equation in trace.equations
+    )
+
+
 @cache
 def is_view(op: Op) -> bool:
     """Test whether the output shares memory with an input."""

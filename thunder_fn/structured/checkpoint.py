@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import write_back
-from thunder_fn.capture.generators import random_state
+from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.checkpoint.answers import Answers, is_marked, mark, unmark
@@ -257,15 +258,20 @@ class _Again:
     """The context of each time that the function is computed again: it draws the numbers that it drew."""
 
     def __init__(self, noting: _Noting) -> None:
-        self.noting, self.after = noting, list[Callable[[], None]]()
+        self.noting, self.entered = noting, list[AbstractContextManager[None]]()
 
     def __enter__(self) -> None:
-        self.after.append(random_state([generator for generator, _ in self.noting.states.values()]))
-        for _, restore in self.noting.states.values():
-            restore()
+        now = random_state([generator for generator, _ in self.noting.states.values()])
+
+        def then() -> None:
+            for _, restore in self.noting.states.values():
+                restore()
+
+        self.entered.append(drawing_from(then, now))
+        self.entered[-1].__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self.after.pop()()
+        self.entered.pop().__exit__(None, None, None)
 
 
 def _same_numbers() -> tuple[_Noting, _Again]:

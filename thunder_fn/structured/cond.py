@@ -119,7 +119,7 @@ def cond_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: st
     if batched[0] and made_by(equation):
         raise_size(equation)
     if batched[0]:
-        by = _loop if equation.kwargs == LOOP else _select
+        by = _loop if equation.kwargs == LOOP or any(map(ops.calls_back, equation.bodies)) else _select
         return by(equation, batched, size, randomness)
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
     flags = union([mask for _, mask in done])

@@ -20,7 +20,7 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.capture.replaced.lookasides import divert
-from thunder_fn.errors import CaptureError, TraceTypeError, located, spelled
+from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, located, spelled
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_type
 from thunder_fn.ir import ops
@@ -116,6 +116,10 @@ def while_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: s
     consts, given = loop.parts(batched)
     carry = carry_fixpoint(lambda mask: batch(body, (*consts, *mask), size, randomness)[1], given)
     own, (is_batched,) = batch(condition, (*consts, *carry), size, randomness)
+    if is_batched and any(map(ops.calls_back, equation.bodies)):
+        what = "vmap: a while_loop whose condition differs between examples runs its steps for all, and these print or call back"
+        fix = "Use `tfn.map`, which runs a loop for each example, or print after the loop."
+        raise VmapError(located(what, source=equation.source, fix=fix))
     if is_batched:
         carry = (True,) * len(carry)
     builder = TraceBuilder("vmap_while")

@@ -97,9 +97,9 @@ class _Step:
 
 def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     loop = While.of(equation)
-    if any(map(_draws, equation.bodies)):
-        what = "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers"
-        fix = "Give the loop max_steps=, which keeps what they drew."
+    if any(_draws(body) or ops.calls_back(body) for body in equation.bodies):
+        what = "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers or call back"
+        fix = "Give the loop max_steps=, which keeps what they gave."
         raise MissingRule(located(what, source=equation.source, fix=fix))
     step = _split_step(equation, loop, wanted_inputs, wanted_outputs)
     builder = TraceBuilder("while_backward")

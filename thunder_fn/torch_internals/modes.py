@@ -210,6 +210,27 @@ def autograd_as_usual() -> Generator[None]:
         yield
 
 
+def release_guards(error: BaseException | None) -> None:
+    """Free what an exception holds of PyTorch's printing of tensors, and leave the dispatcher as it is.
+
+    A printing that fails keeps a guard in its frame. When the exception goes, the guard would give the thread the state that
+    the dispatcher had inside: every op after that would run without autograd and without modes.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    seen = set[int]()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):  # which puts back what is so now
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            step = error.__traceback__
+            while step is not None:
+                if step.tb_frame.f_code is _PRINTING:
+                    with contextlib.suppress(RuntimeError):  # it runs
+                        step.tb_frame.clear()
+                step = step.tb_next
+            error = error.__cause__ or error.__context__
+
+
+_PRINTING = torch._tensor_str._str.__code__
 _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _AUTOGRAD = torch._C.DispatchKey.AutogradOther

@@ -1,0 +1,181 @@
+"""Print values and call Python from inside a program, as in JAX.
+
+    def f(x):
+        y = x.sin()
+        tfn.debug.print("y = {}, of {n}", y, n=x.shape[0])
+        return y.sum()
+
+Python's own `print` runs once, while a function is traced. These run whenever the program does: an equation with an effect, which
+no transform drops, repeats or moves past another one. Under `grad` it runs once, on the primal; under `jvp` too. Under `vmap` it
+runs for each example if the examples differ in what it is given, else once. In a `scan` or a branch it runs for each step, and
+where the branch is taken.
+
+Effects run in the order in which the function makes them.
+
+Source: jax.debug.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import pytree
+from thunder_fn.capture.generators import is_again
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import UnsupportedInput, kind_of, located
+
+__all__ = ["callback", "print"]
+
+Tensor = torch.Tensor
+
+_library = torch.library.Library("thunder_fn", "FRAGMENT")
+_library.define("debug(int function, Tensor[] values, SymInt[] sizes, int[] batched) -> ()")
+
+
+@dataclass(frozen=True)
+class _Printed:
+    """A function of tensors that prints them, in the place of the tensors of a call of `print`."""
+
+    text: str
+    spec: Any
+    statics: tuple[Any, ...]
+
+    def __call__(self, *values: Tensor) -> None:
+        given = iter(values)
+        leaves = [_shown(next(given)) if leaf is _TENSOR else leaf for leaf in self.statics]
+        args, kwargs = pytree.unflatten(self.spec, leaves)
+        sys.stdout.write(f"{self.text.format(*args, **kwargs)}\n")
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A function of tensors that calls another one on a structure of them."""
+
+    function: Callable[..., Any]
+    spec: Any
+    statics: tuple[Any, ...]
+
+    def __call__(self, *values: Tensor) -> None:
+        given = iter(values)
+        args, kwargs = pytree.unflatten(self.spec, [next(given) if leaf is _TENSOR else leaf for leaf in self.statics])
+        self.function(*args, **kwargs)
+
+
+_TENSOR = type("_Tensor", (), {"__repr__": lambda self: "TENSOR"})()
+
+
+def _shown(value: Tensor) -> Any:
+    return value.item() if value.dim() == 0 else value
+
+
+# ---- functions by number: an op's arguments are data ----
+
+_lock = threading.Lock()
+_numbers: dict[Any, int] = {}
+_functions: list[Any] = []
+
+
+def _number_of(function: Any) -> int:
+    with _lock:
+        if function not in _numbers:
+            _numbers[function] = len(_functions)
+            _functions.append(function)
+        return _numbers[function]
+
+
+def _run(function: int, values: Sequence[Tensor], sizes: Sequence[int], batched: Sequence[int]) -> None:
+    """Call a function for each example: `batched` says for each batch dim, outermost first, which values have it."""
+    if is_again():
+        return
+    flags = [batched[start : start + len(values)] for start in range(0, len(batched), max(len(values), 1))]
+    for place in itertools.product(*map(range, sizes)):
+        chosen = [tuple(i for i, flag in zip(place, flags, strict=False) if flag[n]) for n in range(len(values))]
+        _functions[function](*(value.detach()[at] for value, at in zip(values, chosen, strict=True)))
+
+
+def _batched(info: Any, in_dims: Any, function: int, values: Any, sizes: Any, batched: Any) -> tuple[None, None]:
+    moved = [value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, in_dims[1], strict=True)]
+    flags = [int(dim is not None) for dim in in_dims[1]]
+    torch.ops.thunder_fn.debug(function, moved, [info.batch_size, *sizes], [*flags, *batched])
+    return None, None
+
+
+_library.impl("debug", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("thunder_fn::debug", lambda function, values, sizes, batched: None, lib=_library)
+torch.library.register_vmap("thunder_fn::debug", _batched, lib=_library)
+
+
+# ---- for users ----
+
+
+def _call(name: str, make: Callable[[Any, tuple[Any, ...]], Any], args: Any, kwargs: Any) -> None:
+    leaves, spec = pytree.flatten((args, kwargs))
+    leaves = [torch.as_tensor(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat)) else leaf for leaf in leaves]
+    statics = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    function = make(spec, statics)
+    try:
+        number = _number_of(function)
+    except TypeError as error:
+        what = f"debug.{name}: {error}"
+        raise UnsupportedInput(located(what, source=user_source(), fix="Pass tensors, numbers and strings.")) from None
+    torch.ops.thunder_fn.debug(number, [leaf for leaf in leaves if isinstance(leaf, Tensor)], [], [])
+
+
+def print(text: str, *args: Any, **kwargs: Any) -> None:
+    """Print values whenever the program runs: ``text.format(*args, **kwargs)``.
+
+    Args:
+        text: the format. A tensor without dims is formatted as its number.
+        args, kwargs: pytrees of tensors and plain values.
+
+    Raises:
+        UnsupportedInput: text is no string, or a plain value has no hash.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = tfn.jit(lambda x: tfn.debug.print("x = {:.1f}", x) or x * 2)
+        >>> _ = f(torch.tensor(1.0)), f(torch.tensor(2.0))
+        x = 1.0
+        x = 2.0
+
+    Source: jax.debug.print.
+    """
+    if not isinstance(text, str):
+        what = f"debug.print: expected a format, given {kind_of(text)}"
+        raise UnsupportedInput(located(what, source=user_source(), fix='Write `debug.print("{}", x)`.'))
+    _call("print", lambda spec, statics: _Printed(text, spec, statics), args, kwargs)
+
+
+def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Call a Python function on values whenever the program runs. Its result is dropped.
+
+    The function is kept for as long as the process runs. A trace with it cannot be used in another process.
+
+    Args:
+        function: called on tensors that require no grad, and on the plain values among the arguments.
+        args, kwargs: pytrees of tensors and plain values.
+
+    Raises:
+        UnsupportedInput: a plain value has no hash.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> seen = []
+        >>> f = tfn.jit(lambda x: tfn.debug.callback(seen.append, x) or x * 2)
+        >>> _ = f(torch.tensor(1.0)), f(torch.tensor(2.0))
+        >>> seen
+        [tensor(1.), tensor(2.)]
+
+    Source: jax.debug.callback.
+    """
+    if not callable(function):
+        what = f"debug.callback: expected a function, given {kind_of(function)}"
+        raise UnsupportedInput(located(what, source=user_source()))
+    _call("callback", lambda spec, statics: _Called(function, spec, statics), args, kwargs)
