@@ -231,9 +231,7 @@ class Source:
         return f"{self.file}:{self.line} in {self.function}"
 
     def __str__(self) -> str:
-        from thunder_fn.ir.text import escaped
-
-        return escaped(f"{self.place} ({self.module})" if self.module else self.place)
+        return f"{self.place} ({self.module})" if self.module else self.place
 
     def within(self, around: str | None) -> Source:
         """The source in a body of the call of this module."""
