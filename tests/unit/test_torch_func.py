@@ -368,3 +368,15 @@ def test_an_optimizer_instance_is_no_class() -> None:
 def test_a_checkpoint_is_given_its_arguments_later() -> None:
     with pytest.raises(errors.CheckpointError, match=r"`checkpoint\(f\)\(x\)`"):
         tfn.checkpoint(torch.sin, A)
+
+
+@pytest.mark.parametrize("via", [tfn.jit, lambda f: f], ids=["jit", "plain"])
+def test_vmap_inside_torch_funcs_of_a_computed_tensor_that_requires_grad(via: Callable[[Any], Any]) -> None:
+    x, w = torch.arange(9.0).reshape(3, 3).cos(), torch.arange(9.0).reshape(3, 3).sin().requires_grad_()
+
+    def f(m: Any) -> Any:
+        return lambda a: torch.func.vmap(lambda row: m.vmap(lambda r: r * 2)((w * 1).narrow(0, 0, 2)).sum() * row)(a)
+
+    found, known = via(f(tfn))(x), f(torch.func)(x)
+    torch.testing.assert_close(found, known)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), w), torch.autograd.grad(known.sum(), w))

@@ -198,11 +198,11 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
         torch.set_grad_enabled(bool(is_shown)),
     ):  # a view taken without gradients cannot be changed
         example = leaf.data.as_strided(shape, stride) if is_shown else leaf.new_empty(shape)
-    if leaf.requires_grad and leaf.is_leaf:
-        with outside_torch_func():
-            return example.requires_grad_()
     if leaf.requires_grad:
-        become_results((example,))
+        with outside_torch_func():
+            if leaf.is_leaf:
+                return example.requires_grad_()
+            become_results((example,))
     return example
 
 
