@@ -5,6 +5,7 @@
 # make thorough  the laws with many more random traces, hours of the fuzzer, models of others; make bench: the benchmarks
 # make spoiled   laws and models with memory that is filled with NaN before it is written (THUNDER_FN_CHECK=1)
 # make machines  what computes, as other processors and thread counts run it; make golden: rewrite the golden traces
+#                make chart: the figures of benchmarks/results as docs/benchmarks.svg
 #
 # Needs Python 3.11 or newer and nothing else. PYTHON=... picks one, VENV=... the folder that everything is installed into.
 
@@ -24,7 +25,7 @@ SPOILED := tests/executors/test_inductor_laws.py tests/executors/test_compiled_l
 	tests/unit/test_given_memory.py tests/unit/test_spoiling.py tests/laws/test_aliases.py tests/models/test_models.py \
 	tests/models/test_others_on_inductor.py
 
-.PHONY: help demo test test-gpu docs thorough machines spoiled bench golden clean
+.PHONY: help demo test test-gpu docs thorough machines spoiled bench chart golden clean
 .DELETE_ON_ERROR:
 
 help:
@@ -80,6 +81,9 @@ spoiled: $(VENV)/.test
 
 bench: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn benchmarks
+
+chart: $(VENV)/.demo
+	@$(bin)/python -m thunder_fn benchmarks --chart docs/benchmarks.svg
 
 golden: $(VENV)/.test
 	$(bin)/python -m pytest -q tests/golden tests/meta --update-golden

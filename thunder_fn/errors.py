@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import re
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -272,13 +273,30 @@ def has_note(error: BaseException) -> bool:
     return any(not note.startswith(LINK) for note in getattr(error, "__notes__", ()))
 
 
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    r"""The text in one line, which any file and terminal takes: `\n` for a line break, and its like.
+
+    Example:
+        >>> escaped("a\nb")
+        'a\\nb'
+    """
+    return _UNPRINTABLE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
+
+
 def located(what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None) -> str:
     """Lay out an error text: what happened, the equation, the user's line, what to write instead."""
     lines = [what]
     if equation is not None:
         lines.append(f"in equation:  {equation}")
     if source is not None:
-        lines.append(f"from:         {source}")
+        lines.append(f"from:         {escaped(str(source))}")
     if fix is not None:
         lines.append(fix)
     return "\n".join(lines)

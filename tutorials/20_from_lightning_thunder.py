@@ -143,5 +143,5 @@ else:
 # %% [markdown]
 # ## Where this lives
 #
-# `thunder_fn/jitted/`, `thunder_fn/extend.py`, `thunder_fn/recipes/`. The notebook "Extending Thunder", cell by cell, is
+# `thunder_fn/jitted/`, `thunder_fn/extend/`, `thunder_fn/recipes/`. The notebook "Extending Thunder", cell by cell, is
 # tutorial 8.

@@ -2,11 +2,14 @@
 
     python -m mkdocs build --strict
 
-DOCS_TUTORIALS=0 shows tutorials without running them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the layout.
+Examples of pages run before tutorials, so that a mistake shows in seconds. A tutorial that ran is kept in `.cache`, until it,
+the package or PyTorch changes. DOCS_TUTORIALS=0 shows tutorials without running them, DOCS_EXAMPLES=0 does so for the other
+pages, for a look at the layout.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
@@ -21,17 +25,36 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 os.chdir(ROOT)
 
-from docs.tools import api, errors, shown, tutorial
+from docs.tools import api, errors, links, shown, tutorial
 
 TUTORIALS = (*sorted((ROOT / "tutorials").glob("[0-9]*.py")), ROOT / "tutorials" / "teach.py")
+CACHE = ROOT / ".cache" / "tutorials"
 TUTORIALS_RUN, EXAMPLES_RUN = (os.environ.get(name, "1") != "0" for name in ("DOCS_TUTORIALS", "DOCS_EXAMPLES"))
+
+OWN = tuple(
+    f"tutorials/{name}.md"
+    for name in (
+        *(
+            "02_write_an_interpreter",
+            "22_an_interpreter_of_your_own",
+            "07_laws",
+            "08_extend",
+            "09_executor",
+            "10_fused_kernel",
+        ),
+        *("12_write_a_recipe", "13_compose_recipes", "teach"),
+    )
+)
+"""Tutorials for those who write operators, executors, interpreters and laws; the others are for use."""
 
 
 def on_config(config: Any) -> Any:
     """The contents: what is written in mkdocs.yml, then tutorials, API and errors."""
+    pages = [f"tutorials/{path.stem}.md" for path in TUTORIALS]
     config.nav = [
         *config.nav,
-        {"Tutorials": [f"tutorials/{path.stem}.md" for path in TUTORIALS]},
+        {"Tutorials": [page for page in pages if page not in OWN]},
+        {"Make your own": [page for page in pages if page in OWN]},
         {"API": [f"api/{name}" for name in api.pages()]},
         {"Errors": ["errors/index.md", *(f"{errors.FOLDER}/{kind.__name__}.md" for kind in errors.KINDS)]},
         {"Project": ["architecture.md", "changelog.md"]},
@@ -40,7 +63,13 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Pages that are made rather than written."""
+    """Pages that are made rather than written.
+
+    Raises:
+        PluginError: a page shows something else than its code prints, or a tutorial raised.
+    """
+    if EXAMPLES_RUN:
+        _run_examples()
     made = {f"api/{name}": text for name, text in api.pages().items()}
     made["errors/index.md"] = errors.index()
     made["architecture.md"] = (ROOT / "ARCHITECTURE.md").read_text()
@@ -63,25 +92,36 @@ def tutorial_page(path: Path) -> str:
     relative = path.relative_to(ROOT)
     if not TUTORIALS_RUN:
         return tutorial.page(relative, run=False)
+    kept = CACHE / f"{path.stem}-{_fingerprint(path)}.md"
+    if kept.is_file():
+        return kept.read_text()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "docs.tools.tutorial", relative], capture_output=True, text=True, cwd=ROOT
     )
     if done.returncode:
         raise PluginError(f"{relative} failed:\n{done.stderr}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    kept.write_text(done.stdout)
     return done.stdout
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Run the examples of a page that is written.
+def _fingerprint(path: Path) -> str:
+    """A hash of everything that a tutorial's output depends on: its text, the package and PyTorch."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for file in (path, *sorted((ROOT / "thunder_fn").rglob("*.py")), *sorted((ROOT / "docs" / "tools").glob("*.py"))):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
-    Raises:
-        PluginError: it shows something else than its code prints.
-    """
-    if EXAMPLES_RUN and page.file.generated_by is None and shown.executed(markdown) != markdown:
-        raise PluginError(
-            f"{page.file.src_uri}: its code prints something else than it shows; `make golden` writes it anew"
-        )
-    return markdown
+
+def _run_examples() -> None:
+    wrong = [difference for path in shown.pages(ROOT) if (difference := shown.difference(path, ROOT))]
+    if wrong:
+        raise PluginError("\n".join([*wrong, "`make golden` writes the outputs anew"]))
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead the links of a written page, which are the repository's, to the site's pages."""
+    return markdown if page.file.generated_by else links.of_site(markdown, Path(page.file.abs_src_path), ROOT)
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -7,6 +7,7 @@ last lines have it, stands in the next block without a language.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import re
 import traceback
@@ -40,6 +41,19 @@ def executed(text: str) -> str:
             waiting = None
     _refuse(waiting)
     return "".join([*parts, text[end:]])
+
+
+def difference(path: Path, root: Path) -> str:
+    """The lines in which a page shows something else than its code prints; empty where it is up to date."""
+    text, name = path.read_text(), path.relative_to(root).as_posix()
+    try:
+        new = executed(text)
+    except ValueError as error:
+        return f"{name}: {error}"
+    lines = difflib.unified_diff(
+        text.splitlines(), new.splitlines(), f"{name}, as it is", f"{name}, as it runs", lineterm=""
+    )
+    return "\n".join(lines)
 
 
 def run(code: str, namespace: dict[str, object]) -> str:

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn import evaluate, executors, inspect, optim, torch_internals as internals
 from thunder_fn.errors import CacheWarning, ExecutorError, RegionWarning, UnknownOption
-from thunder_fn.executors import backend, bisect, claims, inductor, inductor as compiled, lower
+from thunder_fn.executors import backend, bisect, claims, inductor, lower, torchinductor as compiled
 from thunder_fn.executors.torchinductor import codegen, compiling, native, region_calls, store, trusted, worker
 from thunder_fn.executors.torchinductor.codegen import Job, closed_region, generate
 from thunder_fn.executors.torchinductor.parts import join, parts_of

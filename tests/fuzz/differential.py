@@ -82,7 +82,7 @@ def time_limit(seconds: int) -> Iterator[None]:
         raise TooSlow(f"more than {seconds} seconds")
 
     before = signal.signal(signal.SIGPROF, ring)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # again: what is raised in a finaliser is lost
     try:
         yield
     finally:
@@ -163,6 +163,8 @@ def calls(
 
 def _poked(leaves: list[Any], others: list[Any]) -> list[Any]:
     """Everything after each result was written to, so that it shows what shares memory with what."""
+    if any(leaf.is_inference() for leaf in (*leaves, *others) if isinstance(leaf, torch.Tensor)):
+        return []  # which nobody may write to
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             with torch.no_grad(), contextlib.suppress(RuntimeError):  # an expanded one, or one of inference mode
@@ -257,6 +259,8 @@ def compare(have: Observed, want: Observed, rtol: float, facts: bool = True) -> 
     scale = max(largest(values) for values in want.values.values())
     for where, values in want.values.items():
         others = have.values.get(where)
+        if where == "memory" and not (others and values):
+            continue
         if others is None or len(others) != len(values):
             return Outcome(f"value of {where}", "another number of values")
         for at, (a, b) in enumerate(zip(others, values, strict=True)):

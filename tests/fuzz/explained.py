@@ -34,6 +34,12 @@ EXPLAINED = [
         text=r"logical_not_|\bgt_\(",
     ),
     Explained(
+        "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",
+        kind="accepts",
+        why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value)",
+        text="masked_select|scatter|take|gather|index|nonzero",
+    ),
+    Explained(
         "the body of a loop that takes no step is traced, and raises; eager PyTorch never runs it",
         kind="raised",
         text=r"while_loop\(lambda k, u: k < 0|fori_loop\(0, \w+\.dim\(\)",

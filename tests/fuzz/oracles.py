@@ -103,6 +103,7 @@ def _vjp(f: Callable[..., Any], *primals: Any) -> Any:
         _write_back(primals, given)
 
     def pull(cotangents: Any) -> Any:
+        follows = torch.is_grad_enabled()
         with torch.enable_grad():
             pairs = [
                 (one, ct)
@@ -115,6 +116,7 @@ def _vjp(f: Callable[..., Any], *primals: Any) -> Any:
                 ends, seeds = zip(*pairs, strict=True)
                 found = torch.autograd.grad(ends, roots, seeds, create_graph=True, allow_unused=True)
         filled = [torch.zeros_like(r) if g is None else g for r, g in zip(roots, found, strict=True)]
+        filled = filled if follows else [g.detach() for g in filled]
         return tuple(pytree.tree_unflatten(filled, pytree.tree_flatten(primals)[1]))
 
     return out, pull

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from docs.tools import errors, shown, tutorial
+from docs.tools import errors, links, shown, tutorial
 from thunder_fn.errors import ThunderError, page_of
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +149,50 @@ def test_teach_is_cut_where_its_headings_are() -> None:
     code = "\n".join(cell.text for cell in cells if not cell.is_prose)
     compile(code, "teach.py", "exec")
     assert "def vmap(" in code
+
+
+def test_a_difference_is_printed_as_lines(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(PAGE.format("2\n"))
+    assert "\n ```\n-2\n+1\n ```\n" in shown.difference(path, tmp_path)
+    path.write_text(PAGE.format("1\n"))
+    assert shown.difference(path, tmp_path) == ""
+    path.write_text("```python\nprint(1)\n```\n")
+    assert shown.difference(path, tmp_path).startswith("page.md: a block's output is shown nowhere")
+
+
+# ---- links ----
+
+LINK = re.compile(r"(?<!\\)\[[^]\[]*\]\(([^)\s]+)\)")
+BROWSED = [path for path in (*sorted(ROOT.glob("*.md")), *PAGES) if path.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("path", BROWSED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere_in_the_repository(path: Path) -> None:
+    """Also in the repository as it is browsed, where no page is made: tutorials are their scripts."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(), flags=re.DOTALL)
+    dead = []
+    for target in LINK.findall(prose):
+        file, _, anchor = target.partition("#")
+        place = (path.parent / file).resolve() if file else path
+        if target.startswith(("https:", "http:", "mailto:")):
+            continue
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            dead.append(target)
+    assert not dead
+
+
+def test_links_of_the_repository_become_links_of_the_site() -> None:
+    text = "[d](https://a.example), [a](../../tutorials/01_traces.py), [b](trace.md#x), [c](../errors/)"
+    assert links.of_site(text, ROOT / "docs" / "concepts" / "law.md", ROOT) == (
+        "[d](https://a.example), [a](../tutorials/01_traces.md), [b](trace.md#x), [c](../errors/index.md)"
+    )
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that headings of a page have."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 # ---- the site ----

@@ -506,3 +506,10 @@ def test_a_tensor_of_numbers_in_tensors(dtype: torch.dtype | None) -> None:
     assert_same(tfn.jit(f)(x), f(x))
     assert_same(tfn.vmap(f)(torch.stack([x, -x])), tuple(map(torch.stack, zip(f(x), f(-x), strict=True))))
     assert_same(tfn.grad(lambda x: f(x)[3].sum())(x), f(x)[0].sum().to(x.dtype) * torch.ones(5))
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8 is now deprecated")
+def test_a_mask_of_bytes_is_one_of_bools() -> None:
+    x, mask = torch.arange(3.0), torch.tensor([1, 0, 1], dtype=torch.uint8)
+    f = lambda x, mask: (x[mask] * 2, x[None][:, mask])
+    torch.testing.assert_close(tfn.jit(f)(x, mask), f(x, mask))

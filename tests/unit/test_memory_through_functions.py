@@ -320,3 +320,14 @@ def test_a_derivative_that_is_memory_of_what_it_is_of(
 
     t = X.cos()
     torch.testing.assert_close(via(run(tfn))(X.clone(), t), run(torch.func)(X.clone(), t))
+
+
+@pytest.mark.parametrize("via", [tfn.jit, lambda f: f], ids=["jit", "plain"])
+def test_a_tangent_that_is_memory_which_the_function_writes_is_refused(via: Callable[[Function], Function]) -> None:
+    """PyTorch reads the tangent after the write, or before, as its formula has it."""
+    with pytest.raises(AliasedMutation, match="shares memory with a tangent"):
+        via(lambda x: tfn.jvp(lambda u: u.sigmoid_(), (x,), (x,))[1])(X.clone())
+    with pytest.raises(AliasedMutation, match="shares memory with a tangent"):
+        via(lambda c, x: tfn.jvp(lambda u: u * c.tanh_(), (x,), (c[0:],))[1])(X.clone(), X.clone())
+    apart = via(lambda x: tfn.jvp(lambda u: u.sigmoid_(), (x,), (x.clone(),))[1])(X.clone())
+    torch.testing.assert_close(apart, torch.func.jvp(torch.sigmoid, (X,), (X,))[1])

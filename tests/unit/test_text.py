@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from torch import nn
 
 import thunder_fn as tfn
 from thunder_fn import inspect
-from thunder_fn.errors import JitError
+from thunder_fn.errors import CaptureError, JitError
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.evaluate import evaluate
@@ -26,6 +27,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.text import identifier, is_usable, literal_text, program_text, shown
 from thunder_fn.ir.trace import TensorType, TraceBuilder
 
+UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
 CODE = "getattr(__import__('sys'),'__dict__').update(code_ran=1)"
 NAMES = (
     *(f"x{end}    {CODE}  #" for end in ("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029", "\0")),
@@ -306,3 +308,39 @@ def test_numbers_that_python_does_not_print() -> None:
     torch.testing.assert_close(tfn.jit(f, static_argnums=1)(torch.ones(2), 10**9999), f(torch.ones(2), 10**9999))
     torch.testing.assert_close(tfn.jit(f)(torch.ones(2), 10**9999), f(torch.ones(2), 10**9999))
     assert math.isnan(tfn.jit(lambda x, n: x * n, static_argnums=1)(torch.ones(1), float("nan")).item())
+
+
+class Asking(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Held:
+    pass
+
+
+ODD_NAMES = [name for name in NAMES if UNPRINTABLE.search(name)]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=range(len(ODD_NAMES)))
+def test_errors_and_reasons(name: str) -> None:
+    """Paths of modules, attributes and keys enter messages as one line that a terminal takes."""
+    held, box, x = Held(), {name: 1.0}, torch.ones(2)
+    setattr(held, name, 1.0)
+    net = Net((name,))
+    net.parts[f"{name} asks".replace(".", "_")] = Asking()
+    messages = list[str]()
+    for f in (net, tfn.checkpoint(net), tfn.composite(called(name)), lambda x: x * getattr(held, name) * box[name]):
+        jitted = tfn.jit(f)
+        try:
+            jitted(x)
+            setattr(held, name, getattr(held, name) + 1)
+            jitted(x)
+            box[name] += 1
+            jitted(x)
+        except CaptureError as error:
+            messages.append(str(error))
+        messages += map(str, tfn.explain_misses(jitted))
+    assert len(messages) == 4
+    for message in messages:
+        assert not UNPRINTABLE.search(message)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thunder_fn.api.calling import apply, check_output, main_only, main_output, unwritten, write_back
-from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.replaced.lookasides import divert
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import NotDifferentiable, TangentError, kind_of
+from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of, located
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.ir import text
 from thunder_fn.ir.trace import TensorType, Trace, type_of_value
+from thunder_fn.torch_internals import have_one_memory, shares_memory
 
 
 def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
@@ -48,6 +51,7 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
     leaves = check_primals(primals, "jvp")
     given = check_tangents(primals, tangents)
     captured = capture(f, tuple(primals), inside="jvp")
+    _check_apart(captured, leaves, given)
     main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
     check_output(captured, main, "jvp(f, primals, tangents)")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
@@ -55,6 +59,20 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
     moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
     outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved), captured.trace)
     return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
+
+
+def _check_apart(captured: Captured, leaves: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> None:
+    """Refuse a write to memory of a tangent: PyTorch reads the tangent after it, of which a trace has the value before."""
+    recorder = current()
+    place: Callable[[torch.Tensor], torch.Tensor] = lambda one: one if recorder is None else recorder.lift(one)
+    share = shares_memory if recorder is None else have_one_memory
+    for write in captured.writes:
+        target = place(leaves[write.target] if isinstance(write.target, int) else write.target)
+        for tangent in map(place, tangents):
+            if not is_wrapped(target) and not is_wrapped(tangent) and share(target, tangent):
+                what = "jvp: the function changes a tensor in place that shares memory with a tangent"
+                fix = "Pass a clone as the tangent."
+                raise AliasedMutation(located(what, source=user_source(), fix=fix))
 
 
 def _arrange(

@@ -7,7 +7,9 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
+from thunder_fn.benchmarks.chart import read, svg
 from thunder_fn.benchmarks.harness import machine, save, show
 from thunder_fn.commands import output_folder, run_command
 
@@ -42,7 +44,12 @@ def main(argv: Sequence[str]) -> int:
         metavar="TEXT",
         help="models: only what has TEXT in its name, such as 'vit', 'decoding' or 'capture'; a model takes some two minutes",
     )
+    parser.add_argument(
+        "--chart", metavar="FILE", help="draw the saved results of the package as an SVG file, and measure nothing"
+    )
     options = parser.parse_args(argv)
+    if options.chart is not None:
+        return _draw(Path(options.chart))
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
@@ -66,6 +73,16 @@ def main(argv: Sequence[str]) -> int:
             for result in results:
                 print("\n" + show(result), flush=True)
                 save(result, options.json)
+    return 0
+
+
+def _draw(path: Path) -> int:
+    try:
+        path.write_text(svg(read()), encoding="utf-8")
+    except OSError as error:
+        print(f"thunder_fn benchmarks: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    print(path)
     return 0
 
 

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch
 
 from thunder_fn.errors import ExecutorError, RegionWarning
-from thunder_fn.executors.base import Executor
-from thunder_fn.executors.torch_executor import Program
+from thunder_fn.extend import Executor
+from thunder_fn.extend.regions import Program
 
 Run = Callable[..., tuple[Any, ...]]
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from thunder_fn.executors.operator_executor import OperatorExecutor
+from thunder_fn.extend import OperatorExecutor
 
 Kernel = Choice["flash", "efficient", "math"]
 

@@ -15,30 +15,16 @@ from typing import Any
 
 import torch
 
+from thunder_fn.errors import escaped
 from thunder_fn.ir.trace import Expr
 
 LONGEST = 100
 """Names of more characters are cut."""
 
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 """Line breaks, control characters, marks that turn or hide text, and halves of surrogate pairs."""
 
 _VARIABLES = re.compile(r"(v|x|y|a|s|u|z[a-z]{1,2})\d+(_\d+|_copy)?|choice|_+")
 """Names that generated code has for its own variables."""
-
-
-def escaped(text: str) -> str:
-    r"""The text in one line, which any file and terminal takes: `\n` for a line break, and its like.
-
-    Example:
-        >>> escaped("a\nb")
-        'a\\nb'
-    """
-    return _UNPRINTABLE.sub(_escape, text)
-
-
-def _escape(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape").decode()
 
 
 def program_text(lines: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
 from thunder_fn.capture.outside.values import MAX_ARRAY_BYTES, Edge, Watch, is_same, look, progress_of
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, kind_of, located
+from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Literal
 from thunder_fn.jitted.callpath import Namespace
 from thunder_fn.jitted.modules import state as module_state
@@ -192,7 +193,7 @@ class ModuleCheck:
         ):
             return f"a parameter or buffer of {self.path} is another tensor"
         attribute = module_state.changed_attribute(self.module, self.reads, 0)
-        return "" if attribute is None else f"{self.path}.{attribute} has changed"
+        return "" if attribute is None else f"{self.path}.{escaped(attribute)} has changed"
 
 
 # ---- watching a trace ----

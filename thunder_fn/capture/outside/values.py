@@ -37,6 +37,7 @@ from thunder_fn.capture.outside.expressions import Reading, Source, reading, tex
 from thunder_fn.capture.outside.frames import is_import, is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, dict_of, fields_of, is_a, seen
 from thunder_fn.capture.replaced.lookasides import is_diverted
+from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
@@ -277,7 +278,7 @@ class Watch:
             if id(value) not in self.own:
                 self.modules.setdefault(id(value), value)
             for name, part in value.named_modules():
-                self.outside.setdefault(id(part), (part, f"{path}.{name}"))
+                self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
                 self.reach(type(part), type(part).__name__, depth - 1)
         elif is_a(value, types.FunctionType):
             self.reach_function(value, path, depth)
@@ -759,7 +760,7 @@ class Watch:
 
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
         """The value of an attribute, and the edge to it."""
-        path = f"{self.path(value, '') or text(of)}.{name}"
+        path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
         if is_a(value, torch.nn.Module):
             return self.module_attribute(value, name, path)
         if not self.is_outside(value):

@@ -72,7 +72,9 @@ def _slice_of_numbers(part: slice) -> slice:
 
 
 def _scalar_of_data(part: Any) -> Any:
-    """A number that data says as a scalar tensor."""
+    """A number that data says as a scalar tensor; a mask of bytes, which fake tensors do not index by, as one of bools."""
+    if isinstance(part, Tensor) and part.dtype == torch.uint8:
+        return part.bool()
     return tensor(part) if isinstance(part, torch.SymInt) and is_found_in_data(part) else part
 
 

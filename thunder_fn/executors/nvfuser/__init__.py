@@ -23,14 +23,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from thunder_fn.derived.leaf_vjp import CANNOT, alone, decomposition
 from thunder_fn.errors import ExecutorError, MissingRule
-from thunder_fn.executors.base import RunFunction
 from thunder_fn.executors.nvfuser import dims as dims, pointwise as pointwise
 from thunder_fn.executors.nvfuser.definitions import Definitions, Region
 from thunder_fn.executors.nvfuser.sized import SizedRegion
 from thunder_fn.executors.nvfuser.writer import DTYPES, UNKNOWN, Library, why_not
 from thunder_fn.executors.torchinductor.regions import RegionCompiler
+from thunder_fn.extend.regions import CANNOT, RunFunction, alone, decomposition
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
 

@@ -21,13 +21,10 @@ from typing import Any, cast
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.derived.leaf_vjp import alone, decomposition
 from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.nvfuser.writer import EMITTERS, Library, Writer
-from thunder_fn.executors.pruning import drop_dead
-from thunder_fn.executors.torch_executor import lower
 from thunder_fn.executors.torchinductor.codegen import Strides, closed_region
-from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.extend.regions import alone, decomposition, drop_dead, evaluate, lower
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import hint_of
 from thunder_fn.ir.trace import Atom, Dim, Equation, Expr, TensorType, Trace, TraceBuilder, Var, cut, static_shape

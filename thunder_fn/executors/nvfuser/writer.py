@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import torch
 
 from thunder_fn.errors import kind_of
-from thunder_fn.executors.base import NOT_REGISTERED
+from thunder_fn.extend.regions import NOT_REGISTERED
 from thunder_fn.ir.trace import Dim, Equation, Expr, Literal, NoneType, TensorType, Type, Var, as_dim
 from thunder_fn.torch_internals import Numbers
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.quantized.kernels import row_count
 from thunder_fn.executors.quantized.packages import executor_of, imported
+from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.quantize.four_bits import NF4_BLOCK, nf4_linear, nf4_scales
 from thunder_fn.interpreters.quantize.scheme import Bias
 

@@ -21,11 +21,11 @@ from torch.nn.functional import linear
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import ExecutorError
-from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.quantized import codes_cpp
 from thunder_fn.executors.quantized.kernels import row_count, suits_int8
 from thunder_fn.executors.torchinductor.codegen import Kernel
 from thunder_fn.executors.torchinductor.compiling import Failed, functions_of_kernels
+from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.quantize.eight_bits import FP8, floats, fp8_linear, int8_linear, scaled_product
 from thunder_fn.interpreters.quantize.four_bits import NF4_BLOCK, int4_linear, int4_weights, nf4_linear, nf4_weights
 from thunder_fn.interpreters.quantize.scheme import Bias, in_dtype, plus

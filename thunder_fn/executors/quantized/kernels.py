@@ -19,7 +19,7 @@ from functools import cache
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.executors.operator_executor import OperatorExecutor
+from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.quantize.eight_bits import (
     FP8,
     FP8_LARGEST,

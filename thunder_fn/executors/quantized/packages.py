@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
-from thunder_fn.executors.operator_executor import OperatorExecutor
+from thunder_fn.extend import OperatorExecutor
 from thunder_fn.extras import extra
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.quantized.kernels import int_mm_linear, suits_int_mm
 from thunder_fn.executors.quantized.packages import executor_of, imported
+from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.quantize.eight_bits import int8_dynamic_linear
 from thunder_fn.interpreters.quantize.scheme import Bias
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 import types
 from dataclasses import replace
 
-from thunder_fn.executors.base import RunFunction
-from thunder_fn.executors.torch_executor import Program
 from thunder_fn.executors.torchinductor.adding_rows import AddedRows, added_rows, is_added_rows
 from thunder_fn.executors.torchinductor.backends import Backend, backend
 from thunder_fn.executors.torchinductor.products import is_worth_a_region
 from thunder_fn.executors.torchinductor.programs import Region, Staged, has_regions
 from thunder_fn.executors.torchinductor.regions import RegionCompiler, bisect
 from thunder_fn.executors.torchinductor.worker import WORKER
+from thunder_fn.extend.regions import Program, RunFunction
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
 from thunder_fn.torch_internals import inductor as internals
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.executors.regions import Group
+from thunder_fn.extend.regions import Group
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Expr, Literal, Trace, Var
 from thunder_fn.torch_internals import is_exclusive, is_kept_by_autograd

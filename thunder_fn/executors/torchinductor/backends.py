@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from thunder_fn.errors import ExecutorError, UnknownOption, kind_of, located
-from thunder_fn.executors.base import RunFunction
-from thunder_fn.executors.evaluated import not_compiled
 from thunder_fn.executors.torchinductor.codegen import Strides, closed_region
 from thunder_fn.executors.torchinductor.regions import RegionCompiler
+from thunder_fn.extend.regions import RunFunction, not_compiled
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.torch_internals import inductor as internals

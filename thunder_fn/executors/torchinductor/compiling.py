@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunder_fn.executors import spoiling
 from thunder_fn.executors.torchinductor import store
 from thunder_fn.executors.torchinductor.codegen import Code, Job, Kernel, RegionError, output_strides
 from thunder_fn.executors.torchinductor.loop_plan import is_loop
 from thunder_fn.executors.torchinductor.loops import generate
 from thunder_fn.executors.torchinductor.native import build, build_module, check_compiler, load
 from thunder_fn.executors.torchinductor.progress import Progress
+from thunder_fn.extend.regions import guarded, memory_is_checked
 
 Function = Callable[..., Any]
 Functions = Mapping[str, Function]
@@ -57,12 +57,12 @@ def find(jobs: Iterable[Job]) -> dict[Job, Function]:
 
 def _ready(job: Job, function: Function) -> Function:
     """The function of a job; in the mode for tests, one that looks after its memory."""
-    if not spoiling.is_on():
+    if not memory_is_checked():
         return function
     if job.symbols:
-        return spoiling.guarded(function, job.donated, (), ())
+        return guarded(function, job.donated, (), ())
     results = () if is_loop(job.region) else output_strides(job)
-    return spoiling.guarded(function, job.donated, job.strides, results)
+    return guarded(function, job.donated, job.strides, results)
 
 
 def compile_jobs(jobs: Iterable[Job]) -> dict[Job, Function | Failed]:

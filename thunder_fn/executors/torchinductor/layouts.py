@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.numbers.arguments import stride_pattern, strides_of
 from thunder_fn.executors.torchinductor.codegen import Job
+from thunder_fn.extend.regions import stride_pattern, strides_of
 from thunder_fn.ir.symbols import binders, hint_of, size_symbol
 from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.trace import Dim, Expr, TensorType, Trace

@@ -39,9 +39,8 @@ from thunder_fn.executors.torchinductor.loop_plan import (
     return_line,
     tensor_type,
 )
+from thunder_fn.extend.regions import Loop, While
 from thunder_fn.ir.trace import Var, static_shape
-from thunder_fn.structured.shared.scan_parts import Loop
-from thunder_fn.structured.shared.while_parts import While
 from thunder_fn.torch_internals import inductor as internals
 
 ALIGNMENT = 64

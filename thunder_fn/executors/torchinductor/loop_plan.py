@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn.executors.reuse import CLONE
 from thunder_fn.executors.torchinductor.codegen import Job, RegionError, Strides
 from thunder_fn.executors.torchinductor.loop_sums import Sum, sums_of, without_sums
-from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.extend.regions import CLONE, SCAN, WHILE, Loop, While, evaluate
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, static_shape
 from thunder_fn.ir.walking import inline_into
-from thunder_fn.structured.shared.scan_parts import SCAN, Loop
-from thunder_fn.structured.shared.while_parts import WHILE, While
 from thunder_fn.torch_internals import inductor as internals
 
 OVERLAPS = "a loop's carry has elements that share memory"

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn.interpreters.simplify import dce
+from thunder_fn.extend.regions import Loop, dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Atom, Equation, Op, TensorType, Trace, Var, cut, static_shape
-from thunder_fn.structured.shared.scan_parts import Loop
 
 aten = torch.ops.aten
 ADD, MM, T = (ops.leaf(op) for op in (aten.add.Tensor, aten.mm.default, aten.t.default))

@@ -11,10 +11,9 @@ import torch
 from thunder_fn.executors.torchinductor.codegen import Code, Job, Kernel, generate as generate_region
 from thunder_fn.executors.torchinductor.loop_cpp import NotCpp, in_cpp
 from thunder_fn.executors.torchinductor.loop_plan import Plan, end_lines, header_line, is_loop, return_line
+from thunder_fn.extend.regions import Loop, While
 from thunder_fn.ir.symbols import hint_of
 from thunder_fn.ir.trace import TensorType, Trace
-from thunder_fn.structured.shared.scan_parts import Loop
-from thunder_fn.structured.shared.while_parts import While
 
 
 def generate(job: Job) -> Code:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.executors.taking import take
 from thunder_fn.executors.torchinductor.codegen import Job, Strides
 from thunder_fn.executors.torchinductor.compiling import Failed, Function, compile_jobs, find
 from thunder_fn.executors.torchinductor.layouts import matcher
@@ -33,6 +32,7 @@ from thunder_fn.executors.torchinductor.region_calls import (
     warn_of_failure,
 )
 from thunder_fn.executors.torchinductor.worker import WORKER
+from thunder_fn.extend.regions import take
 from thunder_fn.torch_internals import inductor as inductor_internals
 
 Layout = tuple[Strides | None, ...]

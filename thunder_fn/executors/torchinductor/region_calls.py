@@ -15,16 +15,13 @@ from weakref import WeakValueDictionary
 import torch
 
 from thunder_fn.errors import RegionWarning, located
-from thunder_fn.executors.reuse import find_aliases, is_dense_layout
-from thunder_fn.executors.taking import take
-from thunder_fn.executors.torch_executor import lower
 from thunder_fn.executors.torchinductor.codegen import Job, Strides, closed_region
 from thunder_fn.executors.torchinductor.compiling import Failed, Function, compile_jobs
 from thunder_fn.executors.torchinductor.dry_run import dry_function
 from thunder_fn.executors.torchinductor.layouts import Variants, layout_of, strides_for
 from thunder_fn.executors.torchinductor.loop_plan import is_loop, loop_on_fakes
 from thunder_fn.executors.torchinductor.parts import Part, join, parts_of
-from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.extend.regions import evaluate, find_aliases, is_dense_layout, lower, take
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import TensorType, Trace, Var, static_shape
 from thunder_fn.torch_internals import inductor as inductor_internals

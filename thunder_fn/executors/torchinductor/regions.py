@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from thunder_fn.errors import ExecutorError
-from thunder_fn.executors.base import NOT_REGISTERED, FusionExecutor, Numerics
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.extend import FusionExecutor
+from thunder_fn.extend.regions import NOT_REGISTERED, Numerics, is_kept
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import Symbol
 from thunder_fn.ir.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var

@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
-from thunder_fn.executors.taking import taken_from
 from thunder_fn.executors.torchinductor import trusted
 from thunder_fn.executors.torchinductor.codegen import Code, Job, Kernel
 from thunder_fn.executors.torchinductor.native import load, module_name
 from thunder_fn.executors.torchinductor.trusted import Untrusted, make_folder, put
+from thunder_fn.extend.regions import taken_from
 from thunder_fn.ir.trace import Equation, Literal, Trace, Var
 from thunder_fn.torch_internals import inductor as internals
 

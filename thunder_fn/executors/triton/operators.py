@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from thunder_fn.executors.grad_transforms import get_grad, put_grads
-from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.triton import kernels as kernels
+from thunder_fn.extend import OperatorExecutor, get_grad, put_grads
 
 EXECUTOR = OperatorExecutor("triton", numerics="reassociating")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
