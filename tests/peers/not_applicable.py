@@ -8,6 +8,8 @@ DYNAMO = "about what Dynamo or `make_fx` makes of torch.func's own frames"
 FALLBACK = "about functorch's fallback for ops without a batching rule, and its warning"
 VERSION = "about a name that the version of PyTorch that runs it no longer has, or does not have yet"
 CUDA = "needs a GPU"
+TEXTS = "about the text of torch.func's wrappers, nodes and names"
+WIDER = "expects an error where thunder_fn gives an answer"
 
 NOT_APPLICABLE: dict[str, str] = {
     r"TestSliceArgnums\.": INTERNALS,
@@ -17,5 +19,10 @@ NOT_APPLICABLE: dict[str, str] = {
     r"fallback": FALLBACK,
     r"dispatch_key|unwrap|interpreter|escaped_wrappers|dead_tensor|dump_tensor|level": INTERNALS,
     r"cuda|CUDA": CUDA,
+    r"tensor_print_|grad_fn_name|name_wrapping|deprecation_vmap": TEXTS,
+    r"functionalize_(fx|opt|optional|nonfunctional)": VERSION,
+    r"symeig": VERSION,
+    r"autograd_functional|retain_grad_inside|doesnt_support_saved_tensor_hooks": WIDER,
+    r"randomness_same.*batched_input_(first|last)": WIDER,
 }
 """The first pattern that is found in a test's name says why it is left out."""

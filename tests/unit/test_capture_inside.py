@@ -478,3 +478,20 @@ def test_torchscript_is_traced_or_refused_by_name() -> None:
 
 def _scripted(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x) * 2
+
+
+# ---- the text of a tensor from outside ----
+
+
+@pytest.mark.parametrize("wrap", [tfn.grad, tfn.jit])
+def test_a_tensor_from_outside_is_shown_with_its_values_until_it_is_written(wrap: Any) -> None:
+    outside, texts = torch.tensor([1.0, 2.0]), list[str]()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        texts.extend((repr(outside), f"{outside}", str(outside)))
+        outside.add_(1)
+        texts.append(repr(outside))
+        return (x * outside).sum()
+
+    wrap(f)(torch.ones(2))
+    assert texts == ["tensor([1., 2.])"] * 3 + ["Tracer(f32[2])"]

@@ -527,7 +527,7 @@ def _check_marks(f: Callable[..., Any], tensor: torch.Tensor, tracer: torch.Tens
         if required_grad is None or not tracer.is_leaf or tracer.requires_grad == required_grad:
             return
         type = with_article(type_of_value(tracer))
-    what = f"the function sets requires_grad to {not required_grad} on {type} from outside"
+    what = f"the function sets requires_grad to {not required_grad}, by Tensor.requires_grad_(), on {type} from outside"
     fix = "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is another tensor."
     raise CaptureError(located(what, source=source_of(f), fix=fix))
 

@@ -401,6 +401,11 @@ class Recorder:
         """Test whether the trace computes with this tensor from outside."""
         return id(tensor) in self._lifted
 
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Test whether the function has written to this tensor from outside."""
+        known = self._lifted.get(id(tensor))
+        return known is not None and self.var_of(known[1]) != known[2]
+
     def _on_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise higher_order_error(func, args, self.source)
 

@@ -146,6 +146,17 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""
 
 
+SHOWN = (Tensor.__repr__, Tensor.__format__)
+
+
+def _shown(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> str:
+    """The text of a tensor from outside: its values, unless the function has written to it."""
+    if recorder.is_written(args[0]):
+        return getattr(recorder.lift(args[0]), func.__name__)(*args[1:], **kwargs)
+    with internals.only_memory():
+        return func(*args, **kwargs)
+
+
 class ScopeMode(TorchFunctionMode):
     """Lifts the tensors that a torch function is called with, and makes the call a scope."""
 
@@ -174,6 +185,8 @@ class ScopeMode(TorchFunctionMode):
             return answer(recorder, READ[func], args[0], lambda: func(*args, **kwargs))
         watching = frames.pause()
         try:
+            if func in SHOWN and not isinstance(args[0], internals.Tracer) and not is_wrapped(args[0]):
+                return _shown(recorder, func, args, kwargs)
             given, (args, kwargs) = args, lift_call(recorder, args, kwargs)
             instead = replacement(func)
             if instead is None:

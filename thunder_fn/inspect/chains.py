@@ -20,6 +20,7 @@ from thunder_fn.derived.leaf_vjp import Split
 from thunder_fn.executors import Decision, Program
 from thunder_fn.inspect.diffs import Diff, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted import Jitted, jit
 from thunder_fn.jitted.call import call_key, read_call
@@ -59,7 +60,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Shown):
     """The traces and programs that `jit` makes of a call, in order. `str` of it is a table.
 
     Attributes:

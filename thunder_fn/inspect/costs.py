@@ -16,6 +16,7 @@ from thunder_fn.inspect.tables import bytes_text, count_text, plain, rich_table
 from thunder_fn.interpreters.checkpoint.cost import bytes_of, flops_of
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var
 
@@ -101,7 +102,7 @@ def cost_of_trace(trace: Trace) -> Cost:
 
 
 @dataclass(frozen=True)
-class CostReport:
+class CostReport(Shown):
     """The cost of a function, by op and as a whole.
 
     Attributes:

@@ -17,6 +17,7 @@ from typing import Any, Literal as Choice, TypeAlias
 from thunder_fn.inspect.flat import Flat, Leaf, Value, flatten, held
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.text import escaped, program_text
 from thunder_fn.ir.trace import Literal, Trace, Type, Var, map_arg
@@ -26,7 +27,7 @@ Pairs: TypeAlias = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Shown):
     """Two traces, unfolded and compared.
 
     `matches` has for each leaf of `after` the position of its partner in `before`, None for one that is new; `status` says

@@ -25,12 +25,13 @@ from typing import Any
 from thunder_fn.inspect.chains import Chain, Step, chain
 from thunder_fn.inspect.storages import Buffer, Run
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Source
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Shown):
     """The lifetimes of buffers. Positions count the equations of the forward program, then those of the backward.
 
     Attributes:

@@ -11,13 +11,14 @@ import torch
 
 from thunder_fn.api.residuals import SavedResidual, saved_residuals
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.text import escaped
 
 _HEADER = ("bytes", "own", "type", "what", "line", "module")
 
 
 @dataclass(frozen=True)
-class Residuals:
+class Residuals(Shown):
     """The residuals of a function's gradient, in the order in which the backward gets them."""
 
     function: str

@@ -15,6 +15,7 @@ from thunder_fn.derived.leaf_vmap import VMAP_ATTEMPTS, LoopWarning, VmapQuestio
 from thunder_fn.errors import CaptureError, ThunderError, kind_of, located
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.trace import Equation, TensorType, Trace
 
 Ask: TypeAlias = Callable[[Trace], Outcome[Any] | None]
@@ -42,7 +43,7 @@ class RuleRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleReport:
+class RuleReport(Shown):
     """The rules of every leaf op of a function. `str` of it is the same as a text."""
 
     rows: tuple[RuleRow, ...]

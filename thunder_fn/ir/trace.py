@@ -30,6 +30,7 @@ import torch
 
 from thunder_fn.errors import InvalidTrace, kind_of
 from thunder_fn.ir.nesting import make_room
+from thunder_fn.ir.notebook import Shown
 
 if TYPE_CHECKING:
     import sympy
@@ -322,7 +323,7 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Trace:
+class Trace(Shown):
     """A closed program. See the grammar at the top of this module.
 
     Law: two traces are equal exactly if they differ only in names and sources.

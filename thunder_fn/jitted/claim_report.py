@@ -12,6 +12,7 @@ from thunder_fn.executors import Decision, Executor, claim
 from thunder_fn.executors.base import is_within
 from thunder_fn.executors.of_traces import with_executors_of
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted.autograd.bridge import bridge
 from thunder_fn.jitted.call import read_call
@@ -20,7 +21,7 @@ from thunder_fn.jitted.program import capture_call, close_over, places_of
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimReport:
+class ClaimReport(Shown):
     """Claims by executor. `str` of it is the same as a text.
 
     Attributes:

@@ -1,0 +1,73 @@
+"""Values as the last line of a notebook's cell."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import sys
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.inspect import command
+from thunder_fn.ir.notebook import as_html, highlighted
+
+HOSTILE = "v1 = \"</pre><script>alert(1)</script>\" # <img src=x onerror=alert(1)> & f32[<b>]\n'\"#<'(\\'"
+
+
+def f(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ w).sum()
+
+
+ARGS = (torch.ones(3, 4), torch.ones(2, 3))
+SHOWN = {
+    "trace": lambda: tfn.trace(tfn.grad(f), *ARGS),
+    "claims": lambda: tfn.explain_claims(tfn.jit(f), *ARGS),
+    "cost": lambda: tfn.inspect.cost(f, *ARGS),
+    "memory": lambda: tfn.inspect.memory(f, *ARGS),
+    "diff": lambda: tfn.inspect.diff(tfn.trace(f, *ARGS), tfn.trace(tfn.grad(f), *ARGS)),
+    "rule": lambda: tfn.inspect.explain_rule(torch.ops.aten.tanh.default, torch.ones(2)),
+}
+
+
+def text_of(page: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", page))
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_notebook_shows_the_text(kind: str) -> None:
+    value = SHOWN[kind]()
+    assert text_of(value._repr_html_()) == str(value)
+
+
+def test_names_of_users_stay_text() -> None:
+    tags = set(re.findall(r"<(\w+)", highlighted(HOSTILE)))
+    assert tags == {"span"} and text_of(highlighted(HOSTILE)) == HOSTILE
+
+
+def test_a_long_text_is_folded_under_its_first_line() -> None:
+    page = as_html("<b>\n" * 100)
+    assert page.startswith("<details><summary><code>&lt;b&gt;</code></summary><pre")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_a_terminal_has_colours_unless_it_wants_none(no_colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    command._print(SHOWN["diff"]())
+    assert bool(re.search(r"\x1b\[(\d;)*[34]\d", terminal.getvalue())) != no_colour
+
+
+def test_repr_of_a_trace_is_one_line() -> None:
+    assert "\n" not in repr(tfn.trace(f, *ARGS))
